@@ -1,0 +1,5 @@
+"""Federated Bayesian inference for NumPyro programs."""
+
+from fedbayes.sites import local
+
+__all__ = ["local"]
