@@ -1,0 +1,22 @@
+"""Ready client programs: one NumPyro model a module, with data or a simulator and, where there is one, a closed form.
+
+Every module offers ``model`` (the program of ONE client; its own latents stand inside ``fedbayes.local()``) and
+``simulate(key, ...) -> (clients, truth)``. ``clients`` is ``{name: {argument of the model: NumPy array}}``.
+
+==========================  =====================================================================================
+`heart_disease`             logistic regression over the four hospitals of UCI Heart Disease (data included)
+`eight_schools`             Rubin's eight schools, one school a client (data included)
+`linear`                    linear regression with known noise; exact posterior
+`hierarchical_linear`       linear regressions with a common distribution of coefficients (HM2); exact for known tau
+==========================  =====================================================================================
+"""
+
+if __name__ != "fedbayes.models":
+    raise ImportError(
+        f"this folder was imported as {__name__!r}, which would load a second copy of every model; "
+        "write `import fedbayes.models` instead"
+    )
+
+from fedbayes.models import eight_schools, heart_disease, hierarchical_linear, linear
+
+__all__ = ["eight_schools", "heart_disease", "hierarchical_linear", "linear"]

@@ -1,0 +1,29 @@
+"""Random numbers of the simulators: NumPy generators whose seed is a JAX key."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def generator(key: jax.Array, *path: int) -> np.random.Generator:
+    """NumPy generator for the random numbers named by ``path`` under ``key``.
+
+    Seeding by identity, as everywhere in fedbayes: client ``k`` draws from ``generator(key, 1, k)``, so more clients
+    or other sizes leave the data of client ``k`` alone. NumPy draws in float64 whatever JAX's default precision is.
+
+    Parameters
+    ----------
+    key
+        A JAX random key, ``jax.random.key(seed)``.
+    *path
+        Integers folded into the seed, one after the other.
+
+    Raises
+    ------
+    TypeError
+        If ``key`` is not a JAX random key.
+    """
+    if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"key must be a JAX random key, got {key!r}; write jax.random.key(0)")
+    # spawn_key and not more entropy: entropy is padded with zeros, so (1,) and (1, 0) would be the same seed
+    return np.random.default_rng(np.random.SeedSequence(jax.random.key_data(key).ravel().tolist(), spawn_key=path))

@@ -1,0 +1,68 @@
+import importlib
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedbayes.models import _random, eight_schools, heart_disease, hierarchical_linear, linear
+
+MODULES = (heart_disease, eight_schools, linear, hierarchical_linear)
+
+
+def test_import_from_the_repository_root_names_the_right_import(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    with pytest.raises(ImportError, match=r"write `import fedbayes\.models` instead"):
+        importlib.import_module("models")
+    assert "models" not in sys.modules
+
+
+def test_import_makes_no_device_array_and_reads_no_data():
+    code = (
+        "import builtins, sys, jax, numpyro, fedbayes\n"
+        "opened = []\n"
+        "sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == 'open' else None)\n"
+        "import fedbayes.models\n"
+        "assert not jax.live_arrays(), jax.live_arrays()\n"
+        "assert not [path for path in opened if path.endswith('.csv')], opened\n"
+        "fedbayes.models.heart_disease.clients()\n"
+        "assert sum(path.endswith('.csv') for path in opened) == 4, opened\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_data_carry_their_licence():
+    text = (files("fedbayes.models") / "data" / "heart" / "LICENSE.md").read_text()
+    for needed in ("CC BY 4.0", "10.24432/C52P4X", "Janosi", "Steinbrunn", "Pfisterer", "Detrano", "## Changes"):
+        assert needed in text
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_simulated_clients_are_named_numpy_arrays(module):
+    clients, truth = module.simulate(jax.random.key(0))
+    assert all(isinstance(name, str) for name in clients)
+    for array in [*truth.values(), *(array for client in clients.values() for array in client.values())]:
+        assert isinstance(array, np.ndarray)
+        assert np.isfinite(array).all()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+@pytest.mark.parametrize("key", [0, np.array([0, 0], np.uint32), jax.random.PRNGKey(0)], ids=["int", "numpy", "raw"])
+def test_simulate_refuses_what_is_no_key(module, key):
+    with pytest.raises(TypeError, match=r"key must be a JAX random key, got .*; write jax\.random\.key\(0\)"):
+        module.simulate(key)
+
+
+def test_generators_differ_by_key_and_path():
+    draws = {
+        (seed, path): _random.generator(jax.random.key(seed), *path).random()
+        for seed in (0, 1)
+        for path in ((), (0,), (1,), (0, 1), (1, 0), (1, 1))
+    }
+    assert len(set(draws.values())) == len(draws)
+    assert _random.generator(jax.random.key(1), 1, 1).random() == draws[1, (1, 1)]
