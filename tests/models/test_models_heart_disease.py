@@ -76,9 +76,9 @@ def test_pooled_scale_needs_only_moments():
 
 
 def test_pooled_scale_leaves_a_constant_column_at_sd_one():
-    parts = [np.full((n, 2), [0.3, 145.7]) for n in (7, 100)]  # rounding: variances 4e-17 and -1e-11
+    parts = [np.full((n, 2), [1.1, 145.7]) for n in (7, 100)]  # rounding: variances 1e-15 and -7e-11
     mean, sd = heart_disease.pooled_scale(heart_disease.moments(x) for x in parts)
-    np.testing.assert_allclose(mean, [0.3, 145.7])
+    np.testing.assert_allclose(mean, [1.1, 145.7])
     np.testing.assert_array_equal(sd, 1.0)
 
 
