@@ -1,5 +1,32 @@
-"""Federated Bayesian inference for NumPyro programs."""
+"""Federated Bayesian inference for NumPyro programs.
 
+One client's model is a NumPyro function; :func:`fit_federated` fits it to the clients' data, which never leave them, and
+``fit.idata`` is the global posterior for ArviZ.
+"""
+
+from importlib.metadata import version
+
+from fedbayes.clients import clients_from_dataframe
+from fedbayes.errors import ClientDataError, FederatedError, ModelError, NotConvergedWarning, ResultCode
+from fedbayes.fit import FederatedFit, fit_federated
+from fedbayes.gaussian import Gaussian
+from fedbayes.inference.ep import EP
+from fedbayes.inference.mode import Laplace
 from fedbayes.sites import local
 
-__all__ = ["local"]
+__version__ = version("fedbayes")
+
+__all__ = [
+    "EP",
+    "ClientDataError",
+    "FederatedError",
+    "FederatedFit",
+    "Gaussian",
+    "Laplace",
+    "ModelError",
+    "NotConvergedWarning",
+    "ResultCode",
+    "clients_from_dataframe",
+    "fit_federated",
+    "local",
+]

@@ -2,3 +2,10 @@
 
 if __name__ != "fedbayes.inference":
     raise ImportError(f"this is `fedbayes.inference`, not `{__name__}`: write `import fedbayes.inference`")
+
+from fedbayes.inference.ep import EP
+from fedbayes.inference.mode import Laplace
+
+METHODS = {"ep": EP, "laplace": Laplace}
+
+__all__ = ["EP", "METHODS", "Laplace"]

@@ -1,0 +1,115 @@
+"""The contract: what a federated algorithm is.
+
+A round: the server broadcasts, every active client runs one pure function on its own data, messages come back and are combined, the
+server moves. One value holds both halves, client and server. The library owns the loop: no algorithm iterates over clients, and none
+knows where it runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.clients import Client
+from fedbayes.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    from fedbayes.problem import Problem
+
+ServerState = Any
+ClientState = Any
+Shared = Any
+Personal = Any
+Message = Any
+Info = dict[str, Array]
+LocalUpdate = Callable[[Shared, Personal, ClientState, Client, Array], tuple[Message, ClientState, Info]]
+
+
+class FederatedAlgorithm(NamedTuple):
+    """Both halves of a federated algorithm as pure functions.
+
+    Attributes
+    ----------
+    name
+        For progress and reports.
+    init
+        ``(key, previous) -> state``; ``previous`` is the final state of the phase before, or ``None``.
+    init_client
+        ``(client, key) -> client_state``: private, never leaves the client.
+    broadcast
+        ``(state) -> (shared, personal)``: the same for all, and a part addressed to each client (leading axis of clients).
+    local_updates
+        Named variants of ``(shared, personal, client_state, client, key) -> (message, client_state, info)``: one client, pure, jit-
+        and vmap-able. ``info["code"]`` is a :class:`~fedbayes.errors.ResultCode`. The first is used unless ``choose`` says otherwise.
+    choose
+        ``(variants, infos) -> variants``: the variant of each client for the next round, from what the last one reported.
+    aggregate
+        ``(state, messages, used, key) -> (state, info)``; ``info["converged"]`` may stop the loop. With ``reduction="stack"``
+        messages have a leading axis of clients and ``used``, shape ``(K,)``, says whose message counts; with ``"sum"`` they are
+        summed over the used clients, and ``used`` is their number.
+    posterior
+        ``(state) -> Gaussian`` over the unconstrained globals.
+    reduction
+        ``"sum"`` wherever the mathematics allows it: then vmap-sum, psum, streaming sums and secure aggregation are the same thing.
+    """
+
+    name: str
+    init: Callable[[Array, ServerState | None], ServerState]
+    init_client: Callable[[Client, Array], ClientState]
+    broadcast: Callable[[ServerState], tuple[Shared, Personal]]
+    local_updates: Mapping[str, LocalUpdate]
+    choose: Callable[[Sequence[str], Mapping[str, np.ndarray]], list[str]]
+    aggregate: Callable[[ServerState, Message, Array, Array], tuple[ServerState, Info]]
+    posterior: Callable[[ServerState], Gaussian]
+    reduction: Literal["sum", "stack"]
+
+
+class Method(Protocol):
+    """A configured method, such as ``fedbayes.EP(damping=0.5)``: builds its algorithm for a problem."""
+
+    @property
+    def num_replicates(self) -> int:
+        """Independent runs of the whole fit, which become the chains of the posterior."""
+        ...
+
+    def phases(self, problem: "Problem") -> list["Phase"]:
+        """The algorithms to run one after the other, each starting from the last state of the one before."""
+        ...
+
+
+class Phase(NamedTuple):
+    """One algorithm of a fit with its budget of rounds."""
+
+    algorithm: FederatedAlgorithm
+    max_rounds: int
+    full_participation: bool
+
+
+def replicated(algorithm: FederatedAlgorithm, num: int) -> FederatedAlgorithm:
+    """``num`` independent runs of an algorithm as one: every state and message gets a leading axis of replicates.
+
+    Their spread is the Monte Carlo error of the answer.
+    """
+
+    def keys(key: Array) -> Array:
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(num))
+
+    def replicate(update: LocalUpdate) -> LocalUpdate:
+        batched = jax.vmap(update, in_axes=(0, 0, 0, None, 0))
+        return lambda shared, personal, state, client, key: batched(shared, personal, state, client, keys(key))
+
+    return algorithm._replace(
+        # a phase starts from the first replicate of the one before
+        init=lambda key, previous: jax.vmap(algorithm.init, (0, None))(
+            keys(key), jax.tree.map(lambda leaf: leaf[0], previous)
+        ),
+        init_client=lambda client, key: jax.vmap(algorithm.init_client, (None, 0))(client, keys(key)),
+        broadcast=jax.vmap(algorithm.broadcast, out_axes=(0, 1)),
+        local_updates={name: replicate(update) for name, update in algorithm.local_updates.items()},
+        aggregate=lambda state, messages, used, key: jax.vmap(
+            algorithm.aggregate, (0, *((1, 1) if algorithm.reduction == "stack" else (0, 0)), 0)
+        )(state, messages, used, keys(key)),
+        posterior=jax.vmap(algorithm.posterior),
+    )

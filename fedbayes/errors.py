@@ -1,0 +1,45 @@
+"""What can go wrong: bad input raises before work starts; a failure in a round is data, reported per client."""
+
+from enum import IntEnum
+
+
+class ClientDataError(ValueError):
+    """The clients' data cannot be used; the message names the client, the argument and the value seen."""
+
+
+class ModelError(ValueError):
+    """The program cannot be fitted by federation; the message names the site and what to write instead."""
+
+
+class FederatedError(RuntimeError):
+    """A fit broke down; the message names the round, the clients and what to try."""
+
+
+class NotConvergedWarning(UserWarning):
+    """A fit stopped at its round limit, or with clients whose messages could not be used."""
+
+
+class ResultCode(IntEnum):
+    """Outcome of one client's round. Inside compiled code it is an integer; the edge turns it into words."""
+
+    OK = 0
+    INACTIVE = 1
+    NOT_FINITE = 2
+    IMPROPER = 3
+    UNRELIABLE = 4
+    NO_REPLY = 5
+
+    @property
+    def meaning(self) -> str:
+        """The code in words."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    ResultCode.OK: "used",
+    ResultCode.INACTIVE: "did not take part this round; its last message stays",
+    ResultCode.NOT_FINITE: "message not finite: dropped, its last message stays",
+    ResultCode.IMPROPER: "the tilted density is not proper: dropped, its last message stays",
+    ResultCode.UNRELIABLE: "importance weights too heavy-tailed (k-hat): used, and the client goes on with NUTS",
+    ResultCode.NO_REPLY: "no reply: its last message stays",
+}

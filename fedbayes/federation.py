@@ -1,0 +1,248 @@
+"""The only loop: broadcast, local updates, aggregate, until the algorithm has converged or its rounds are spent."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.algorithm import FederatedAlgorithm, Phase
+from fedbayes.checkpoint import Checkpoint
+from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.executors import Executor, Round
+from fedbayes.problem import Problem
+from fedbayes.progress import Progress
+
+Participation = float | Callable[[int, Array], np.ndarray]
+
+
+@dataclass
+class Progressing:
+    """Where a fit stands: all that a checkpoint holds.
+
+    Attributes
+    ----------
+    phase
+        Index of the running phase.
+    rounds_in_phase
+        Rounds it has done.
+    state
+        The server's.
+    clients
+        The clients' private states, per bucket.
+    variants
+        Each client's local update.
+    quiet
+        Clients heard since the last round that changed something.
+    converged
+        Whether the last phase has converged.
+    history
+        One record of arrays per round.
+    """
+
+    phase: int
+    rounds_in_phase: int
+    state: Any
+    clients: list[Any]
+    variants: list[str]
+    quiet: np.ndarray
+    converged: bool
+    history: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+
+def run_phases(
+    phases: list[Phase],
+    problem: Problem,
+    executor: Executor,
+    key: Array,
+    *,
+    num_rounds: int | None,
+    participation: Participation,
+    progress: Progress,
+    checkpoint: Checkpoint | None,
+    until: str = "converged",
+) -> Progressing:
+    """Run the phases of a method one after the other.
+
+    Parameters
+    ----------
+    phases
+        The algorithms with their budgets.
+    problem
+        Model and clients.
+    executor
+        Where the clients' updates run.
+    key
+        Of the whole fit; a round's key is ``fold_in(fold_in(key, phase), round)``.
+    num_rounds
+        Budget of the last phase; ``None``: its own.
+    participation
+        Fraction of clients per round, drawn afresh, or ``(round, key) -> mask``.
+    progress
+        Told of each round.
+    checkpoint
+        Written after each round, and read at the start.
+    until
+        ``"converged"`` stops at the tolerance, ``"rounds"`` uses up the budget of the last phase.
+
+    Raises
+    ------
+    FederatedError
+        No client could be used and the global is not proper.
+    """
+    programs = [_Compiled(phase.algorithm) for phase in phases]
+    current = None if checkpoint is None else checkpoint.read(lambda p: _begin(phases, p, None, problem, executor, key))
+    if current is None:
+        current = _begin(phases, 0, None, problem, executor, key)
+    while True:
+        phase = phases[current.phase]
+        last = current.phase == len(phases) - 1
+        budget = num_rounds if last and num_rounds is not None else phase.max_rounds
+        stops = not last or until == "converged"
+        while current.rounds_in_phase < budget and not (current.converged and stops):
+            mask = _mask(phase, participation, current, problem, key)
+            _round(programs[current.phase], problem, executor, current, mask, _round_key(key, current))
+            progress.after_round(phase.algorithm.name, current.history[-1], budget)
+            if checkpoint is not None:
+                checkpoint.write(current)
+        if last:
+            return current
+        current = _begin(phases, current.phase + 1, current, problem, executor, key)
+
+
+def _begin(
+    phases: list[Phase], index: int, before: Progressing | None, problem: Problem, executor: Executor, key: Array
+) -> Progressing:
+    algorithm = phases[index].algorithm
+    phase_key = jax.random.fold_in(key, index)
+    state = _on_host(jax.jit(algorithm.init)(phase_key, None if before is None else before.state))
+    variants = [next(iter(algorithm.local_updates))] * len(problem.names)
+    return Progressing(
+        phase=index,
+        rounds_in_phase=0,
+        state=state,
+        clients=executor.start(algorithm, problem, phase_key),
+        variants=variants,
+        quiet=np.zeros(len(problem.names), bool),
+        converged=False,
+        history=[] if before is None else before.history,
+    )
+
+
+def _on_host(tree: Any) -> Any:
+    """Plain arrays: JAX's weak types would compile every program a second time in round two."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def _round_key(key: Array, current: Progressing) -> Array:
+    return jax.random.fold_in(jax.random.fold_in(key, current.phase), current.rounds_in_phase)
+
+
+class _Compiled:
+    """The server's half, compiled once."""
+
+    def __init__(self, algorithm: FederatedAlgorithm) -> None:
+        self.algorithm = algorithm
+        self.broadcast = jax.jit(algorithm.broadcast)
+        self.aggregate = jax.jit(algorithm.aggregate)
+
+
+def _round(
+    program: _Compiled, problem: Problem, executor: Executor, current: Progressing, mask: np.ndarray, key: Array
+) -> None:
+    started = time.perf_counter()
+    algorithm, num_clients = program.algorithm, len(problem.names)
+    active = np.flatnonzero(mask)
+    codes = np.full(num_clients, ResultCode.INACTIVE)
+    record: dict[str, np.ndarray] = {}
+    if len(active):
+        shared, personal = program.broadcast(current.state)
+        replies, current.clients = executor.run(
+            algorithm, problem, current.clients, Round(shared, personal, key, active, current.variants)
+        )
+        codes_active = np.asarray(replies.infos["code"])
+        full = jax.tree.map(lambda leaf: _scattered(leaf, active, num_clients), replies.messages)
+        good = np.isin(codes_active, (ResultCode.OK, ResultCode.UNRELIABLE))
+        used = np.zeros((num_clients, *codes_active.shape[1:]), bool)
+        used[active] = good
+        codes = np.full(used.shape, ResultCode.INACTIVE)
+        codes[active] = codes_active
+        messages, used = _reduced(algorithm, full, used)
+        current.state, info = _on_host(program.aggregate(current.state, messages, used, key))
+        infos = {name: _scattered_info(np.asarray(leaf), active, num_clients) for name, leaf in replies.infos.items()}
+        infos["code"] = codes
+        variants = np.asarray(current.variants)
+        current.variants = algorithm.choose(current.variants, infos)
+        record = {name: np.asarray(leaf) for name, leaf in info.items()} | infos | {"solver": variants}
+        quiet = bool(np.all(record.pop("converged")))
+        current.quiet = (current.quiet | mask) if quiet else np.zeros(num_clients, bool)
+        heard = np.all(good.reshape(len(active), -1), axis=1)
+        current.converged = bool(np.all(current.quiet)) and bool(np.all(heard))
+        if not np.any(good):
+            _give_up_if_improper(algorithm, current, problem, codes)
+    record["active"] = mask
+    record["phase"] = np.asarray(algorithm.name)
+    record["seconds"] = np.asarray(time.perf_counter() - started)
+    current.history.append(record)
+    current.rounds_in_phase += 1
+
+
+def _scattered(leaf: np.ndarray, active: np.ndarray, num: int) -> np.ndarray:
+    if len(active) == num:
+        return leaf
+    full = np.zeros((num, *leaf.shape[1:]), leaf.dtype)
+    full[active] = leaf
+    return full
+
+
+def _scattered_info(leaf: np.ndarray, active: np.ndarray, num: int) -> np.ndarray:
+    full = np.full((num, *leaf.shape[1:]), np.nan) if leaf.dtype.kind == "f" else np.zeros((num, *leaf.shape[1:]), leaf.dtype)
+    full[active] = leaf
+    return full
+
+
+def _reduced(algorithm: FederatedAlgorithm, messages: Any, used: np.ndarray) -> tuple[Any, np.ndarray]:
+    if algorithm.reduction == "stack":
+        return messages, used
+
+    def total(leaf: np.ndarray) -> np.ndarray:
+        mask = used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim))
+        return np.sum(np.where(mask, leaf, 0), axis=0)
+
+    return jax.tree.map(total, messages), np.sum(used, axis=0)
+
+
+def _give_up_if_improper(algorithm: FederatedAlgorithm, current: Progressing, problem: Problem, codes: np.ndarray) -> None:
+    proper = jax.vmap(lambda q: q.is_proper())(algorithm.posterior(current.state))
+    if not np.all(np.asarray(proper)):
+        reasons = {name: ResultCode(int(np.max(code))).meaning for name, code in zip(problem.names, codes, strict=True)}
+        raise FederatedError(
+            f"Round {current.rounds_in_phase + 1} of phase '{algorithm.name}': no client's message could be used, and the posterior is "
+            f"not proper without them: {reasons}. Try proper priors on the globals, or other scales of the data; "
+            "`executor='sequential'` names the client in whatever the model raises."
+        )
+
+
+def _mask(
+    phase: Phase, participation: Participation, current: Progressing, problem: Problem, key: Array
+) -> np.ndarray:
+    num = len(problem.names)
+    if phase.full_participation:
+        return np.ones(num, bool)
+    round_key = jax.random.fold_in(_round_key(key, current), num)
+    if callable(participation):
+        mask = np.asarray(participation(current.rounds_in_phase, round_key))
+        if mask.shape != (num,) or mask.dtype != bool:
+            raise ValueError(
+                f"`participation` returned shape {mask.shape} and dtype {mask.dtype}; return one boolean per client, shape ({num},)."
+            )
+        return mask
+    if participation == 1.0:
+        return np.ones(num, bool)
+    count = max(1, round(participation * num))
+    mask = np.zeros(num, bool)
+    mask[np.asarray(jax.random.permutation(round_key, num))[:count]] = True
+    return mask

@@ -1,0 +1,155 @@
+"""Gaussian factors in natural parameters: the algebra that federated posteriors are made of.
+
+A factor ``exp(shift' x - x' precision x / 2 + log_scale)`` need not be normalisable: a client's site may be improper. Products add
+natural parameters, quotients subtract them, and neither needs a normalising constant (Lemma 16 of Yue 2023).
+
+All linear algebra of the library goes through :func:`whitener`, written in plain array operations: two independent batched LAPACK
+calls in one CPU program can deadlock in JAX 0.10 (DESIGN.md, "Traps"), and one batched elimination is also faster for the many
+small matrices that federated inference needs.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+LOG_2PI = 1.8378770664093453
+
+
+def whitener(matrix: Array) -> Array:
+    """Lower-triangular ``W`` with ``W @ matrix @ W.T = I``, the inverse Cholesky factor.
+
+    Everything needed of a positive definite matrix follows from it: the inverse is ``W.T @ W``, the log determinant
+    ``-2 sum(log diag W)``, and ``mean + W.T @ noise`` draws from the Gaussian whose precision is ``matrix``.
+
+    Parameters
+    ----------
+    matrix
+        Symmetric, shape ``(d, d)``.
+
+    Returns
+    -------
+    Array
+        Shape ``(d, d)``; not finite where ``matrix`` is not positive definite, so that the check costs nothing more.
+    """
+    size = matrix.shape[-1]
+    rows = jnp.arange(size)
+
+    def eliminate(j: Array, block: Array) -> Array:
+        # Gaussian elimination of [A | I]: A becomes L', and I becomes L^-1
+        pivot = jnp.sqrt(block[j, j])
+        row = block[j] / pivot
+        column = jnp.where(rows > j, block[:, j] / pivot, 0.0)
+        return (block - column[:, None] * row[None, :]).at[j].set(row)
+
+    block = jnp.concatenate([matrix, jnp.eye(size, dtype=matrix.dtype)], axis=1)
+    return jnp.tril(jax.lax.fori_loop(0, size, eliminate, block)[:, size:])
+
+
+def log_det(white: Array) -> Array:
+    """Log determinant of the matrix whose :func:`whitener` is ``white``."""
+    return -2.0 * jnp.sum(jnp.log(jnp.diagonal(white)))
+
+
+def symmetrised(matrix: Array) -> Array:
+    """The symmetric part: antisymmetric round-off would grow by ``1 - eta K`` each round of EP."""
+    return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Gaussian:
+    """An unnormalised Gaussian factor ``exp(shift' x - x' precision x / 2 + log_scale)``.
+
+    Attributes
+    ----------
+    shift
+        Information vector ``r = precision @ mean``, shape ``(..., d)``.
+    precision
+        Symmetric, shape ``(..., d, d)``; indefinite for an improper site.
+    log_scale
+        Log of the factor's value at zero, shape ``(...)``: what the evidence needs, and nothing else.
+    """
+
+    shift: Array
+    precision: Array
+    log_scale: Array
+
+    @classmethod
+    def neutral(cls, size: int, batch: tuple[int, ...] = ()) -> "Gaussian":
+        """The constant factor 1, neutral in products."""
+        return cls(jnp.zeros((*batch, size)), jnp.zeros((*batch, size, size)), jnp.zeros(batch))
+
+    def __add__(self, other: "Gaussian") -> "Gaussian":
+        """Product of the densities."""
+        return jax.tree.map(jnp.add, self, other)
+
+    def __sub__(self, other: "Gaussian") -> "Gaussian":
+        """Quotient of the densities."""
+        return jax.tree.map(jnp.subtract, self, other)
+
+    def scaled(self, factor: Array | float) -> "Gaussian":
+        """The factor raised to a power."""
+        return jax.tree.map(lambda leaf: factor * leaf, self)
+
+    def summed(self) -> "Gaussian":
+        """Product over the leading axis."""
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), self)
+
+    def symmetrised(self) -> "Gaussian":
+        """The same factor with an exactly symmetric precision."""
+        return Gaussian(self.shift, symmetrised(self.precision), self.log_scale)
+
+    @property
+    def size(self) -> int:
+        """Dimension d."""
+        return self.shift.shape[-1]
+
+    def log_value(self, position: Array) -> Array:
+        """Log of the factor at ``position``, shape ``(d,)``."""
+        return self.log_scale + self.shift @ position - 0.5 * position @ self.precision @ position
+
+    def moments(self) -> tuple[Array, Array]:
+        """Mean ``(d,)`` and covariance ``(d, d)``; not finite for an improper factor."""
+        white = whitener(self.precision)
+        covariance = white.T @ white
+        return covariance @ self.shift, covariance
+
+    def log_integral(self) -> Array:
+        """Log of the integral over R^d; not finite for an improper factor."""
+        white = whitener(self.precision)
+        half = white @ self.shift
+        return self.log_scale + 0.5 * (half @ half - log_det(white) + self.size * LOG_2PI)
+
+    def is_proper(self) -> Array:
+        """Whether the precision is positive definite."""
+        return jnp.all(jnp.isfinite(whitener(self.precision))) & jnp.all(jnp.isfinite(self.shift))
+
+    def normalised(self) -> "Gaussian":
+        """The probability density proportional to the factor."""
+        return Gaussian(self.shift, self.precision, self.log_scale - self.log_integral())
+
+    def sample(self, key: Array, num: int) -> Array:
+        """Independent draws, shape ``(num, d)``."""
+        white = whitener(self.precision)
+        mean = white.T @ (white @ self.shift)
+        return mean + jax.random.normal(key, (num, self.size), dtype=mean.dtype) @ white
+
+
+def gaussian_from_moments(mean: Array, covariance: Array) -> Gaussian:
+    """The normalised Gaussian with the given mean ``(d,)`` and covariance ``(d, d)``."""
+    white = whitener(covariance)
+    precision = white.T @ white
+    shift = precision @ mean
+    scale = -0.5 * (mean @ shift + log_det(white) + mean.shape[-1] * LOG_2PI)
+    return Gaussian(shift, precision, scale)
+
+
+def kl_divergence(first: Gaussian, second: Gaussian) -> Array:
+    """``KL(first || second)`` of two proper Gaussians, in nats; their scales do not matter."""
+    mean, covariance = first.moments()
+    other_mean, _ = second.moments()
+    gap = mean - other_mean
+    log_ratio = log_det(whitener(first.precision)) - log_det(whitener(second.precision))
+    return 0.5 * (jnp.sum(second.precision * covariance) + gap @ second.precision @ gap - first.size + log_ratio)

@@ -1,0 +1,183 @@
+"""A NumPyro program, split: global prior on one side, the client's factor on the other.
+
+Global latents give the prior ``p(theta)`` with its Jacobian, counted once for the whole federation. Everything else (local latents
+and observations) is the client's factor ``f(theta, z)``. Both live on flat vectors in unconstrained space.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import Array
+from numpyro.distributions import biject_to
+from numpyro.distributions.util import sum_rightmost
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer.util import compute_log_probs
+
+Model = Callable[..., Any]
+Arrays = Mapping[str, Array]
+_LOG_DET = "_{}_log_det"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Named latents laid out one after the other in a flat unconstrained vector."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Site names, in the program's order."""
+        return tuple(name for name, _ in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """Length of the flat vector."""
+        return sum(prod(shape) for _, shape in self.shapes)
+
+    def unravel(self, flat: Array) -> dict[str, Array]:
+        """The named arrays in ``flat``, shape ``(size,)``."""
+        named, start = {}, 0
+        for name, shape in self.shapes:
+            stop = start + prod(shape)
+            named[name] = flat[start:stop].reshape(shape)
+            start = stop
+        return named
+
+    def labels(self) -> list[str]:
+        """One label per coordinate of the flat vector, ``beta[0]`` style."""
+        labels = []
+        for name, shape in self.shapes:
+            labels += [name] if prod(shape) == 1 and not shape else [f"{name}[{i}]" for i in range(prod(shape))]
+        return labels
+
+
+def unconstrained_substitute(params: Mapping[str, Array]) -> Callable[[dict], Array | None]:
+    """A substitution of unconstrained values, which adds the log Jacobian as a factor site of its own."""
+
+    def substitute_fn(site: dict) -> Array | None:
+        name = site.get("name")
+        if name not in params or site["type"] != "sample":
+            return None
+        transform = biject_to(site["fn"].support)
+        value = params[name]
+        step = site["infer"].get("_scan_current_index")
+        domain_shift = transform.codomain.event_dim - transform.domain.event_dim
+        if step is not None and jnp.ndim(value) > len(site["fn"].shape()) - domain_shift:
+            value = value[step]
+        constrained = transform(value)
+        log_det = transform.log_abs_det_jacobian(value, constrained)
+        event = jnp.ndim(log_det) - jnp.ndim(constrained) + len(site["fn"].event_shape)
+        numpyro.factor(_LOG_DET.format(name), sum_rightmost(log_det, event))
+        return constrained
+
+    return substitute_fn
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One client's program for one shape of data.
+
+    Attributes
+    ----------
+    model
+        The user's NumPyro function.
+    static
+        Arguments that are not arrays, the same for every client of this shape.
+    globals, locals
+        Layout of the global and of the client-local latents.
+    row_axes
+        Axis of each site's log-probability that runs over the client's rows, for masking padded rows.
+    enumerated
+        Local discrete latents are summed out by funsor.
+    dtype
+        Precision in which the user's program runs; everything around it is float64.
+    """
+
+    model: Model
+    static: Mapping[str, Any]
+    globals: Block
+    locals: Block
+    row_axes: Mapping[str, int]
+    enumerated: bool
+    dtype: jnp.dtype
+
+    def _params(self, theta: Array, z: Array) -> dict[str, Array]:
+        return self.globals.unravel(theta.astype(self.dtype)) | self.locals.unravel(z.astype(self.dtype))
+
+    def _substituted(self, theta: Array, z: Array) -> Model:
+        return substitute(seed(self.model, 0), substitute_fn=unconstrained_substitute(self._params(theta, z)))
+
+    def site_log_probs(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
+        """Log-probability of every site, element by element, with the log Jacobians as sites of their own."""
+        arguments = {**self.static, **data}
+        return compute_log_probs(self._substituted(theta, z), (), arguments, {}, sum_log_prob=False)[0]
+
+    def log_prior(self, theta: Array, data: Arrays) -> Array:
+        """Log prior of the unconstrained globals, shape ``(d,)``, with the Jacobian.
+
+        ``data`` only fixes the shapes: the checks before a fit refuse a prior that depends on it.
+        """
+        terms = self.site_log_probs(theta, jnp.zeros(self.locals.size), data)
+        return self._prior_terms(terms)
+
+    def _prior_terms(self, terms: Mapping[str, Array]) -> Array:
+        names = [name for site in self.globals.names for name in (site, _LOG_DET.format(site))]
+        return _total(terms[name] for name in names if name in terms)
+
+    def log_factor(self, theta: Array, z: Array, data: Arrays, mask: Array | None = None) -> Array:
+        """Log of the client's factor: local latents with their Jacobian, and observations; padded rows are masked out.
+
+        Parameters
+        ----------
+        theta, z
+            Unconstrained globals ``(d,)`` and locals ``(m,)``.
+        data
+            The client's arrays.
+        mask
+            True for the client's real rows; ``None`` keeps all.
+        """
+        terms = self.site_log_probs(theta, z, data)
+        if self.enumerated:
+            return self._log_joint_enumerated(theta, z, data) - self._prior_terms(terms)
+        prior = {name for site in self.globals.names for name in (site, _LOG_DET.format(site))}
+        return _total(self._masked(name, term, mask) for name, term in terms.items() if name not in prior)
+
+    def _masked(self, name: str, term: Array, mask: Array | None) -> Array:
+        axis = self.row_axes.get(name)
+        if mask is None or axis is None:
+            return term
+        # where, not a product: 0 x NaN is NaN
+        return jnp.where(mask.reshape((-1,) + (1,) * (term.ndim - axis - 1)), term, 0.0)
+
+    def _log_joint_enumerated(self, theta: Array, z: Array, data: Arrays) -> Array:
+        from numpyro.contrib.funsor import config_enumerate, enum, log_density
+
+        substituted = self._substituted(theta, z)
+        plates = _plate_depth(substituted, {**self.static, **data})
+        model = enum(config_enumerate(substituted), -plates - 1)
+        return log_density(model, (), {**self.static, **data}, {})[0].astype(jnp.float64)
+
+    def values(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
+        """Constrained latents and deterministic sites at one position of globals and locals."""
+        sites = trace(self._substituted(theta, z)).get_trace(**self.static, **data)
+        latents = {*self.globals.names, *self.locals.names}
+        return {
+            name: site["value"]
+            for name, site in sites.items()
+            if name in latents or site["type"] == "deterministic"
+        }
+
+
+def _total(terms: Any) -> Array:
+    return sum((jnp.sum(term).astype(jnp.float64) for term in terms), start=jnp.zeros((), jnp.float64))
+
+
+def _plate_depth(model: Model, arguments: Arrays) -> int:
+    sites = trace(model).get_trace(**arguments).values()
+    frames = [frame.dim for site in sites if site["type"] == "sample" for frame in site["cond_indep_stack"]]
+    return max((-dim for dim in frames if dim is not None), default=0)

@@ -1,0 +1,139 @@
+"""Draws to ArviZ, in both of its generations: ``InferenceData`` (0.x) and ``DataTree`` (1.x)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import Array
+
+from fedbayes.clients import ClientArrays
+from fedbayes.errors import ResultCode
+from fedbayes.model import Program
+from fedbayes.problem import Problem
+from fedbayes.sites import trace_sites
+
+Groups = Mapping[str, Mapping[str, np.ndarray]]
+
+
+def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[str]], attrs: Mapping[str, Any]) -> Any:
+    """An ArviZ object from named groups of arrays ``(chain, draw, ...)``, with ``attrs`` on each group."""
+    groups = {name: {k: np.asarray(v) for k, v in group.items()} for name, group in groups.items() if group}
+    names = {name for group in groups.values() for name in group}
+    dims = {name: list(value) for name, value in dims.items() if name in names}
+    coords = {name: np.asarray(value) for name, value in coords.items() if any(name in value for value in dims.values())}
+    if int(az.__version__.split(".")[0]) >= 1:
+        result = az.from_dict(groups, coords=coords, dims=dims)
+        for name in groups:
+            result[name].attrs.update(attrs)
+        return result
+    result = az.from_dict(**groups, coords=coords, dims=dims)
+    for name in groups:
+        result[name].attrs.update(attrs)
+    return result
+
+
+def site_dims(program: Program, client: ClientArrays, user_dims: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Dimension names of each site: its plates', then the user's, then ArviZ's defaults."""
+    dims = {}
+    for name, site in trace_sites(program.model, client.static, client.arrays).items():
+        labels = [f"{name}_dim_{axis}" for axis in range(len(site.shape))]
+        for plate, axis in site.plates if site.kind != "plate" else ():
+            labels[axis] = plate
+        given = list(user_dims.get(name, ()))
+        if len(given) > len(labels):
+            raise ValueError(f"`dims` names {len(given)} dimensions of '{name}', {given}, but the site has shape {site.shape}.")
+        dims[name] = [*labels[: len(labels) - len(given)], *given]
+    return dims
+
+
+def plate_coords(dims: Mapping[str, Sequence[str]], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Integer coordinates for the dimensions that the user gave none."""
+    coords = {}
+    for name, labels in dims.items():
+        if name in values:
+            for label, length in zip(labels, values[name].shape[2:], strict=True):
+                coords[label] = np.arange(length)
+    return coords
+
+
+def global_sites(problem: Problem) -> list[str]:
+    """Sites that are functions of the globals alone: the global latents, and deterministic sites that neither locals nor data move."""
+    rng = np.random.default_rng(4)
+    theta = rng.normal(size=problem.globals.size) * 0.3
+    seen: dict[str, np.ndarray] | None = None
+    for bucket in problem.buckets:
+        program = bucket.clients.program
+        client = problem.arrays[int(bucket.members[0])].arrays
+        other = {name: 1.5 * array + 1.0 if array.dtype.kind == "f" else array for name, array in client.items()}
+        values = jax.jit(program.values)
+        for data in (client, other):
+            z = rng.normal(size=program.locals.size) * 0.3
+            found = {name: np.asarray(value) for name, value in values(theta, z, data).items()}
+            seen = found if seen is None else {name: value for name, value in seen.items() if _same(value, found.get(name))}
+    local = {*problem.buckets[0].clients.program.locals.names}
+    return [name for name in seen or () if name not in local]
+
+
+def _same(value: np.ndarray, other: np.ndarray | None) -> bool:
+    return other is not None and np.array_equal(value, other, equal_nan=True)
+
+
+def constrained(program: Program, client: ClientArrays, draws: Array) -> dict[str, np.ndarray]:
+    """Latents and deterministic sites at joint unconstrained draws ``(chain, draw, d + m)``."""
+    data = {name: jnp.asarray(array) for name, array in client.arrays.items()}
+    size = program.globals.size
+
+    def values(position: Array) -> dict[str, Array]:
+        return program.values(position[:size], position[size:], data)
+
+    batched = jax.jit(lambda flat: jax.lax.map(values, flat, batch_size=256))
+    flat = batched(draws.reshape(-1, draws.shape[-1]))
+    return {name: np.asarray(value).reshape(*draws.shape[:2], *value.shape[1:]) for name, value in flat.items()}
+
+
+_PER_ROUND = ("kl", "change", "monte_carlo_noise", "step")
+_PER_CLIENT = ("code", "k_hat", "effective_draws", "influence")
+
+
+def rounds_dataset(history: Sequence[Mapping[str, np.ndarray]], names: Sequence[str]) -> xr.Dataset:
+    """Diagnostics of each round: dimensions round, client and replicate."""
+    replicates = max((record["change"].shape[0] for record in history if "change" in record), default=1)
+
+    def gather(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        full = [np.broadcast_to(record[name], shape) if name in record else np.full(shape, np.nan) for record in history]
+        return np.stack(full)
+
+    num = len(names)
+    variables: dict[str, Any] = {name: (("round", "replicate"), gather(name, (replicates,))) for name in _PER_ROUND}
+    variables |= {name: (("round", "client", "replicate"), gather(name, (num, replicates))) for name in _PER_CLIENT}
+    eigenvalues = gather("smallest_cavity_eigenvalue", (replicates, num))
+    variables["smallest_cavity_eigenvalue"] = (("round", "client", "replicate"), np.swapaxes(eigenvalues, 1, 2))
+    variables["code"] = (variables["code"][0], np.nan_to_num(variables["code"][1], nan=ResultCode.INACTIVE).astype(int))
+    variables["active"] = (("round", "client"), np.stack([record["active"] for record in history]))
+    nobody = np.full(num, "")
+    variables["solver"] = (("round", "client"), np.stack([record.get("solver", nobody) for record in history]))
+    variables["phase"] = (("round",), np.asarray([str(record["phase"]) for record in history]))
+    variables["seconds"] = (("round",), np.asarray([float(record["seconds"]) for record in history]))
+    dataset = xr.Dataset(variables, coords={"round": np.arange(1, len(history) + 1), "client": list(names)})
+    for name, text in _MEANINGS.items():
+        dataset[name].attrs["long_name"] = text
+    dataset["code"].attrs["meanings"] = "; ".join(f"{int(code)}: {code.meaning}" for code in ResultCode)
+    return dataset
+
+
+_MEANINGS = {
+    "kl": "KL divergence of the new global from the old one, nats",
+    "change": "undamped change of the global, posterior sds (root mean square)",
+    "monte_carlo_noise": "expected Monte Carlo error of the global, posterior sds (root mean square)",
+    "step": "step taken towards the clients' new sites",
+    "code": "result code",
+    "k_hat": "Pareto tail shape of the importance weights",
+    "effective_draws": "effective number of draws",
+    "influence": "how far the client moves the others' mean, in their sds (root mean square)",
+    "smallest_cavity_eigenvalue": "smallest eigenvalue of the cavity's precision in units of the global's",
+    "seconds": "wall time",
+}

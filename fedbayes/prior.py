@@ -1,0 +1,61 @@
+"""The global prior as a factor of its own: exact where it is Gaussian in unconstrained space."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.gaussian import Gaussian, symmetrised
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The log prior of the unconstrained globals, with its Jacobian.
+
+    Attributes
+    ----------
+    log_density
+        ``(d,) -> ()``.
+    size
+        Dimension d.
+    gaussian
+        The prior in natural parameters where its log density is quadratic (Gaussian, log-normal, flat), else ``None``.
+    """
+
+    log_density: Callable[[Array], Array]
+    size: int
+    gaussian: Gaussian | None
+
+    @property
+    def num_locals(self) -> int:
+        """A prior is a factor without local latents."""
+        return 0
+
+    def log_factor(self, position: Array) -> Array:
+        """The log density: the prior as if it were one more client."""
+        return self.log_density(position)
+
+    def is_flat(self) -> bool:
+        """Whether some direction of the globals has no prior information at all."""
+        return self.gaussian is not None and bool(np.linalg.eigvalsh(np.asarray(self.gaussian.precision))[0] < 1e-12)
+
+    def tangent(self, position: Array) -> Gaussian:
+        """Second-order expansion at ``position``."""
+        slope = jax.grad(self.log_density)(position)
+        precision = symmetrised(-jax.hessian(self.log_density)(position))
+        expansion = Gaussian(slope + precision @ position, precision, jnp.zeros(()))
+        return Gaussian(expansion.shift, precision, self.log_density(position) - expansion.log_value(position))
+
+
+def make_prior(log_density: Callable[[Array], Array], size: int) -> Prior:
+    """Find out whether a prior is Gaussian in unconstrained space: its Hessian is the same everywhere."""
+    prior = Prior(log_density, size, None)
+    probes = np.random.default_rng(0).normal(size=(4, size))
+    tangents = jax.tree.map(np.asarray, jax.jit(jax.vmap(prior.tangent))(probes))
+    spread = np.max(np.abs(tangents.precision - tangents.precision[0]))
+    if spread <= 1e-9 * (1.0 + np.max(np.abs(tangents.precision))):
+        return Prior(log_density, size, jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), tangents))
+    return prior

@@ -1,0 +1,190 @@
+"""Model and clients, checked and ready: what an algorithm is built for and an executor runs on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes import checks
+from fedbayes.clients import Client, ClientArrays, prepare_clients
+from fedbayes.model import Block, Model, Program
+from fedbayes.padding import bucket_lengths, num_rows, pad, row_arguments
+from fedbayes.prior import Prior, make_prior
+from fedbayes.sites import split
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Clients of one padded shape.
+
+    Attributes
+    ----------
+    clients
+        One ``Client`` whose leaves have a leading axis of the bucket's clients.
+    members
+        Their places among all clients.
+    """
+
+    clients: Client
+    members: np.ndarray
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A split program with its clients.
+
+    Attributes
+    ----------
+    names
+        Clients' names, in the order given.
+    globals
+        Layout of the unconstrained globals.
+    prior
+        The global prior.
+    buckets
+        The clients, grouped by padded shape.
+    arrays
+        The clients' own arguments, unpadded, in the order of ``names``.
+    """
+
+    names: tuple[str, ...]
+    globals: Block
+    prior: Prior
+    buckets: tuple[Bucket, ...]
+    arrays: tuple[ClientArrays, ...]
+
+    @property
+    def has_locals(self) -> bool:
+        """Whether any client has local latents."""
+        return any(bucket.clients.num_locals for bucket in self.buckets)
+
+    def client(self, name: str) -> Client:
+        """One client, without a leading axis.
+
+        Raises
+        ------
+        KeyError
+            Unknown name.
+        """
+        if name not in self.names:
+            raise KeyError(f"There is no client '{name}'; the clients are {list(self.names)}.")
+        place = self.names.index(name)
+        for bucket in self.buckets:
+            at = np.flatnonzero(bucket.members == place)
+            if len(at):
+                return jax.tree.map(lambda leaf: leaf[at[0]], bucket.clients)
+        raise AssertionError("every client is in a bucket")
+
+
+def make_problem(
+    model: Model, clients: Mapping[str, Mapping[str, Any]], *, local: Sequence[str] = (), dtype: Any = np.float64
+) -> Problem:
+    """Check a model and its clients' data, split the program, and pad and group the clients.
+
+    Raises
+    ------
+    ClientDataError
+        See :func:`~fedbayes.clients.prepare_clients`.
+    ModelError
+        See :func:`~fedbayes.sites.split` and :mod:`fedbayes.checks`.
+    """
+    prepared = prepare_clients(clients, np.dtype(dtype))
+    names = tuple(prepared)
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        groups.setdefault(repr(sorted(prepared[name].static.items())), []).append(place)
+    arrays = list(prepared.values())
+    buckets: list[Bucket] = []
+    for members in groups.values():
+        buckets += _group_buckets(model, names, arrays, members, tuple(local), jnp.dtype(dtype))
+    first = buckets[0].clients.program
+    checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
+    checks.prior_ignores_data(names, buckets)
+    template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), buckets[0].clients.data)
+    prior = make_prior(lambda theta: first.log_prior(theta, template), first.globals.size)
+    checks.outcomes_vary(model, names, arrays, prior)
+    return Problem(names, first.globals, prior, tuple(buckets), tuple(arrays))
+
+
+def _group_buckets(
+    model: Model, names: Sequence[str], arrays: Sequence[ClientArrays], members: list[int], local: Sequence[str], dtype: Any
+) -> list[Bucket]:
+    """Buckets of the clients that share their non-array arguments."""
+    group = [arrays[i] for i in members]
+    arguments = row_arguments(group)
+    rows = [num_rows(client, arguments) if arguments else None for client in group]
+
+    def program_of(client: ClientArrays, name: str) -> Program:
+        with naming(name, "the model's trace"):
+            return split(model, client.static, {k: jnp.asarray(v) for k, v in client.arrays.items()}, local, dtype)
+
+    if not arguments:
+        program = program_of(group[0], names[members[0]])
+        return [_bucket(program, group, members, (), None)]
+    if None not in rows:
+        small, large = int(np.argmin(rows)), int(np.argmax(rows))
+        programs = [program_of(group[i], names[members[i]]) for i in (small, large)]
+        axes = checks.row_axes(programs, [group[small], group[large]])
+        if axes is not None:
+            program = replace(programs[0], row_axes=axes)
+            if checks.padding_is_exact(program, programs[0], group[small], arguments, rows[large]):
+                lengths = bucket_lengths(rows)
+                return _padded_buckets(program, group, members, arguments, rows, lengths)
+    return _exact_buckets(program_of, names, group, members)
+
+
+def _padded_buckets(
+    program: Program, group: Sequence[ClientArrays], members: list[int], arguments: Sequence[str], rows: list, lengths: list[int]
+) -> list[Bucket]:
+    places = np.searchsorted(lengths, rows)
+    buckets = []
+    for b, length in enumerate(lengths):
+        chosen = [i for i in range(len(group)) if places[i] == b]
+        if chosen:
+            part = [group[i] for i in chosen]
+            buckets.append(_bucket(program, part, [members[i] for i in chosen], arguments, length))
+    return buckets
+
+
+def _exact_buckets(
+    program_of: Callable[[ClientArrays, str], Program], names: Sequence[str], group: Sequence[ClientArrays], members: list[int]
+) -> list[Bucket]:
+    """One bucket per shape: the program does not survive padding (latents sized by the data, a likelihood not a product of rows)."""
+    shapes: dict[tuple, list[int]] = {}
+    for i, client in enumerate(group):
+        shapes.setdefault(tuple((k, v.shape) for k, v in client.arrays.items()), []).append(i)
+    return [
+        _bucket(program_of(group[c[0]], names[members[c[0]]]), [group[i] for i in c], [members[i] for i in c], (), None)
+        for c in shapes.values()
+    ]
+
+
+def _bucket(
+    program: Program, group: Sequence[ClientArrays], members: Sequence[int], arguments: Sequence[str], length: int | None
+) -> Bucket:
+    if length is None:
+        padded = [client.arrays for client in group]
+        mask = np.ones((len(group), 1), bool)
+    else:
+        padded = [pad(client.arrays, arguments, length) for client in group]
+        counts = np.asarray([num_rows(client, arguments) for client in group])
+        mask = np.arange(length) < counts[:, None]
+    data = {name: jnp.asarray(np.stack([arrays[name] for arrays in padded])) for name in padded[0]}
+    place = np.asarray(members)
+    return Bucket(Client(data, jnp.asarray(mask), jnp.asarray(place), program), place)
+
+
+@contextmanager
+def naming(client: str, stage: str):  # noqa: ANN201
+    """Add the client's name and the stage to whatever is raised inside, and keep its traceback."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"fedbayes: raised for client '{client}' in {stage}.")
+        raise
+

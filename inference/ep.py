@@ -1,0 +1,380 @@
+"""Federated expectation propagation with Gaussian sites (Algorithms 3.2 and 3.3 of Yue 2023, completed).
+
+The posterior of the globals is ``q(theta) = p(theta) prod_k s_k(theta)`` with one Gaussian site per client. A round, for client k:
+
+    cavity      q / s_k                             natural parameters subtract
+    tilted      (q / s_k) f_k(theta, z)             z: the client's local latents
+    new site    moment match of the tilted density, divided by the cavity
+
+The message is the new site itself; it replaces the last one, so a lost or repeated reply can't break the product. The server takes the
+step ``s_k <- s_k + eta (new - s_k)`` with ``eta`` small enough that the global and every cavity stay proper.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.algorithm import FederatedAlgorithm, Info, Phase
+from fedbayes.clients import Client
+from fedbayes.errors import ResultCode
+from fedbayes.gaussian import Gaussian, kl_divergence, whitener
+from fedbayes.inference.local import solvers
+from fedbayes.inference.local.nuts import NUM_CHAINS
+from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, cold_start
+from fedbayes.inference.mode import ModeState, federated_mode
+from fedbayes.inference.moments import Estimator, covariance_inversion, diagonal_regression, score_regression
+from fedbayes.prior import Prior
+from fedbayes.problem import Problem
+
+K_HAT_LIMIT = 0.7
+_NOISE_TARGET = 0.05  # Monte Carlo noise of the global, in posterior sds, that needs no damping
+_IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
+_BACKOFF, _MAX_BACKOFF = 0.8, 40
+
+
+class SiteMessage(NamedTuple):
+    """What a client sends: its site, ``d + d (d + 1) / 2`` numbers that matter, and three scalars.
+
+    Attributes
+    ----------
+    site
+        Natural parameters; the precision is a vector ``(d,)`` for diagonal sites.
+    noise
+        Expected squared Monte Carlo error of the global that this site causes, in posterior sds, summed over coordinates.
+    """
+
+    site: Gaussian
+    noise: Array
+
+
+class EPState(NamedTuple):
+    """The server's state, and so the checkpoint.
+
+    Attributes
+    ----------
+    sites
+        The clients' sites, leading axis of clients.
+    prior
+        The prior's site: exact for a Gaussian prior, refined at the server otherwise.
+    ceiling
+        Largest step allowed, lowered when the iteration oscillates.
+    change
+        Of the last round, see ``info``.
+    """
+
+    sites: Gaussian
+    prior: Gaussian
+    ceiling: Array
+    change: Array
+
+    def global_(self) -> Gaussian:
+        """The posterior: prior times sites, summed afresh so that it always equals the product."""
+        return (self.prior + self.sites.summed()).symmetrised()
+
+
+class Shared(NamedTuple):
+    """The broadcast: mean and variances of the global, for warm starts and for the scale of errors."""
+
+    mean: Array
+    variance: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class EP:
+    """Federated expectation propagation.
+
+    Parameters
+    ----------
+    num_draws
+        Draws per client, round and replicate, a power of two; ``None``: 256, or more where the globals need more.
+    solver
+        Local solver: ``"auto"`` (importance sampling, and NUTS for a client whose k-hat exceeds 0.7), ``"importance"``, ``"nuts"``,
+        ``"laplace"`` or ``"variational"``.
+    damping
+        Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for it, so that
+        ``eta / (2 - eta) noise^2`` stays below ``0.05^2`` (in posterior sds).
+    start
+        ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds); ``"prior"``: at one, so that the first
+        cavity is the prior; ``"auto"``: the mode, except for local latents under a proper prior.
+    moments
+        ``"score"`` (score regression) or ``"covariance"`` (classical, for comparison).
+    family
+        ``"dense"`` sites, or ``"diagonal"`` for large dimensions: messages of ``2 d`` numbers, at the price of the global's
+        correlations, without which heterogeneous clients can be far off.
+    tolerance
+        The fit has converged when a round changes the global by less, in posterior sds (root mean square, ``sqrt(2 KL / d)``).
+    num_replicates
+        Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and Monte
+        Carlo standard errors speak about the fit.
+    """
+
+    num_draws: int | None = None
+    solver: Literal["auto", "importance", "nuts", "laplace", "variational"] = "auto"
+    damping: float | None = None
+    start: Literal["auto", "mode", "prior"] = "auto"
+    moments: Literal["score", "covariance"] = "score"
+    family: Literal["dense", "diagonal"] = "dense"
+    tolerance: float = 0.02
+    num_replicates: int = 4
+
+    def __post_init__(self) -> None:
+        if self.damping is not None and not 0.0 < self.damping <= 1.0:
+            raise ValueError(f"`damping` is {self.damping}; it is the step of a round and lies in (0, 1].")
+        for name, known in (("solver", (*_SOLVERS, "auto")), ("start", ("auto", "mode", "prior")), ("moments", tuple(_MOMENTS))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it is one of {sorted(known)}.")
+        if self.family not in ("dense", "diagonal"):
+            raise ValueError(f"`family` is {self.family!r}; it is 'dense' or 'diagonal'.")
+        if self.num_draws is not None and (self.num_draws < 16 or self.num_draws & (self.num_draws - 1)):
+            raise ValueError(f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256.")
+        if self.num_replicates < 1:
+            raise ValueError(f"`num_replicates` is {self.num_replicates}; at least one run is needed.")
+        if not self.tolerance > 0.0:
+            raise ValueError(f"`tolerance` is {self.tolerance}; it is a change in posterior sds, such as 0.02.")
+
+    def draws_for(self, size: int) -> int:
+        """Draws per client and round for d globals: well above the ``2 d + 2`` regressors."""
+        if self.num_draws is None:
+            return max(256, 1 << (8 * (size + 1) - 1).bit_length())
+        if self.num_draws <= 2 * size + 2:
+            raise ValueError(
+                f"`num_draws` is {self.num_draws}, but {size} globals need more than {2 * size + 2} draws to be regressed on. "
+                f"Write at least {1 << (4 * size + 7).bit_length()}, or leave it out."
+            )
+        return self.num_draws
+
+    def starts_at_mode(self, problem: Problem) -> bool:
+        """Whether Newton rounds come first."""
+        if self.start == "auto":
+            return problem.prior.is_flat() or not problem.has_locals
+        return self.start == "mode"
+
+    def phases(self, problem: Problem) -> list[Phase]:
+        """Newton rounds to the federated mode where the start asks for them, then EP."""
+        num_draws = self.draws_for(problem.globals.size)
+        ep = Phase(_algorithm(self, problem, num_draws), 30, False)
+        if self.starts_at_mode(problem):
+            return [Phase(federated_mode(problem, num_draws=64), 25, True), ep]
+        return [ep]
+
+
+_MOMENTS: Mapping[str, Estimator] = {"score": score_regression, "covariance": covariance_inversion}
+_SOLVERS = ("importance", "nuts", "laplace", "variational")
+
+
+def make_solvers(config: EP, num_draws: int) -> dict[str, solvers.Solver]:
+    """The local solvers a configuration may use, its first choice first."""
+    estimator = diagonal_regression if config.family == "diagonal" else _MOMENTS[config.moments]
+    known = {
+        "importance": partial(solvers.importance, num_draws=num_draws, estimator=estimator),
+        "nuts": partial(solvers.nuts, num_draws=num_draws, num_warmup=50, estimator=estimator),
+        "laplace": solvers.laplace,
+        "variational": partial(solvers.variational, num_draws=num_draws),
+    }
+    names = ("importance", "nuts") if config.solver == "auto" else (config.solver,)
+    return {name: known[name] for name in names}
+
+
+def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorithm:
+    prior, num_clients = problem.prior, len(problem.names)
+    diagonal = config.family == "diagonal"
+    chosen = make_solvers(config, num_draws)
+    prior_solver = partial(solvers.importance, num_draws=num_draws, estimator=score_regression)
+
+    def init(key: Array, previous: ModeState | None) -> EPState:
+        infinity = jnp.full((), jnp.inf)
+        if previous is not None:
+            return EPState(_in_family(previous.sites, diagonal), previous.prior, jnp.ones(()), infinity)
+        start = prior.gaussian
+        if start is None:  # a wide cavity: what a non-Gaussian prior looks like as a whole
+            wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
+            start = _prior_site(prior, prior_solver, wide, wide, key).site
+        return EPState(Gaussian.neutral(prior.size, (num_clients,)), start, jnp.ones(()), infinity)
+
+    def broadcast(state: EPState) -> tuple[Shared, Gaussian]:
+        everybody = state.global_()
+        mean, covariance = everybody.moments()
+        cavities = jax.vmap(lambda site: (everybody - site).symmetrised())(state.sites)
+        return Shared(mean, jnp.diagonal(covariance)), cavities
+
+    def aggregate(state: EPState, messages: SiteMessage, used: Array, key: Array) -> tuple[EPState, Info]:
+        old = state.global_()
+        proposed = messages.site if not diagonal else _expanded(messages.site)
+        target = _where(used, proposed, state.sites)
+        prior_target = state.prior
+        if prior.gaussian is None:
+            refined = _prior_site(prior, prior_solver, old - state.prior, old, key)
+            prior_target = _where(_usable(refined), refined.site, state.prior)
+        noise = jnp.sqrt(jnp.sum(jnp.where(used, messages.noise, 0.0)) / prior.size)
+        wanted = _damping(noise) if config.damping is None else jnp.asarray(config.damping)
+        wanted = jnp.minimum(wanted, state.ceiling)
+        moved, step = _largest_proper_step(state, target, prior_target, wanted)
+        new = moved.global_()
+        change = jnp.where(step > 0, rms_change(new, old) / step, jnp.inf)
+        change = jnp.where(jnp.any(used), change, state.change)
+        oscillates = (change > state.change) & (change > 4.0 * noise) & (change > config.tolerance)
+        ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
+        moved = moved._replace(ceiling=ceiling, change=change)
+        info = {
+            "kl": kl_divergence(new, old),
+            "change": change,
+            "monte_carlo_noise": noise,
+            "step": step,
+            "smallest_cavity_eigenvalue": jax.vmap(lambda site: _smallest_eigenvalue(new, new - site))(moved.sites),
+            "converged": change <= jnp.maximum(config.tolerance, 2.0 * noise),
+        }
+        return moved, info
+
+    def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
+        if config.solver != "auto":
+            return list(variants)
+        heavy = infos["k_hat"].reshape(len(variants), -1).max(axis=1) > K_HAT_LIMIT
+        return ["nuts" if bad else variant for variant, bad in zip(variants, heavy, strict=True)]
+
+    return FederatedAlgorithm(
+        name="EP",
+        init=init,
+        init_client=_init_client,
+        broadcast=broadcast,
+        local_updates={name: partial(_local_update, solver, name, diagonal) for name, solver in chosen.items()},
+        choose=choose,
+        aggregate=aggregate,
+        posterior=EPState.global_,
+        reduction="stack",
+    )
+
+
+def _init_client(client: Client, key: Array) -> Warm:
+    size = client.program.globals.size + client.num_locals
+    return Warm(cold_start(size), jnp.full((NUM_CHAINS, size), jnp.nan), jnp.full((), 0.5))
+
+
+def _local_update(
+    solver: solvers.Solver, name: str, diagonal: bool, shared: Shared, cavity: Gaussian, warm: Warm, client: Client, key: Array
+) -> tuple[SiteMessage, Warm, Info]:
+    tilted = Tilted(client, cavity)
+    warm = warm._replace(position=_better_start(tilted, warm.position, shared.mean))
+    found = solver(tilted, warm, key)
+    scale = jnp.where(jnp.isfinite(shared.variance), shared.variance, 0.0)
+    noise = scale @ found.shift_variance + 0.5 * scale @ found.precision_variance @ scale
+    site = found.site
+    if diagonal:
+        site = Gaussian(site.shift, jnp.diagonal(site.precision), site.log_scale)
+    code = jnp.where(_usable(found), ResultCode.OK, ResultCode.NOT_FINITE)
+    unreliable = (found.k_hat > K_HAT_LIMIT) & (name == "importance") & (code == ResultCode.OK)
+    info = {
+        "code": jnp.where(unreliable, ResultCode.UNRELIABLE, code),
+        "k_hat": found.k_hat,
+        "effective_draws": found.effective,
+        "influence": _influence(cavity, found.site),
+    }
+    keep = _usable(found)
+    new_warm = jax.tree.map(lambda new, old: jnp.where(keep, new, old), found.warm, warm)
+    return SiteMessage(site, jnp.where(jnp.isfinite(noise), noise, 0.0)), new_warm, info
+
+
+def _better_start(tilted: Tilted, last: Array, mean: Array) -> Array:
+    """Newton's start: the last mode, or the global mean with the last locals, whichever is likelier."""
+    other = jnp.concatenate([jnp.where(jnp.isfinite(mean), mean, last[: mean.shape[0]]), last[mean.shape[0] :]])
+    return jnp.where(tilted.log_density(other) >= tilted.log_density(last), other, last)
+
+
+def _usable(found: LocalSite) -> Array:
+    return jnp.all(jnp.isfinite(found.site.shift)) & jnp.all(jnp.isfinite(found.site.precision))
+
+
+def _influence(cavity: Gaussian, site: Gaussian) -> Array:
+    """How far the client moves everybody else's mean, in the cavity's sds (root mean square)."""
+    white = whitener(cavity.precision)
+    without = white.T @ (white @ cavity.shift)
+    with_, _ = (cavity + site).moments()
+    gap = with_ - without
+    return jnp.sqrt(gap @ cavity.precision @ gap / cavity.size)
+
+
+def _prior_site(prior: Prior, solver: Callable, cavity: Gaussian, everybody: Gaussian, key: Array) -> LocalSite:
+    """The prior refined at the server, as if it were one more client."""
+    mean, _ = everybody.moments()
+    warm = Warm(mean, jnp.zeros((NUM_CHAINS, prior.size)), jnp.ones(()))
+    return solver(Tilted(prior, cavity.symmetrised()), warm, jax.random.fold_in(key, 0))
+
+
+def _damping(noise: Array) -> Array:
+    """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target."""
+    ratio = (_NOISE_TARGET / jnp.maximum(noise, 1e-12)) ** 2
+    return jnp.minimum(1.0, 2.0 * ratio / (1.0 + ratio))
+
+
+def _largest_proper_step(
+    state: EPState, target: Gaussian, prior_target: Gaussian, wanted: Array
+) -> tuple[EPState, Array]:
+    """Back off from the wanted step until the global and every cavity are proper; no step at all as the last resort."""
+
+    def at(step: Array) -> EPState:
+        mix = partial(jax.tree.map, lambda old, new: old + step * (new - old))
+        return state._replace(sites=mix(state.sites, target).symmetrised(), prior=mix(state.prior, prior_target))
+
+    def fails(carry: tuple[Array, Array]) -> Array:
+        step, tries = carry
+        return ~_all_proper(at(step)) & (tries < _MAX_BACKOFF)
+
+    step, tries = jax.lax.while_loop(fails, lambda carry: (_BACKOFF * carry[0], carry[1] + 1), (wanted, 0))
+    step = jnp.where(tries < _MAX_BACKOFF, step, 0.0)
+    moved = jax.tree.map(lambda new, old: jnp.where(step > 0, new, old), at(step), state)
+    return moved, step
+
+
+def _all_proper(state: EPState) -> Array:
+    everybody = state.global_()
+    white = whitener(everybody.precision)
+
+    def cavity_is_proper(site: Gaussian) -> Array:
+        relative = white @ (everybody.precision - site.precision) @ white.T
+        return jnp.all(jnp.isfinite(whitener(relative + _IMPROPER_SLACK * jnp.eye(white.shape[0]))))
+
+    return jnp.all(jnp.isfinite(white)) & jnp.all(jax.vmap(cavity_is_proper)(state.sites))
+
+
+def _smallest_eigenvalue(everybody: Gaussian, cavity: Gaussian) -> Array:
+    """Smallest eigenvalue of the cavity's precision in units of the global's: 1 is a client without a say, 0 one that decides alone."""
+    white = whitener(everybody.precision)
+    share = jnp.eye(white.shape[0]) - white @ cavity.precision @ white.T  # the site's share, with the largest eigenvalue sought
+    shifted = share + jnp.eye(white.shape[0])
+
+    def power(vector: Array, _: None) -> tuple[Array, None]:
+        vector = shifted @ vector
+        return vector / jnp.linalg.norm(vector), None
+
+    vector, _ = jax.lax.scan(power, jnp.ones(white.shape[0]) / jnp.sqrt(white.shape[0]), None, 30)
+    return 1.0 - vector @ share @ vector
+
+
+def rms_change(new: Gaussian, old: Gaussian) -> Array:
+    """``sqrt(2 KL(new || old) / d)``: for a shift of the mean, its root mean square in posterior sds."""
+    return jnp.sqrt(jnp.maximum(2.0 * kl_divergence(new, old), 0.0) / new.size)
+
+
+def log_evidence(state: EPState) -> Array:
+    """EP's estimate of the log marginal likelihood: the log integral of the prior times the scaled sites."""
+    return state.global_().log_integral()
+
+
+def _expanded(site: Gaussian) -> Gaussian:
+    return Gaussian(site.shift, jax.vmap(jnp.diag)(site.precision), site.log_scale)
+
+
+def _in_family(sites: Gaussian, diagonal: bool) -> Gaussian:
+    if not diagonal:
+        return sites
+    mask = jnp.eye(sites.size)
+    return Gaussian(sites.shift, sites.precision * mask, sites.log_scale)
+
+
+def _where(condition: Array, new: Gaussian, old: Gaussian) -> Gaussian:
+    return jax.tree.map(lambda a, b: jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b), new, old)

@@ -1,0 +1,55 @@
+"""Draws from a tilted density for people: equal weights, shuffled, as many as asked for."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedbayes.clients import Client
+from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, whitener
+from fedbayes.inference.local.importance import log_mean_exp, quasi_normal
+from fedbayes.inference.local.nuts import NUM_CHAINS, nuts_chains
+from fedbayes.inference.local.solvers import importance_draws
+from fedbayes.inference.local.tilted import Tilted, Warm
+
+
+def resampled(tilted: Tilted, start: Array, key: Array, num: int) -> tuple[Array, Array]:
+    """Draws ``(num, d + m)`` by importance resampling from four times as many, and their k-hat."""
+    draw_key, pick_key, shuffle_key = jax.random.split(key, 3)
+    pool = 1 << (4 * num - 1).bit_length()
+    draws, k_hat, _, _ = importance_draws(tilted, start, draw_key, pool)
+    # systematic resampling: one uniform, evenly spaced, so that equal weights give distinct draws
+    levels = (jax.random.uniform(pick_key) + jnp.arange(num)) / num
+    picked = jnp.clip(jnp.searchsorted(jnp.cumsum(draws.weight), levels), 0, pool - 1)
+    return draws.position[jax.random.permutation(shuffle_key, picked)], k_hat
+
+
+def chained(tilted: Tilted, start: Array, key: Array, num: int) -> Array:
+    """Draws ``(num, d + m)`` by NUTS, for heavy-tailed tilted densities; ``num`` is a multiple of the number of chains."""
+    pool_key, chain_key = jax.random.split(key)
+    proposed, _, _, mode = importance_draws(tilted, start, pool_key, 256)
+    warm = Warm(start, jnp.full((NUM_CHAINS, start.shape[0]), jnp.nan), jnp.asarray(0.5))
+    draws, *_ = nuts_chains(tilted.log_density, mode, warm, proposed, chain_key, num_draws=num, num_warmup=300)
+    return draws
+
+
+def log_likelihoods(client: Client, cavity: Gaussian, theta: Array, key: Array, num_draws: int = 64) -> Array:
+    """Log factor with the locals integrated out, ``log f(theta)``, at each row of ``theta``, shape ``(n, d)``.
+
+    The locals are drawn from the Laplace approximation of their law given ``theta``.
+    """
+    size = theta.shape[1]
+    if client.num_locals == 0:
+        return jax.vmap(client.log_factor)(theta)
+    mode = Tilted(client, cavity).mode(jnp.concatenate([theta[0], jnp.zeros(client.num_locals)]))
+    white = whitener(mode.curvature[size:, size:])
+    slope = white.T @ white @ mode.curvature[size:, :size]
+    noise = quasi_normal(key, num_draws, client.num_locals)
+    log_noise = -0.5 * jnp.sum(noise**2, axis=1)
+    constant = 0.5 * (client.num_locals * LOG_2PI - log_det(white))
+
+    def at(one: Array) -> Array:
+        z = mode.position[size:] - slope @ (one - mode.position[:size]) + noise @ white
+        logs = jax.vmap(lambda local: client.log_factor(jnp.concatenate([one, local])))(z)
+        return log_mean_exp(logs - log_noise) + constant
+
+    return jax.lax.map(at, theta, batch_size=32)
