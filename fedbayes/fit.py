@@ -5,12 +5,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from jax import Array
 
 import fedbayes.inference as inference
@@ -27,6 +26,9 @@ from fedbayes.inference.local.tilted import Tilted
 from fedbayes.model import Model
 from fedbayes.problem import Problem, make_problem
 from fedbayes.progress import Bar, Silent
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _K_HAT_LIMIT = 0.7
 
@@ -184,8 +186,13 @@ class FederatedFit:
         """The clients, in the order given."""
         return self._problem.names
 
+    @property
+    def method(self) -> Method:
+        """The configured method, with its tolerance."""
+        return self._method
+
     @cached_property
-    def rounds(self) -> xr.Dataset:
+    def rounds(self) -> "xr.Dataset":
         """Diagnostics per round, client and replicate."""
         return output.rounds_dataset(self._current.history, self._problem.names)
 

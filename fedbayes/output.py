@@ -1,13 +1,11 @@
 """Draws to ArviZ, in both of its generations: ``InferenceData`` (0.x) and ``DataTree`` (1.x)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from jax import Array
 
 from fedbayes.clients import ClientArrays
@@ -16,11 +14,16 @@ from fedbayes.model import Program
 from fedbayes.problem import Problem
 from fedbayes.sites import trace_sites
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 Groups = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[str]], attrs: Mapping[str, Any]) -> Any:
     """An ArviZ object from named groups of arrays ``(chain, draw, ...)``, with ``attrs`` on each group."""
+    import arviz as az
+
     groups = {name: {k: np.asarray(v) for k, v in group.items()} for name, group in groups.items() if group}
     names = {name for group in groups.values() for name in group}
     dims = {name: list(value) for name, value in dims.items() if name in names}
@@ -99,8 +102,10 @@ _PER_ROUND = ("kl", "change", "monte_carlo_noise", "step")
 _PER_CLIENT = ("code", "k_hat", "effective_draws", "influence")
 
 
-def rounds_dataset(history: Sequence[Mapping[str, np.ndarray]], names: Sequence[str]) -> xr.Dataset:
+def rounds_dataset(history: Sequence[Mapping[str, np.ndarray]], names: Sequence[str]) -> "xr.Dataset":
     """Diagnostics of each round: dimensions round, client and replicate."""
+    import xarray as xr
+
     replicates = max((record["change"].shape[0] for record in history if "change" in record), default=1)
 
     def gather(name: str, shape: tuple[int, ...]) -> np.ndarray:
