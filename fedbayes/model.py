@@ -115,7 +115,9 @@ class Program:
     def site_log_probs(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """Log-probability of every site, element by element, with the log Jacobians as sites of their own."""
         arguments = {**self.static, **data}
-        return compute_log_probs(self._substituted(theta, z), (), arguments, {}, sum_log_prob=False)[0]
+        # data that only fix shapes (the server's) need not lie in any support
+        with numpyro.validation_enabled(False):
+            return compute_log_probs(self._substituted(theta, z), (), arguments, {}, sum_log_prob=False)[0]
 
     def log_prior(self, theta: Array, data: Arrays) -> Array:
         """Log prior of the unconstrained globals, shape ``(d,)``, with the Jacobian.

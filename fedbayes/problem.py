@@ -105,7 +105,7 @@ def make_problem(
     first = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     checks.prior_ignores_data(names, buckets)
-    template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), buckets[0].clients.data)
+    template = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[1:], leaf.dtype), buckets[0].clients.data)
     prior = make_prior(lambda theta: first.log_prior(theta, template), first.globals.size)
     checks.outcomes_vary(model, names, arrays, prior)
     return Problem(names, first.globals, prior, tuple(buckets), tuple(arrays))

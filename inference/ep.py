@@ -33,7 +33,7 @@ from fedbayes.prior import Prior
 from fedbayes.problem import Problem
 
 K_HAT_LIMIT = 0.7
-_NOISE_TARGET = 0.05  # Monte Carlo noise of the global, in posterior sds, that needs no damping
+_NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that needs no damping
 _IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
 _BACKOFF, _MAX_BACKOFF = 0.8, 40
 
@@ -98,7 +98,7 @@ class EP:
         ``"laplace"`` or ``"variational"``.
     damping
         Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for it, so that
-        ``eta / (2 - eta) noise^2`` stays below ``0.05^2`` (in posterior sds).
+        ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
     start
         ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds); ``"prior"``: at one, so that the first
         cavity is the prior; ``"auto"``: the mode, except for local latents under a proper prior.
@@ -219,6 +219,8 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
         change = jnp.where(step > 0, rms_change(new, old) / step, jnp.inf)
         change = jnp.where(jnp.any(used), change, state.change)
         oscillates = (change > state.change) & (change > 4.0 * noise) & (change > config.tolerance)
+        # no smaller change is to be had: the last two rounds differ by noise alone
+        noise_limited = (change <= 5.0 * noise) & (change > 0.5 * state.change)
         ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
         moved = moved._replace(ceiling=ceiling, change=change)
         info = {
@@ -227,7 +229,7 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
             "monte_carlo_noise": noise,
             "step": step,
             "smallest_cavity_eigenvalue": jax.vmap(lambda site: _smallest_eigenvalue(new, new - site))(moved.sites),
-            "converged": change <= jnp.maximum(config.tolerance, 2.0 * noise),
+            "converged": (change <= config.tolerance) | noise_limited,
         }
         return moved, info
 
