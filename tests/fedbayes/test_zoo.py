@@ -107,7 +107,7 @@ def test_globals_locals_and_buckets(name):
 
 
 def test_planted_bugs_are_seen(monkeypatch):
-    """Negative control: a prior without its Jacobian, or padded rows that count, differ by far more than the tolerance."""
+    """Negative control: a prior without its Jacobian, or padded rows that count, differ by more than the tolerance."""
     problem = problem_of("centred")
     client = problem.client("client 0")
     x = points(problem.globals.size + client.num_locals)[0]

@@ -319,9 +319,7 @@ PROGRAMS = {
     "nested_plates": Program(nested_plates, lambda rng, n: {"y": rng.normal(size=(n, 3))}, ("tau", "beta")),
     "factor_only": Program(factor_only, real, ("mu",)),
     "loc_scale_reparam": Program(loc_scale_reparam, real, ("mu", "tau"), ("theta_decentered",)),
-    "transform_reparam": Program(
-        transform_reparam, real, ("mu",), ("theta_base",), keywords={"local": ("theta",)}
-    ),
+    "transform_reparam": Program(transform_reparam, real, ("mu",), ("theta_base",), keywords={"local": ("theta",)}),
     "unmarked": Program(unmarked, real, ("mu",), ("theta",), keywords={"local": ("theta",)}),
     "state_space": Program(
         state_space, real, ("decay",), ("state",), paddable=False, rows=(2, 3), keywords={"local": ("state",)}
