@@ -44,7 +44,7 @@ class FederatedAlgorithm(NamedTuple):
         Named variants of ``(shared, personal, client_state, client, key) -> (message, client_state, info)``: one client, pure, jit-
         and vmap-able. ``info["code"]`` is a :class:`~fedbayes.errors.ResultCode`. The first is used unless ``choose`` says otherwise.
     choose
-        ``(variants, infos) -> variants``: the variant of each client for the next round, from what the last one reported.
+        ``(variants, infos) -> variants``: the variant of each client for the next round, from what clients and server reported.
     aggregate
         ``(state, messages, used, key) -> (state, info)``; ``info["converged"]`` may stop the loop. With ``reduction="stack"``
         messages have a leading axis of clients and ``used``, shape ``(K,)``, says whose message counts; with ``"sum"`` they are

@@ -175,7 +175,7 @@ def _round(
         infos = {name: _scattered_info(np.asarray(leaf), active, num_clients) for name, leaf in replies.infos.items()}
         infos["code"] = codes
         variants = np.asarray(current.variants)
-        current.variants = algorithm.choose(current.variants, infos)
+        current.variants = algorithm.choose(current.variants, infos | {name: np.asarray(leaf) for name, leaf in info.items()})
         record = {name: np.asarray(leaf) for name, leaf in info.items()} | infos | {"solver": variants}
         quiet = bool(np.all(record.pop("converged")))
         current.quiet = (current.quiet | mask) if quiet else np.zeros(num_clients, bool)

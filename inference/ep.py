@@ -35,6 +35,7 @@ from fedbayes.problem import Problem
 K_HAT_LIMIT = 0.7
 _NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that needs no damping
 _IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
+_SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
 _BACKOFF, _MAX_BACKOFF = 0.8, 40
 
 
@@ -173,7 +174,7 @@ def make_solvers(config: EP, num_draws: int) -> dict[str, solvers.Solver]:
     estimator = diagonal_regression if config.family == "diagonal" else _MOMENTS[config.moments]
     known = {
         "importance": partial(solvers.importance, num_draws=num_draws, estimator=estimator),
-        "nuts": partial(solvers.nuts, num_draws=num_draws, num_warmup=50, estimator=estimator),
+        "nuts": partial(solvers.nuts, num_draws=num_draws, num_warmup=30, estimator=estimator),
         "laplace": solvers.laplace,
         "variational": partial(solvers.variational, num_draws=num_draws),
     }
@@ -189,13 +190,19 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
 
     def init(key: Array, previous: ModeState | None) -> EPState:
         infinity = jnp.full((), jnp.inf)
-        if previous is not None:
-            return EPState(_in_family(previous.sites, diagonal), previous.prior, jnp.ones(()), infinity)
         start = prior.gaussian
         if start is None:  # a wide cavity: what a non-Gaussian prior looks like as a whole
             wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
             start = _prior_site(prior, prior_solver, wide, wide, key).site
-        return EPState(Gaussian.neutral(prior.size, (num_clients,)), start, jnp.ones(()), infinity)
+        state = EPState(Gaussian.neutral(prior.size, (num_clients,)), start, jnp.ones(()), infinity)
+        if previous is None:
+            return state
+        # where the factors are not log-concave, the expansions at the mode may leave a cavity improper: then their convex part may do
+        convex = state._replace(sites=_in_family(_convex(previous.sites, previous.best), diagonal))
+        exact = state._replace(sites=_in_family(previous.sites, diagonal), prior=previous.prior)
+        for candidate in (convex, exact):
+            state = jax.tree.map(partial(jnp.where, _all_proper(candidate)), candidate, state)
+        return state
 
     def broadcast(state: EPState) -> tuple[Shared, Gaussian]:
         everybody = state.global_()
@@ -212,7 +219,7 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
             refined = _prior_site(prior, prior_solver, old - state.prior, old, key)
             prior_target = _where(_usable(refined), refined.site, state.prior)
         noise = jnp.sqrt(jnp.sum(jnp.where(used, messages.noise, 0.0)) / prior.size)
-        wanted = _damping(noise) if config.damping is None else jnp.asarray(config.damping)
+        wanted = _damping(noise, state.change) if config.damping is None else jnp.asarray(config.damping)
         wanted = jnp.minimum(wanted, state.ceiling)
         moved, step = _largest_proper_step(state, target, prior_target, wanted)
         new = moved.global_()
@@ -236,7 +243,9 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
     def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
         if config.solver != "auto":
             return list(variants)
-        heavy = infos["k_hat"].reshape(len(variants), -1).max(axis=1) > K_HAT_LIMIT
+        if np.max(infos["change"]) > _SETTLED:  # early cavities are wide, and their k-hat says little about the later ones
+            return list(variants)
+        heavy = infos["k_hat"].reshape(len(variants), -1).mean(axis=1) > K_HAT_LIMIT
         return ["nuts" if bad else variant for variant, bad in zip(variants, heavy, strict=True)]
 
     return FederatedAlgorithm(
@@ -307,10 +316,10 @@ def _prior_site(prior: Prior, solver: Callable, cavity: Gaussian, everybody: Gau
     return solver(Tilted(prior, cavity.symmetrised()), warm, jax.random.fold_in(key, 0))
 
 
-def _damping(noise: Array) -> Array:
-    """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target."""
+def _damping(noise: Array, last_change: Array) -> Array:
+    """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target; all of it while far from stationary."""
     ratio = (_NOISE_TARGET / jnp.maximum(noise, 1e-12)) ** 2
-    return jnp.minimum(1.0, 2.0 * ratio / (1.0 + ratio))
+    return jnp.where(last_change > 5.0 * noise, 1.0, jnp.minimum(1.0, 2.0 * ratio / (1.0 + ratio)))
 
 
 def _largest_proper_step(
@@ -365,6 +374,14 @@ def rms_change(new: Gaussian, old: Gaussian) -> Array:
 def log_evidence(state: EPState) -> Array:
     """EP's estimate of the log marginal likelihood: the log integral of the prior times the scaled sites."""
     return state.global_().log_integral()
+
+
+def _convex(sites: Gaussian, position: Array) -> Gaussian:
+    """Sites with the same slope at ``position`` and without negative curvature."""
+    values, vectors = jnp.linalg.eigh(sites.precision)
+    precision = (vectors * jnp.maximum(values, 0.0)[:, None, :]) @ jnp.swapaxes(vectors, 1, 2)
+    slope = sites.shift - sites.precision @ position
+    return Gaussian(slope + precision @ position, precision, sites.log_scale)
 
 
 def _expanded(site: Gaussian) -> Gaussian:

@@ -123,7 +123,7 @@ def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) 
             "monte_carlo_noise": jnp.zeros(()),
             "step": 1.0 / (1.0 + damping),
             "smallest_cavity_eigenvalue": jnp.full(num_clients, jnp.nan),
-            "converged": improved & proper & (change < tolerance),
+            "converged": proper & (change < tolerance),
         }
         return new, info
 
@@ -163,7 +163,7 @@ def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array,
     first = jnp.argmax(proper)
     white = jnp.where(jnp.any(proper), whites[first], jnp.zeros_like(model.precision))
     step = white.T @ (white @ slope)
-    return step, slope @ step, (first == 0) & (damping == 0.0), ladder[first]
+    return step, slope @ step, (first == 0) & (damping <= 0.01), ladder[first]
 
 
 def _expansion(client: Client, theta: Array, z: Array, key: Array, num_draws: int) -> tuple[ModeMessage, Array]:

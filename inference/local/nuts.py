@@ -43,7 +43,7 @@ def nuts_chains(
             num_warmup,
             step_size=warm.step_size,
             adapt_mass_matrix=False,
-            max_tree_depth=7,
+            max_tree_depth=5,
             rng_key=chain_key,
         )
 
