@@ -1,0 +1,201 @@
+"""A fit interrupted after any round and resumed is the fit without interruption, bit for bit."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedbayes as fb
+from fedbayes.algorithm import replicated
+from fedbayes.checkpoint import Checkpoint
+from fedbayes.executors import Batched
+from fedbayes.federation import run_phases
+from fedbayes.inference.ep import EP
+from fedbayes.problem import make_problem
+from fedbayes.progress import Silent
+
+KEY = jax.random.key(2)
+METHOD = EP(num_draws=64, num_replicates=2, solver="importance", start="mode", tolerance=1e-9)
+ROUNDS = 3
+
+
+def model(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.5))
+    numpyro.sample("y", dist.Normal(mu, tau), obs=y)
+
+
+def make_clients(seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    return {name: {"y": rng.normal(size=n)} for name, n in (("north", 5), ("south", 8))}
+
+
+class Killed(Exception):
+    pass
+
+
+class Kills(Batched):
+    """Dies in the middle of a round."""
+
+    def __init__(self, executor, after):
+        self.executor, self.left = executor, after
+
+    def start(self, *arguments):
+        return self.executor.start(*arguments)
+
+    def run(self, *arguments):
+        result = self.executor.run(*arguments)
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        return result
+
+
+@pytest.fixture(scope="module")
+def phases():
+    """The problem, its phases and an executor that is compiled once for all of this file's fits."""
+    with jax.enable_x64(True):
+        problem = make_problem(model, make_clients())
+        numbers = (1, METHOD.num_replicates)
+        replicates = [
+            phase._replace(algorithm=replicated(phase.algorithm, n))
+            for phase, n in zip(METHOD.phases(problem), numbers, strict=True)
+        ]
+        return problem, replicates, Batched()
+
+
+def run(phases, path=None, after=None):
+    problem, algorithms, executor = phases
+    with jax.enable_x64(True):
+        return run_phases(
+            algorithms,
+            problem,
+            executor if after is None else Kills(executor, after),
+            KEY,
+            num_rounds=ROUNDS,
+            participation=1.0,
+            progress=Silent(),
+            checkpoint=None if path is None else Checkpoint(path, "this fit"),
+        )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(phases):
+    return run(phases)
+
+
+def assert_same(ours, theirs):
+    assert (ours.phase, ours.rounds_in_phase, ours.converged) == (
+        theirs.phase,
+        theirs.rounds_in_phase,
+        theirs.converged,
+    )
+    assert list(ours.variants) == list(theirs.variants)
+    np.testing.assert_array_equal(ours.quiet, theirs.quiet)
+    for one, two in zip(jax.tree.leaves(ours.state), jax.tree.leaves(theirs.state), strict=True):
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one, two)
+    for one, two in zip(jax.tree.leaves(ours.clients), jax.tree.leaves(theirs.clients), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert len(ours.history) == len(theirs.history)
+    for one, two in zip(ours.history, theirs.history, strict=True):
+        assert set(one) == set(two)
+        for name in set(one) - {"seconds"}:
+            np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+def test_there_are_rounds_of_both_phases(uninterrupted):
+    assert {str(record["phase"]) for record in uninterrupted.history} == {"mode", "EP"}
+    assert len(uninterrupted.history) >= 5
+
+
+@pytest.mark.parametrize("left", range(1, 7))
+def test_killed_and_resumed(phases, uninterrupted, tmp_path, left):
+    """Killed inside the round that is the ``left``-th from the end: before, at and after the change of phase."""
+    done = len(uninterrupted.history) - left
+    if done < 0:
+        pytest.skip("the fit has fewer rounds")
+    path = tmp_path / "fit.npz"
+    with pytest.raises(Killed):
+        run(phases, path, after=done)
+    assert path.exists() == (done > 0)
+    assert not path.with_name("fit.npz.partial").exists()
+    assert_same(run(phases, path), uninterrupted)
+
+
+def test_killed_twice(phases, uninterrupted, tmp_path):
+    path = tmp_path / "deep" / "fit.npz"
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run(phases, path, after=1)
+    assert_same(run(phases, path), uninterrupted)
+
+
+def test_a_finished_fit_is_not_run_again(phases, uninterrupted, tmp_path):
+    path = tmp_path / "fit.npz"
+    run(phases, path)
+    assert_same(run(phases, path, after=0), uninterrupted)  # any round would be killed
+
+
+def test_a_lost_half_written_file_is_ignored(phases, uninterrupted, tmp_path):
+    path = tmp_path / "fit.npz"
+    with pytest.raises(Killed):
+        run(phases, path, after=2)
+    path.with_name("fit.npz.partial").write_bytes(b"half")
+    assert_same(run(phases, path), uninterrupted)
+
+
+def test_planted_bug_is_seen(phases, uninterrupted, tmp_path, monkeypatch):
+    """Negative control: clients' private states left out of the checkpoint are noticed."""
+    path = tmp_path / "fit.npz"
+    with pytest.raises(Killed):
+        run(phases, path, after=len(uninterrupted.history) - 1)
+    original = Checkpoint.read
+
+    def forgetful(self, begin):
+        current = original(self, begin)
+        current.clients = begin(current.phase).clients
+        return current
+
+    monkeypatch.setattr(Checkpoint, "read", forgetful)
+    with pytest.raises(AssertionError):
+        assert_same(run(phases, path), uninterrupted)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A checkpoint of ``fit_federated``, and the keywords it was written with."""
+    path = tmp_path_factory.mktemp("checkpoint") / "fit.npz"
+    keywords = {"key": KEY, "method": "laplace", "progress": False, "checkpoint": path}
+    fit = fb.fit_federated(model, make_clients(), **keywords)
+    return keywords, fit
+
+
+def test_fit_federated_resumes(written):
+    keywords, fit = written
+    again = fb.fit_federated(model, make_clients(), **keywords)
+    np.testing.assert_array_equal(again.moments()[0], fit.moments()[0])
+    assert again.converged
+
+
+OTHERS = {
+    "key": ({"key": jax.random.key(3)}, make_clients()),
+    "method": ({"method": EP(num_draws=64)}, make_clients()),
+    "options": ({"method": fb.Laplace(tolerance=1e-4)}, make_clients()),
+    "names": ({}, {name.upper(): data for name, data in make_clients().items()}),
+    "another client": ({}, make_clients() | {"west": {"y": np.ones(3)}}),
+    "data": ({}, make_clients(seed=1)),
+    "rows": ({}, {name: {"y": data["y"][:3]} for name, data in make_clients().items()}),
+    "precision": ({"dtype": np.float32}, make_clients()),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_checkpoint_of_another_fit_is_refused(case, written):
+    keywords, _ = written
+    other, clients = OTHERS[case]
+    with pytest.raises(
+        ValueError, match=r"The checkpoint '.*fit.npz' belongs to another fit: .*Use another path, or delete"
+    ):
+        fb.fit_federated(model, clients, **(keywords | other))

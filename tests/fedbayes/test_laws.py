@@ -1,0 +1,295 @@
+"""Laws that every federated algorithm obeys, over a table of algorithms and the executors."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from fedbayes.algorithm import replicated
+from fedbayes.errors import ResultCode
+from fedbayes.executors import Batched, Loopback, Sequential
+from fedbayes.federation import run_phases
+from fedbayes.inference.ep import EP
+from fedbayes.inference.mode import Laplace
+from fedbayes.problem import make_problem
+from fedbayes.progress import Silent
+
+KEY = jax.random.key(8)
+SMALL = {"num_draws": 64, "tolerance": 1e-9}
+ALGORITHMS = {
+    "laplace": Laplace(num_draws=64),
+    "ep": EP(**SMALL, num_replicates=2, solver="importance", start="prior"),
+    "ep-from-mode": EP(**SMALL, num_replicates=1, solver="laplace", start="mode", damping=0.7),
+    "ep-variational": EP(**SMALL, num_replicates=1, solver="variational", start="prior"),
+    "ep-diagonal": EP(**SMALL, num_replicates=1, solver="importance", start="prior", family="diagonal"),
+}
+NO_DRAWS = ("laplace", "ep-from-mode")  # without locals no randomness at all
+ROUNDS = 2
+
+
+class Counted:
+    """A small model that counts its traces and sees its precision."""
+
+    def __init__(self):
+        self.traces, self.dtypes = 0, set()
+
+    def __call__(self, y):
+        self.traces += 1
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.5))
+        self.dtypes |= {jnp.result_type(mu), jnp.result_type(tau), jnp.result_type(y)}
+        numpyro.sample("y", dist.Normal(mu, 0.2 + tau), obs=y)
+
+
+def make_clients() -> dict:
+    rng = np.random.default_rng(4)
+    return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in (("ada", 1), ("bo", 3), ("cy", 6))}
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def problem():
+    with jax.enable_x64(True):
+        return make_problem(Counted(), make_clients())
+
+
+def make_phases(name, problem):
+    method = ALGORITHMS[name]
+    phases = method.phases(problem)
+    numbers = [1] * (len(phases) - 1) + [method.num_replicates]
+    return [phase._replace(algorithm=replicated(phase.algorithm, n)) for phase, n in zip(phases, numbers, strict=True)]
+
+
+def run(name, problem, executor=None, *, phases=None, rounds=ROUNDS, participation=1.0, progress=None):
+    """The last state of an algorithm, and the Gaussian that stands for the posterior."""
+    phases = make_phases(name, problem) if phases is None else phases
+    current = run_phases(
+        phases,
+        problem,
+        executor or Batched(),
+        KEY,
+        num_rounds=rounds,
+        participation=participation,
+        progress=progress or Silent(),
+        checkpoint=None,
+    )
+    return current, phases[-1].algorithm.posterior(current.state)
+
+
+def assert_equal(ours, theirs, rtol=0.0, atol=0.0):
+    for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(two), rtol=rtol, atol=atol)
+
+
+@pytest.fixture(scope="module")
+def reference(problem):
+    """Each algorithm's batched run, made once."""
+    return cache(lambda name: run(name, problem))
+
+
+def mesh():
+    devices = jax.devices("cpu")[:2]
+    assert len(devices) == 2, "tests/conftest.py asks for two host devices"
+    return jax.sharding.Mesh(np.array(devices), ("clients",))
+
+
+EXECUTORS = {
+    "chunk of 1": lambda: Batched(chunk=1),
+    "chunk of 2": lambda: Batched(chunk=2),
+    "sequential": Sequential,
+    "loopback": Loopback,
+    "two devices": lambda: Batched(mesh()),
+}
+
+
+SLOW = ("ep-variational", "ep-diagonal")
+PAIRS = [("ep", executor) for executor in EXECUTORS] + [
+    pytest.param(name, executor, marks=[pytest.mark.slow] if name in SLOW else [])
+    for name in ALGORITHMS
+    if name != "ep"
+    for executor in ("chunk of 1", "loopback")
+]
+
+
+@pytest.mark.parametrize(("name", "executor"), PAIRS)
+def test_executors_agree(name, executor, problem, reference):
+    current, posterior = run(name, problem, EXECUTORS[executor]())
+    expected, expected_posterior = reference(name)
+    assert_equal(posterior, expected_posterior, rtol=1e-12, atol=1e-12)
+    assert_equal(current.clients, expected.clients, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(current.history[-1]["code"], expected.history[-1]["code"])
+
+
+def test_executor_without_jit_agrees(problem, reference):
+    _, posterior = run("laplace", problem, Sequential(compiled=False))
+    assert_equal(posterior, reference("laplace")[1], rtol=1e-10, atol=1e-10)
+
+
+def test_loopback_counts_bytes(problem):
+    executor = Loopback()
+    run("ep-from-mode", problem, executor, rounds=1)
+    down, up = executor.bytes_down, executor.bytes_up
+    assert 0 < up < 20_000 * 3
+    assert 0 < down < 20_000 * 30
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_state_keeps_its_shapes_and_dtypes(name, problem, reference):
+    phase = make_phases(name, problem)[-1]
+    start = jax.eval_shape(phase.algorithm.init, KEY, None)
+    shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(start)]
+    assert shapes == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(reference(name)[0].state)]
+    assert all(dtype == np.float64 for _, dtype in shapes)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_local_update_under_eval_shape(name, problem):
+    """Nothing in a client's update depends on values, and its private state comes back in the shapes it went in."""
+    algorithm = make_phases(name, problem)[-1].algorithm
+    client = problem.client("bo")
+    shared, personal = jax.eval_shape(lambda: algorithm.broadcast(algorithm.init(KEY, None)))
+    personal = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), personal)
+    private = jax.eval_shape(algorithm.init_client, client, KEY)
+    for update in algorithm.local_updates.values():
+        _, after, info = jax.eval_shape(update, shared, personal, private, client, KEY)
+        assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
+            lambda leaf: (leaf.shape, leaf.dtype), private
+        )
+        assert "code" in info
+
+
+@pytest.mark.parametrize("name", ["laplace", "ep"])
+def test_renaming_changes_nothing(name, reference):
+    renamed = {f"{k}th": data for k, data in enumerate(make_clients().values())}
+    _, posterior = run(name, make_problem(Counted(), renamed))
+    assert_equal(posterior, reference(name)[1])
+
+
+@pytest.mark.parametrize("name", NO_DRAWS)
+def test_permuting_changes_nothing(name, reference):
+    """A client's place is its identity, which only its random draws know of: without draws the order has no say."""
+    clients = make_clients()
+    _, posterior = run(name, make_problem(Counted(), {name: clients[name] for name in ("cy", "ada", "bo")}))
+    tolerance = 1e-10 if name == "laplace" else 1e-8  # the local mode is found to a Newton decrement of 1e-8
+    assert_equal(posterior, reference(name)[1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["ep", "ep-from-mode"])
+def test_inactive_clients_keep_their_sites(name, problem):
+    phases = make_phases(name, problem)
+    after_one, _ = run(name, problem, phases=phases, rounds=1)
+    masks = [np.ones(3, bool), np.array([True, False, True])]
+    after_two, _ = run(name, problem, phases=phases, participation=lambda round_, key: masks[round_])
+    one, two = after_one.state.sites, after_two.state.sites
+    if ALGORITHMS[name].damping is None:  # a step of less than one still lands on the old site
+        assert_equal(jax.tree.map(lambda leaf: leaf[:, 1], two), jax.tree.map(lambda leaf: leaf[:, 1], one))
+    assert np.any(two.precision[:, 0] != one.precision[:, 0])
+    mine = lambda current: jax.tree.map(lambda leaf: leaf[1], current.clients[0])  # noqa: E731
+    assert_equal(mine(after_two), mine(after_one))
+    assert after_two.history[-1]["code"][1].item(0) == ResultCode.INACTIVE
+
+
+@pytest.mark.parametrize("name", ["ep"])
+def test_nobody_active_changes_nothing(name, problem):
+    phases = make_phases(name, problem)
+    before, _ = run(name, problem, phases=phases, rounds=1)
+    nobody = lambda round_, key: np.full(3, round_ == 0)  # noqa: E731
+    after, _ = run(name, problem, phases=phases, rounds=3, participation=nobody)
+    assert_equal(after.state, before.state)
+    assert_equal(after.clients, before.clients)
+    assert after.rounds_in_phase == 3
+    assert not after.converged
+
+
+def test_fraction_of_the_clients(problem):
+    current, _ = run("ep", problem, rounds=4, participation=0.4)
+    active = np.stack([record["active"] for record in current.history])
+    np.testing.assert_array_equal(active.sum(axis=1), 1)  # 0.4 of 3, rounded
+    assert active.any(axis=0).sum() > 1  # drawn afresh
+
+
+class Traces(Silent):
+    """The number of traces of the model after each round."""
+
+    def __init__(self, model):
+        self.model, self.seen = model, []
+
+    def after_round(self, phase, record, budget):
+        self.seen.append((phase, self.model.traces))
+
+
+@pytest.mark.parametrize(
+    ("name", "executor"), [*((name, Batched) for name in ALGORITHMS), ("ep", Sequential), ("laplace", Sequential)]
+)
+def test_local_update_compiles_once(name, executor):
+    model = Counted()
+    problem = make_problem(model, make_clients())
+    traces = Traces(model)
+    run(name, problem, executor(), rounds=3, progress=traces)
+    for phase in {phase for phase, _ in traces.seen}:
+        counts = [count for label, count in traces.seen if label == phase]
+        assert len(counts) > 1
+        assert len(set(counts)) == 1, f"{phase}: traced again after its first round, {counts}"
+
+
+@pytest.mark.parametrize("name", ["laplace", "ep"])
+def test_float32_model(name, reference):
+    model = Counted()
+    problem = make_problem(model, make_clients(), dtype=np.float32)
+    model.dtypes.clear()
+    current, posterior = run(name, problem)
+    assert model.dtypes == {jnp.dtype(np.float32)}
+    assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(current.state))
+    mean, covariance = jax.vmap(lambda q: q.moments())(posterior)
+    expected, variance = jax.vmap(lambda q: q.moments())(reference(name)[1])
+    sd = np.sqrt(np.diagonal(variance, axis1=1, axis2=2))
+    assert np.max(np.abs((mean - expected) / sd)) < 1e-2
+    assert np.all(np.isfinite(covariance))
+
+
+def conjugate(y):
+    mu = numpyro.sample("mu", dist.Normal(0.5, 2.0))
+    numpyro.sample("y", dist.Normal(mu, 1.5), obs=y)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 1, 5)])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_client_and_one_row_are_exact(name, sizes):
+    rng = np.random.default_rng(1)
+    data = [rng.normal(1.0, 1.5, size=n) for n in sizes]
+    problem = make_problem(conjugate, {f"c{k}": {"y": y} for k, y in enumerate(data)})
+    phases = make_phases(name, problem)
+    _, posterior = run(name, problem, phases=phases, rounds=30 if name == "ep-from-mode" else ROUNDS)
+    precision = 1 / 4 + sum(sizes) / 1.5**2
+    mean = (0.5 / 4 + np.concatenate(data).sum() / 1.5**2) / precision
+    np.testing.assert_allclose(posterior.precision.ravel(), precision, rtol=1e-10)
+    np.testing.assert_allclose(posterior.shift.ravel() / precision, mean, rtol=1e-10)
+    log_integral = jax.vmap(lambda q: q.log_integral())(posterior)
+    y = np.concatenate(data)
+    cov = 1.5**2 * np.eye(len(y)) + 4.0
+    evidence = dist.MultivariateNormal(jnp.full(len(y), 0.5), covariance_matrix=cov).log_prob(y)
+    if name != "ep-variational":  # its bound on the evidence has a Monte Carlo error
+        np.testing.assert_allclose(log_integral, evidence, rtol=1e-8)
+    assert np.all(np.abs(log_integral - evidence) < 0.05)
+
+
+def test_planted_bug_breaks_the_closed_form():
+    """Negative control: with the prior counted twice the closed form is missed, by far more than the tolerance."""
+    problem = make_problem(conjugate, {"c": {"y": np.array([1.0, 2.0])}, "d": {"y": np.array([0.3])}})
+    (phase,) = make_phases("ep", problem)
+    twice = phase.algorithm._replace(
+        init=lambda key, previous: (state := phase.algorithm.init(key, previous))._replace(
+            prior=state.prior.scaled(2.0)
+        )
+    )
+    _, posterior = run("ep", problem, phases=[phase._replace(algorithm=twice)])
+    assert np.all(np.abs(posterior.precision.ravel() / (1 / 4 + 3 / 1.5**2) - 1.0) > 1e-2)
