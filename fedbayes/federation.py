@@ -93,10 +93,10 @@ def run_phases(
     FederatedError
         No client could be used and the global is not proper.
     """
-    programs = [_Compiled(phase.algorithm) for phase in phases]
-    current = None if checkpoint is None else checkpoint.read(lambda p: _begin(phases, p, None, problem, executor, key))
+    programs = [CompiledServer(phase.algorithm) for phase in phases]
+    current = None if checkpoint is None else checkpoint.read(lambda p: begin_phase(phases, p, None, problem, executor, key))
     if current is None:
-        current = _begin(phases, 0, None, problem, executor, key)
+        current = begin_phase(phases, 0, None, problem, executor, key)
     while True:
         phase = phases[current.phase]
         last = current.phase == len(phases) - 1
@@ -104,16 +104,16 @@ def run_phases(
         stops = not last or until == "converged"
         while current.rounds_in_phase < budget and not (current.converged and stops):
             mask = _mask(phase, participation, current, problem, key)
-            _round(programs[current.phase], problem, executor, current, mask, _round_key(key, current))
+            run_round(programs[current.phase], problem, executor, current, mask, _round_key(key, current))
             progress.after_round(phase.algorithm.name, current.history[-1], budget)
             if checkpoint is not None:
                 checkpoint.write(current)
         if last:
             return current
-        current = _begin(phases, current.phase + 1, current, problem, executor, key)
+        current = begin_phase(phases, current.phase + 1, current, problem, executor, key)
 
 
-def _begin(
+def begin_phase(
     phases: list[Phase], index: int, before: Progressing | None, problem: Problem, executor: Executor, key: Array
 ) -> Progressing:
     algorithm = phases[index].algorithm
@@ -141,7 +141,7 @@ def _round_key(key: Array, current: Progressing) -> Array:
     return jax.random.fold_in(jax.random.fold_in(key, current.phase), current.rounds_in_phase)
 
 
-class _Compiled:
+class CompiledServer:
     """The server's half, compiled once."""
 
     def __init__(self, algorithm: FederatedAlgorithm) -> None:
@@ -150,8 +150,8 @@ class _Compiled:
         self.aggregate = jax.jit(algorithm.aggregate)
 
 
-def _round(
-    program: _Compiled, problem: Problem, executor: Executor, current: Progressing, mask: np.ndarray, key: Array
+def run_round(
+    program: CompiledServer, problem: Problem, executor: Executor, current: Progressing, mask: np.ndarray, key: Array
 ) -> None:
     started = time.perf_counter()
     algorithm, num_clients = program.algorithm, len(problem.names)
