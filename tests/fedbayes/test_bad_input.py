@@ -190,7 +190,7 @@ BAD_MODELS = {
 @pytest.mark.parametrize("case", BAD_MODELS)
 def test_bad_models(case, monkeypatch):
     model, clients, message = BAD_MODELS[case]
-    monkeypatch.setattr("fedbayes.federation._begin", None)  # nothing is begun
+    monkeypatch.setattr("fedbayes.fit.run_phases", None)  # no round is begun
     with pytest.raises(fb.ModelError, match=message):
         fit(model, clients)
 

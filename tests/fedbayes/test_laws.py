@@ -129,6 +129,7 @@ def test_executors_agree(name, executor, problem, reference):
     np.testing.assert_array_equal(current.history[-1]["code"], expected.history[-1]["code"])
 
 
+@pytest.mark.slow
 def test_executor_without_jit_agrees(problem, reference):
     _, posterior = run("laplace", problem, Sequential(compiled=False))
     assert_equal(posterior, reference("laplace")[1], rtol=1e-10, atol=1e-10)
@@ -228,7 +229,12 @@ class Traces(Silent):
 
 
 @pytest.mark.parametrize(
-    ("name", "executor"), [*((name, Batched) for name in ALGORITHMS), ("ep", Sequential), ("laplace", Sequential)]
+    ("name", "executor"),
+    [
+        *((name, Batched) for name in ALGORITHMS if name not in SLOW),
+        *(pytest.param(name, Batched, marks=pytest.mark.slow) for name in SLOW),
+        ("laplace", Sequential),
+    ],
 )
 def test_local_update_compiles_once(name, executor):
     model = Counted()
@@ -241,7 +247,7 @@ def test_local_update_compiles_once(name, executor):
         assert len(set(counts)) == 1, f"{phase}: traced again after its first round, {counts}"
 
 
-@pytest.mark.parametrize("name", ["laplace", "ep"])
+@pytest.mark.parametrize("name", ["laplace", pytest.param("ep", marks=pytest.mark.slow)])
 def test_float32_model(name, reference):
     model = Counted()
     problem = make_problem(model, make_clients(), dtype=np.float32)

@@ -1,6 +1,6 @@
 """NumPyro programs of many kinds, split into prior and factor: nothing is lost, nothing counted twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import jax
@@ -47,11 +47,9 @@ def reference(program: zoo.Program) -> Callable:
     return enum(config_enumerate(seed(program.model, 0)), -2)
 
 
-@cache
-def evaluated(name: str) -> dict[str, list[np.ndarray]]:
-    """Per client, at the same points: prior + padded factor, its gradient, and NumPyro's own joint density."""
+def evaluated(name: str) -> Iterator[tuple[np.ndarray, ...]]:
+    """Per client, at the same points: prior + factor with its gradient, plain and padded, and NumPyro's own joint."""
     program, problem = PROGRAMS[name], problem_of(name)
-    found = {"split": [], "gradient": [], "padded": [], "numpyro": []}
     for place, client_name in enumerate(problem.names):
         client, arrays = problem.client(client_name), problem.arrays[place]
         size = client.program.globals.size
@@ -62,48 +60,31 @@ def evaluated(name: str) -> dict[str, list[np.ndarray]]:
             params = client.program.globals.unravel(theta) | client.program.locals.unravel(z)
             prior = lambda x: problem.prior.log_density(x[:size])  # noqa: E731
             plain = lambda x: prior(x) + client.program.log_factor(x[:size], x[size:], data)  # noqa: E731
-            value, gradient = jax.value_and_grad(plain)(x)
+            padded = lambda x: prior(x) + client.log_factor(x)  # noqa: E731
             arguments = {**arrays.static, **data}
             joint = -potential_energy(reference(program), (), arguments, params, enum=program.enumerated)
-            padded = jax.value_and_grad(lambda x: prior(x) + client.log_factor(x))(x)
-            return value, gradient, padded, joint
+            return *jax.value_and_grad(plain)(x), *jax.value_and_grad(padded)(x), joint
 
         values = jax.jit(jax.vmap(both))(points(size + client.num_locals))
-        for key, value in zip(found, values, strict=True):
-            found[key].append(jax.tree.map(np.asarray, value))
-    return found
+        yield tuple(np.asarray(value) for value in values)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_split_is_numpyros_joint(name):
-    for ours, theirs in zip(evaluated(name)["split"], evaluated(name)["numpyro"], strict=True):
-        assert ours.dtype == np.float64
-        np.testing.assert_allclose(ours, theirs, rtol=RTOL, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_gradient_is_finite(name):
-    for gradient in evaluated(name)["gradient"]:
-        assert np.all(np.isfinite(gradient))
-        assert np.any(gradient != 0.0)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_padded_factor_is_the_plain_one(name):
-    found = evaluated(name)
-    for plain, slope, (padded, padded_slope) in zip(found["split"], found["gradient"], found["padded"], strict=True):
-        np.testing.assert_allclose(padded, plain, rtol=RTOL, atol=1e-10)
-        np.testing.assert_allclose(padded_slope, slope, rtol=1e-8, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_globals_locals_and_buckets(name):
+def test_program(name):
+    """One test per program, because its compilation is what costs."""
     program, problem = PROGRAMS[name], problem_of(name)
     assert sorted(problem.globals.names) == sorted(program.globals)
     for client in problem.names:
         assert sorted(problem.client(client).program.locals.names) == sorted(program.locals)
         assert problem.client(client).program.enumerated == program.enumerated
     assert len(problem.buckets) == (1 if program.paddable else len(program.rows))
+    for value, gradient, padded, padded_gradient, joint in evaluated(name):
+        assert value.dtype == np.float64
+        np.testing.assert_allclose(value, joint, rtol=RTOL, atol=1e-10)
+        assert np.all(np.isfinite(gradient))
+        assert np.any(gradient != 0.0)
+        np.testing.assert_allclose(padded, value, rtol=RTOL, atol=1e-10)
+        np.testing.assert_allclose(padded_gradient, gradient, rtol=1e-8, atol=1e-9)
 
 
 def test_planted_bugs_are_seen(monkeypatch):
