@@ -8,8 +8,10 @@ from importlib.metadata import version
 
 from fedbayes.clients import clients_from_dataframe
 from fedbayes.errors import ClientDataError, FederatedError, ModelError, NotConvergedWarning, ResultCode
-from fedbayes.fit import FederatedFit, fit_federated
+from fedbayes.fit import fit_federated, load_fit
+from fedbayes.fitted import FederatedFit
 from fedbayes.gaussian import Gaussian
+from fedbayes.hypothesis import excludes, probability_of_direction
 from fedbayes.inference.ep import EP
 from fedbayes.inference.mode import Laplace
 from fedbayes.sites import local
@@ -27,6 +29,9 @@ __all__ = [
     "NotConvergedWarning",
     "ResultCode",
     "clients_from_dataframe",
+    "excludes",
     "fit_federated",
+    "load_fit",
     "local",
+    "probability_of_direction",
 ]

@@ -1,11 +1,11 @@
 """``fit_federated``: a NumPyro program and clients in, a global posterior out."""
 
+import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,15 @@ import numpy as np
 from jax import Array
 
 import fedbayes.inference as inference
-from fedbayes import output
-from fedbayes.algorithm import Method, replicated
+from fedbayes.algorithm import Method, Phase, replicated
 from fedbayes.checkpoint import Checkpoint, fingerprint
-from fedbayes.clients import Client
-from fedbayes.errors import NotConvergedWarning, ResultCode
-from fedbayes.executors import EXECUTORS, Batched, Executor, Round
-from fedbayes.federation import Participation, Progressing, run_phases
-from fedbayes.gaussian import Gaussian
-from fedbayes.inference.local import sampling
-from fedbayes.inference.local.tilted import Tilted
+from fedbayes.errors import NotConvergedWarning
+from fedbayes.executors import EXECUTORS, Batched, Executor
+from fedbayes.federation import Participation, begin_phase, run_phases
+from fedbayes.fitted import FederatedFit, Presentation, saved_fingerprint
 from fedbayes.model import Model
 from fedbayes.problem import Problem, make_problem
 from fedbayes.progress import Bar, Silent
-
-if TYPE_CHECKING:
-    import xarray as xr
-
-_K_HAT_LIMIT = 0.7
 
 
 def fit_federated(
@@ -116,17 +107,14 @@ def fit_federated(
     configured = _method(method)
     _check_arguments(key, num_rounds, participation, num_draws, mesh, executor)
     runner = _executor(executor, mesh)
+    shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local))
+    bar = Bar() if progress else Silent()
     with jax.enable_x64(True):
         problem = make_problem(model, clients, local=local, dtype=dtype)
-        phases = configured.phases(problem)
-        final = len(phases) - 1
-        phases = [
-            phase._replace(algorithm=replicated(phase.algorithm, configured.num_replicates if i == final else 1))
-            for i, phase in enumerate(phases)
-        ]
-        text = f"{len(problem.names)} clients {_shortened(problem.names)}, globals {dict(problem.globals.shapes)}"
-        saved = None if checkpoint is None else Checkpoint(checkpoint, fingerprint(text, configured, jax.random.key_data(key)))
-        bar = Bar() if progress else Silent()
+        phases = _phases(configured, problem)
+        saved = None
+        if checkpoint is not None:
+            saved = Checkpoint(checkpoint, fingerprint(problem.description(), configured, jax.random.key_data(key)))
         try:
             current = run_phases(
                 phases,
@@ -141,314 +129,50 @@ def fit_federated(
         finally:
             bar.close()
         posterior = phases[-1].algorithm.posterior(current.state)
-        fit = FederatedFit(
-            problem, configured, posterior, current, runner, key, num_draws, dict(coords or {}), dict(dims or {}), tuple(local)
-        )
+    fit = FederatedFit(problem, configured, posterior, current, runner, key, shown)
     if not fit.converged:
         warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=2)
     return fit
 
 
-class FederatedFit:
-    """A fitted federation: the global posterior, the clients' own, and how the rounds went.
+def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mapping[str, Any]]) -> FederatedFit:
+    """A fit from the folder that ``fit.save(path)`` wrote, with the same model and clients.
 
-    Attributes
+    Parameters
     ----------
-    posterior
-        The Gaussian over the unconstrained globals, one per replicate (leading axis).
-    converged
-        Whether the tolerance was met with every client heard.
-    num_draws
-        Posterior draws per chain.
+    path
+        The folder. Its ``posterior.nc`` and ``rounds.nc`` can be read without this function, and without any data.
+    model, clients
+        As in :func:`fit_federated`; neither was saved.
+
+    Raises
+    ------
+    ValueError
+        The folder holds a fit of other clients or other globals.
     """
-
-    def __init__(
-        self,
-        problem: Problem,
-        method: Method,
-        posterior: Gaussian,
-        current: Progressing,
-        executor: Executor,
-        key: Array,
-        num_draws: int,
-        coords: dict,
-        dims: dict,
-        local: tuple[str, ...],
-    ) -> None:
-        self.posterior = posterior
-        self.converged = current.converged
-        self.num_draws = num_draws
-        self._problem, self._method, self._current, self._executor = problem, method, current, executor
-        self._key, self._coords, self._dims, self._local = key, coords, dims, local
-
-    @property
-    def client_names(self) -> tuple[str, ...]:
-        """The clients, in the order given."""
-        return self._problem.names
-
-    @property
-    def method(self) -> Method:
-        """The configured method, with its tolerance."""
-        return self._method
-
-    @cached_property
-    def rounds(self) -> "xr.Dataset":
-        """Diagnostics per round, client and replicate."""
-        return output.rounds_dataset(self._current.history, self._problem.names)
-
-    @property
-    def log_evidence(self) -> np.ndarray:
-        """Estimate of the log marginal likelihood per replicate; NaN under an improper prior."""
-        with jax.enable_x64(True):
-            return np.asarray(jax.vmap(Gaussian.log_integral)(self.posterior))
-
-    def moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean ``(replicate, d)`` and covariance ``(replicate, d, d)`` of the unconstrained globals."""
-        with jax.enable_x64(True):
-            mean, covariance = jax.vmap(Gaussian.moments)(self.posterior)
-            return np.asarray(mean), np.asarray(covariance)
-
-    @property
-    def monte_carlo_error(self) -> float:
-        """Spread of the replicates' means, in posterior sds (root mean square); NaN with one replicate."""
-        mean, covariance = self.moments()
-        if len(mean) < 2:
-            return float("nan")
-        sd = np.sqrt(np.diagonal(covariance.mean(axis=0)))
-        return float(np.sqrt(np.mean((mean.std(axis=0, ddof=1) / sd) ** 2)))
-
-    @cached_property
-    def _theta(self) -> Array:
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(self._key, 1_000_001), np.arange(self.num_chains))
-        return jax.vmap(lambda q, key: q.sample(key, self.num_draws))(self.posterior, keys)
-
-    @property
-    def num_chains(self) -> int:
-        """Replicates of the fit, the chains of the posterior."""
-        return self.posterior.shift.shape[0]
-
-    @cached_property
-    def idata(self) -> Any:
-        """The global posterior for ArviZ: ``posterior``, ``sample_stats`` and ``log_likelihood`` (one value per client and draw).
-
-        Draws are independent; chains are replicates of the whole fit. R-hat therefore compares replicates: it speaks about Monte
-        Carlo error, and not about the error of the Gaussian approximation.
-        """
-        with jax.enable_x64(True):
-            problem, theta = self._problem, self._theta
-            bucket = problem.buckets[0]
-            program, template = bucket.clients.program, problem.arrays[int(bucket.members[0])]
-            joint = jnp.concatenate([theta, jnp.zeros((*theta.shape[:2], program.locals.size))], axis=-1)
-            values = output.constrained(program, template, joint)
-            values = {name: values[name] for name in output.global_sites(problem)}
-            lp = jax.vmap(lambda q, draws: jax.vmap(q.normalised().log_value)(draws))(self.posterior, theta)
-            groups = {
-                "posterior": values,
-                "sample_stats": {"lp": np.asarray(lp)},
-                "log_likelihood": {"client": self._log_likelihood(theta)},
-            }
-        return self._to_arviz(groups, template, {"client": ["client_name"]}, {"client_name": list(problem.names)})
-
-    def _log_likelihood(self, theta: Array) -> np.ndarray:
-        """One more exchange: the draws go out, each client answers with its log-likelihood at them."""
-
-        def reply(shared: Array, cavity: Gaussian, state: Any, client: Client, key: Array) -> tuple[Array, Any, dict]:
-            values = jax.vmap(sampling.log_likelihoods, (None, 0, 0, None))(client, cavity, shared, key)
-            return values, state, {}
-
-        names = self._problem.names
-        algorithm = _Exchange({"log_likelihood": reply})
-        cavities = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), self._cavities())
-        work = Round(theta, cavities, self._key, np.arange(len(names)), ["log_likelihood"] * len(names))
-        replies, _ = self._executor.run(algorithm, self._problem, self._current.clients, work)
-        return np.moveaxis(np.asarray(replies.messages), 0, -1)
-
-    def _cavities(self) -> Gaussian:
-        """Everybody's posterior without one client's site, leading axes replicate and client."""
-        sites = self._current.state.sites
-        return jax.vmap(lambda q, site: jax.vmap(lambda one: (q - one).symmetrised())(site))(self.posterior, sites)
-
-    def client_posterior(self, name: str) -> Any:
-        """One client's posterior: its local latents and the globals, given everybody's data.
-
-        Draws of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in its place the
-        client's data would count twice).
-
-        Parameters
-        ----------
-        name
-            The client.
-
-        Returns
-        -------
-        InferenceData or DataTree
-            Group ``posterior``.
-
-        Raises
-        ------
-        KeyError
-            Unknown client.
-        """
-        with jax.enable_x64(True):
-            client = self._problem.client(name)
-            place = self.client_names.index(name)
-            cavity = jax.tree.map(lambda leaf: leaf[:, place], self._cavities())
-            return self._personal(client, self._problem, name, cavity)
-
-    def adapt(self, new_client: Mapping[str, Any]) -> Any:
-        """Posterior of a client that joins after the fit: the global posterior is its prior.
-
-        Parameters
-        ----------
-        new_client
-            The model's keyword arguments.
-
-        Returns
-        -------
-        InferenceData or DataTree
-            Group ``posterior``: its local latents, and the globals updated by its data.
-        """
-        name = "new client"
-        dtype = self._problem.buckets[0].clients.program.dtype
-        with jax.enable_x64(True):
-            model = self._problem.buckets[0].clients.program.model
-            problem = make_problem(model, {name: new_client}, local=self._local, dtype=dtype)
-            return self._personal(problem.client(name), problem, name, self.posterior)
-
-    def _personal(self, client: Client, problem: Problem, name: str, cavity: Gaussian) -> Any:
-        arrays = problem.arrays[problem.names.index(name)]
-        draws, k_hat, solver = self._personal_draws(client, cavity)
-        values = output.constrained(client.program, arrays, draws)
-        attrs = {"client": name, "k_hat": k_hat, "solver": solver}
-        return self._to_arviz({"posterior": values}, arrays, {}, {}, attrs)
-
-    def _personal_draws(self, client: Client, cavity: Gaussian) -> tuple[Array, float, str]:
-        num = -(-self.num_draws // 4) * 4
-        start = jnp.concatenate([self.moments()[0][0], jnp.zeros(client.num_locals)])
-        keys = jax.random.split(jax.random.fold_in(client_seed(self._key), client.index), self.num_chains)
-        resample = jax.jit(
-            jax.vmap(lambda cavity, key: sampling.resampled(Tilted(client, cavity), start, key, num))
-        )
-        draws, k_hats = resample(cavity, keys)
-        k_hat = float(jnp.max(k_hats))
-        if k_hat <= _K_HAT_LIMIT:
-            return draws[:, : self.num_draws], k_hat, "importance"
-        chain = jax.jit(jax.vmap(lambda cavity, key: sampling.chained(Tilted(client, cavity), start, key, num)))
-        return chain(cavity, keys)[:, : self.num_draws], k_hat, "nuts"
-
-    def predict(self, client: str | None = None, *, key: Array | None = None, **arguments: Any) -> Any:
-        """Posterior predictive draws of the observed sites.
-
-        Parameters
-        ----------
-        client
-            Predict for this client, with its local latents; ``None``: for a new client, whose locals come from the model.
-        key
-            Defaults to one derived from the fit's.
-        **arguments
-            The model's keyword arguments with the outcome left out, such as ``x=new_rows``.
-
-        Returns
-        -------
-        InferenceData or DataTree
-            Group ``posterior_predictive``.
-        """
-        from numpyro.infer import Predictive
-
-        program = self._problem.buckets[0].clients.program
-        source = self.idata if client is None else self.client_posterior(client)
-        latents = {*program.globals.names, *program.locals.names}
-        draws = {str(name): np.asarray(source.posterior[name]) for name in source.posterior.data_vars if name in latents}
-        key = jax.random.fold_in(self._key, 1_000_003) if key is None else key
-        with jax.enable_x64(True):
-            predictive = Predictive(program.model, draws, batch_ndims=2)(key, **{**program.static, **arguments})
-        predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
-        dims = {name: [f"{name}_dim_{i}" for i in range(value.ndim - 2)] for name, value in predicted.items()}
-        return output.to_arviz({"posterior_predictive": predicted}, self._coords, dims | self._dims, self._attrs())
-
-    def _to_arviz(self, groups: dict, client: Any, dims: dict, coords: dict, attrs: Mapping[str, Any] | None = None) -> Any:
-        program = self._problem.buckets[0].clients.program
-        with jax.enable_x64(True):
-            known = output.site_dims(program, client, self._dims)
-        defaults = output.plate_coords(known, groups["posterior"])
-        return output.to_arviz(groups, defaults | self._coords | coords, known | dims, self._attrs() | dict(attrs or {}))
-
-    def _attrs(self) -> dict[str, Any]:
-        import fedbayes
-
-        return {
-            "inference_library": "fedbayes",
-            "inference_library_version": fedbayes.__version__,
-            "inference": "gaussian-sites",
-            "method": repr(self._method),
-            "draws": "independent draws of a Gaussian in unconstrained space",
-            "chains": "replicates of the whole fit with other keys: R-hat and MCSE measure its Monte Carlo error, "
-            "not the error of the Gaussian approximation",
-            "converged": int(self.converged),
-        }
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the fit to a folder: ``posterior.nc`` and ``rounds.nc`` for everybody, ``state.npz`` for :func:`load_fit`."""
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.idata.to_netcdf(str(folder / "posterior.nc"))
-        self.rounds.to_netcdf(folder / "rounds.nc", engine="h5netcdf")
-        mark = fingerprint("saved fit", self._method, jax.random.key_data(self._key))
-        Checkpoint(folder / "state.npz", mark).write(self._current)
-
-    def trouble(self) -> str:
-        """What kept the fit from converging, in words, with the clients it concerns; empty if nothing did."""
-        if self.converged:
-            return ""
-        last = self.rounds.isel(round=-1)
-        parts = [
-            f"The fit did not converge in {self.rounds.sizes['round']} rounds: the last one changed the global by "
-            f"{float(last['change'].max()):.3g} posterior sds."
-        ]
-        codes = last["code"].max("replicate").to_series()
-        for code in (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.NO_REPLY, ResultCode.UNRELIABLE):
-            if clients := list(codes.index[codes == code]):
-                parts.append(f"Clients {_shortened(clients)}: {code.meaning}.")
-        if float(last["step"].min()) == 0.0:
-            parts.append("No step kept the global and every cavity proper: try `EP(damping=0.2)` or proper priors.")
-        parts.append("Raise `num_rounds`, or `EP(num_draws=...)` if `fit.rounds.monte_carlo_noise` is large.")
-        return " ".join(parts)
-
-    def __repr__(self) -> str:
-        phases = self.rounds["phase"].to_series().value_counts(sort=False)
-        rounds = " + ".join(f"{count} {name}" for name, count in phases.items())
-        state = "converged" if self.converged else "NOT CONVERGED"
-        sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in self._problem.globals.shapes)
-        lines = [
-            f"FederatedFit by {type(self._method).__name__}: {state} after {rounds} rounds",
-            f"  clients   {len(self.client_names)}: {_shortened(self.client_names)}",
-            f"  globals   {self._problem.globals.size} unconstrained: {sites}",
-            f"  last      changed the global by {float(self.rounds['change'][-1].max()):.2g} posterior sds",
-        ]
-        if self.num_chains > 1:
-            lines.append(f"  error     Monte Carlo {self.monte_carlo_error:.2g} posterior sds, from {self.num_chains} replicates")
-        if (k_hat := self.rounds["k_hat"][-1]).notnull().any():
-            worst = str(k_hat.max("replicate").idxmax("client").item())
-            lines.append(f"  k-hat     at most {float(k_hat.max()):.2f} (client '{worst}')")
-        lines.append("  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)")
-        return "\n".join(lines)
+    folder = Path(path)
+    meta = json.loads((folder / "fit.json").read_text())
+    shown = Presentation(**meta["shown"])
+    configured = {type(method()).__name__: method for method in inference.METHODS.values()}[meta["method"]](**meta["options"])
+    key, runner = jax.random.wrap_key_data(np.asarray(meta["key"], np.uint32)), Batched()
+    with jax.enable_x64(True):
+        problem = make_problem(model, clients, local=shown.local, dtype=meta["dtype"])
+        phases = _phases(configured, problem)
+        saved = Checkpoint(folder / "state.npz", saved_fingerprint(problem))
+        current = saved.read(lambda phase: begin_phase(phases, phase, None, problem, runner, key))
+        if current is None:
+            raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
+        posterior = phases[-1].algorithm.posterior(current.state)
+    return FederatedFit(problem, configured, posterior, current, runner, key, shown._replace(local=tuple(shown.local)))
 
 
-class _Exchange:
-    """Local updates without a server's half, for an exchange outside the loop."""
-
-    def __init__(self, local_updates: Mapping[str, Callable]) -> None:
-        self.local_updates = local_updates
-
-
-def client_seed(key: Array) -> Array:
-    """Key of the personal posteriors' draws."""
-    return jax.random.fold_in(key, 1_000_002)
-
-
-def _shortened(names: Sequence[str], most: int = 6) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown}, ... ({len(names) - most} more)"
+def _phases(method: Method, problem: Problem) -> list[Phase]:
+    """The method's phases, the last of them replicated."""
+    phases = method.phases(problem)
+    counts = [1] * (len(phases) - 1) + [method.num_replicates]
+    return [
+        phase._replace(algorithm=replicated(phase.algorithm, count)) for phase, count in zip(phases, counts, strict=True)
+    ]
 
 
 def _method(method: str | Method) -> Method:

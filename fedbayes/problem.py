@@ -63,6 +63,11 @@ class Problem:
         """Whether any client has local latents."""
         return any(bucket.clients.num_locals for bucket in self.buckets)
 
+    def description(self) -> str:
+        """Clients and globals in words."""
+        rows = [max((array.shape[0] for array in client.arrays.values() if array.ndim), default=1) for client in self.arrays]
+        return f"clients {dict(zip(self.names, rows, strict=True))}, globals {dict(self.globals.shapes)}"
+
     def client(self, name: str) -> Client:
         """One client, without a leading axis.
 

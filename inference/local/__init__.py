@@ -1,0 +1,1 @@
+"""Client-side solvers: from a tilted density to a Gaussian site, and to draws."""

@@ -1,0 +1,73 @@
+"""Hypotheses about a posterior: its direction, and whether its interval excludes a value."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_SAMPLE_DIMS = ["chain", "draw"]
+
+
+def probability_of_direction(draws: "xr.DataArray", reference: float = 0.0) -> "xr.DataArray":
+    """The posterior probability of the likelier side of ``reference``, between 1/2 and 1.
+
+    Parameters
+    ----------
+    draws
+        Posterior draws with the dimensions ``chain`` and ``draw``, such as ``fit.idata.posterior["beta"]``.
+    reference
+        The value whose sides are compared.
+
+    Raises
+    ------
+    ValueError
+        ``draws`` has no sample dimensions.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, fedbayes as fb
+    >>> draws = xr.DataArray(np.array([[-1.0, 1.0, 2.0, 3.0]]), dims=("chain", "draw"))
+    >>> float(fb.probability_of_direction(draws))
+    0.75
+    """
+    _check(draws)
+    above = (draws > reference).mean(_SAMPLE_DIMS)
+    below = (draws < reference).mean(_SAMPLE_DIMS)
+    return above.where(above >= below, below)
+
+
+def excludes(draws: "xr.DataArray", reference: float = 0.0, prob: float = 0.9) -> "xr.DataArray":
+    """Whether the equal-tailed credible interval excludes ``reference``: the selection rule of Yue (2023), section 3.4.3.
+
+    Parameters
+    ----------
+    draws
+        Posterior draws with the dimensions ``chain`` and ``draw``.
+    reference
+        The value in question.
+    prob
+        Probability of the interval: 0.9 runs from the 5th to the 95th percentile.
+
+    Raises
+    ------
+    ValueError
+        ``prob`` outside (0, 1), or no sample dimensions.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, fedbayes as fb
+    >>> draws = xr.DataArray(np.linspace(0.1, 2.0, 100)[None], dims=("chain", "draw"))
+    >>> bool(fb.excludes(draws))
+    True
+    """
+    _check(draws)
+    if not 0.0 < prob < 1.0:
+        raise ValueError(f"`prob` is {prob}; it is the probability of the interval and lies in (0, 1), such as 0.9.")
+    lower = draws.quantile(0.5 - prob / 2, _SAMPLE_DIMS).drop_vars("quantile")
+    upper = draws.quantile(0.5 + prob / 2, _SAMPLE_DIMS).drop_vars("quantile")
+    return (lower > reference) | (upper < reference)
+
+
+def _check(draws: "xr.DataArray") -> None:
+    if not set(_SAMPLE_DIMS) <= set(draws.dims):
+        raise ValueError(f"`draws` has the dimensions {draws.dims}; it needs 'chain' and 'draw', as in `fit.idata.posterior['beta']`.")
