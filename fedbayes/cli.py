@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedbayes.comparison import Comparison
-    from fedbayes.fit import FederatedFit
+    from fedbayes.fitted import FederatedFit
 
 app = typer.Typer(
     help="Federated Bayesian inference for NumPyro programs.", no_args_is_help=True, pretty_exceptions_show_locals=False

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from fedbayes import output
-from fedbayes.fit import FederatedFit, fit_federated
+from fedbayes.fit import fit_federated
+from fedbayes.fitted import FederatedFit
 from fedbayes.inference.ep import EP
 from fedbayes.models import heart_disease
 

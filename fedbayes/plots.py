@@ -10,7 +10,7 @@ from fedbayes.comparison import compare, flat_draws
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedbayes.fit import FederatedFit
+    from fedbayes.fitted import FederatedFit
 
 # Okabe and Ito's colours, which the colour-blind tell apart too
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
@@ -131,8 +131,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     tolerance = getattr(fit.method, "tolerance", None)
     if tolerance is not None:
         ax.axhline(tolerance, color=_INK, linestyle="--", linewidth=1.0, label=f"tolerance, {tolerance:g} sd")
-    _log_scale(ax)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    _scales_of_rounds(ax)
     ax.grid(axis="y", color=_FAINT, linewidth=0.6)
     ax.set_xlabel("round")
     ax.set_ylabel("change, sd (rms)")
@@ -246,10 +245,11 @@ def _margin(ax: "Axes", texts: Sequence[str], heading: str) -> None:
     ax.annotate(heading, (1, 1), (62, 4), xycoords="axes fraction", va="bottom", **style)
 
 
-def _log_scale(ax: "Axes") -> None:
-    """A logarithmic y axis that says 0.01 rather than a power of ten."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+def _scales_of_rounds(ax: "Axes") -> None:
+    """Whole rounds, and a logarithmic y axis that says 0.01 rather than a power of ten."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())

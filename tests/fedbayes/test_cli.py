@@ -10,7 +10,7 @@ from fedbayes.cli import app, comparison_table, rounds_table, summary_table
 from fedbayes.comparison import compare
 from fedbayes.output import to_arviz
 
-FILES = {"posterior.nc", "rounds.nc", "state.npz", "rounds.png", "influence.png"}
+FILES = {"posterior.nc", "rounds.nc", "rounds.png", "influence.png"}
 
 
 def run(*arguments):
@@ -66,7 +66,9 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
 def test_the_quick_demo_writes_the_files(tmp_path):
     result = run("demo", "--quick", "--no-nuts", "--output", str(tmp_path / "a" / "b"))
     assert result.exit_code == 0, result.output
-    assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == FILES
+    written = {path.name for path in (tmp_path / "a" / "b").iterdir()}
+    assert written >= FILES
+    assert "comparison.png" not in written
     assert "converged" in result.stdout
     assert "beta[oldpeak]" in result.stdout
     assert "NUTS" not in result.stdout
@@ -77,7 +79,7 @@ def test_the_quick_demo_writes_the_files(tmp_path):
 def test_the_full_demo_agrees_with_nuts(tmp_path):
     result = run("demo", "--output", str(tmp_path), "--seed", "1")
     assert result.exit_code == 0, result.output
-    assert {path.name for path in tmp_path.iterdir()} == {*FILES, "comparison.png"}
+    assert {path.name for path in tmp_path.iterdir()} >= {*FILES, "comparison.png"}
     words = result.stdout.split()
     # of 0.014, Monte Carlo error of both sides, and what the Gaussian approximation adds
     assert float(words[words.index("differ") + 2]) < 0.05
