@@ -33,33 +33,42 @@ def same_globals(programs: Sequence[tuple[str, Program]]) -> None:
             )
 
 
-def prior_ignores_data(names: Sequence[str], buckets: Sequence["Bucket"]) -> None:
+def prior_ignores_data(names: Sequence[str], buckets: Sequence["Bucket"], arrays: Sequence[ClientArrays]) -> None:
     """The prior of the globals must be the same on every client, and stay so when its data change."""
     theta = np.random.default_rng(1).normal(size=buckets[0].clients.program.globals.size)
-    expected, first = None, ""
-    for bucket in buckets:
-        few = jax.tree.map(lambda leaf: leaf[:_MANY], bucket.clients.data)
-        log_prior = jax.jit(jax.vmap(bucket.clients.program.log_prior, (None, 0)))
-        for values in (log_prior(theta, few), log_prior(theta, _perturbed(few))):
-            for value, member in zip(np.asarray(values), bucket.members, strict=False):
-                if expected is None:
-                    expected, first = float(value), names[member]
-                if not np.isclose(value, expected, rtol=1e-6, atol=1e-8, equal_nan=True):
-                    raise ModelError(
-                        f"The prior of the globals depends on the clients' data: its log density at the same point is {value:.6g} with "
-                        f"the data of client '{names[member]}', but {expected:.6g} with those of client '{first}'. "
-                        "A prior must not look at the data: write constants, or mark the latent with `fedbayes.local()`."
-                    )
-    if expected is None or not np.isfinite(expected):
+    seen = [pair for bucket in buckets for pair in _priors(bucket, arrays, theta)]
+    (member, expected), first = seen[0], names[seen[0][0]]
+    for member, value in seen:
+        if not np.isclose(value, expected, rtol=1e-6, atol=1e-8, equal_nan=True):
+            raise ModelError(
+                f"The prior of the globals depends on the clients' data: its log density at the same point is {value:.6g} with "
+                f"the data of client '{names[member]}', but {expected:.6g} with those of client '{first}'. "
+                "A prior must not look at the data: write constants, or mark the latent with `fedbayes.local()`."
+            )
+    if not np.isfinite(expected):
         raise ModelError(
             f"The log prior of the globals is {expected} at a random point of unconstrained space. Check its scales, and the "
             "supports of the global sites."
         )
 
 
-def _perturbed(data: Mapping[str, Array]) -> dict[str, Array]:
+def _priors(bucket: "Bucket", arrays: Sequence[ClientArrays], theta: np.ndarray) -> list[tuple[int, float]]:
+    """The log prior with the data of some of a bucket's clients, with other numbers, and with the rows of its smallest client."""
+    program = bucket.clients.program
+    few = jax.tree.map(lambda leaf: leaf[:_MANY], bucket.clients.data)
+    log_prior = jax.jit(jax.vmap(program.log_prior, (None, 0)))
+    values = [*np.asarray(log_prior(theta, few)), *np.asarray(log_prior(theta, perturbed(few)))]
+    pairs = list(zip([*bucket.members[:_MANY], *bucket.members[:_MANY]], values, strict=True))
+    smallest = min(bucket.members, key=lambda member: sum(array.size for array in arrays[member].arrays.values()))
+    if any(arrays[smallest].arrays[name].shape != few[name].shape[1:] for name in few):
+        pairs.append((smallest, float(jax.jit(program.log_prior)(theta, arrays[smallest].arrays))))
+    return pairs
+
+
+def perturbed(data: Mapping[str, Array]) -> dict[str, Array]:
     """The same shapes, other numbers."""
-    return {name: (1.5 * array + 1.0).astype(array.dtype) if array.dtype.kind == "f" else array for name, array in data.items()}
+    change = {"f": lambda array: 1.5 * array + 1.0, "b": lambda array: ~array}
+    return {name: change.get(array.dtype.kind, lambda array: array + 1)(array).astype(array.dtype) for name, array in data.items()}
 
 
 def outcomes_vary(model: Model, names: Sequence[str], clients: Sequence[ClientArrays], prior: Prior) -> None:

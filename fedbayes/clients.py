@@ -77,6 +77,9 @@ def prepare_clients(
         )
     if not clients:
         raise ClientDataError("`clients` is empty: there is nobody to learn from. Give at least one client's data.")
+    names = [str(name) for name in clients]
+    if len(set(names)) < len(names):
+        raise ClientDataError(f"Two clients have the same name once written as text: {names}. Give them different names.")
     varying = _varying_numbers(clients)
     prepared = {str(name): _arrays(str(name), data, varying, dtype) for name, data in clients.items()}
     first = next(iter(prepared))
@@ -107,11 +110,19 @@ def _arrays(name: str, data: Mapping[str, Any], varying: set[str], dtype: np.dty
             static[argument] = value
         else:
             arrays[argument] = _array(name, argument, value, dtype)
+    if not arrays:
+        raise ClientDataError(
+            f"Client '{name}' has no arrays: its arguments are {dict(data)}. Write its data as arrays, also a single number: "
+            "`np.asarray(3.0)`."
+        )
     return ClientArrays(arrays, static)
 
 
 def _array(name: str, argument: str, value: Any, dtype: np.dtype) -> np.ndarray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ClientDataError(f"Client '{name}': `{argument}` is not an array: {error}.") from error
     if array.dtype.kind not in "fiub":
         raise ClientDataError(
             f"Client '{name}': `{argument}` has dtype {array.dtype}, which no density can read. "
@@ -138,11 +149,12 @@ def _check_like(first: str, expected: ClientArrays, name: str, client: ClientArr
             f"Client '{name}' has the arguments {sorted(mine)}, but client '{first}' has {sorted(theirs)}: "
             "all clients need the same ones."
         )
+    for argument in {*expected.arrays} ^ {*client.arrays}:
+        (bare, who), other = ((client, name), first) if argument in client.static else ((expected, first), name)
+        raise ClientDataError(
+            f"Client '{who}': `{argument}` is {bare.static[argument]!r}, but client '{other}' has an array there: all clients need one, or none."
+        )
     for argument in expected.arrays:
-        if argument not in client.arrays:
-            raise ClientDataError(
-                f"Client '{name}': `{argument}` is {client.static[argument]!r}, but client '{first}' has an array there."
-            )
         array, other = client.arrays[argument], expected.arrays[argument]
         if array.ndim != other.ndim or array.shape[1:] != other.shape[1:]:
             raise ClientDataError(
@@ -193,6 +205,9 @@ def clients_from_dataframe(
         raise ClientDataError(f"The table has no column {missing}; its columns are {list(frame.columns)}.")
     if frame[by].isna().any():
         raise ClientDataError(f"Column '{by}' names the clients, but {int(frame[by].isna().sum())} of its values are missing.")
+    values = frame[by].unique()
+    if len({str(value) for value in values}) < len(values):
+        raise ClientDataError(f"Column '{by}' names two clients alike once written as text: {list(values)}.")
     groups = {str(name): rows for name, rows in frame.groupby(by, sort=False)}
     return {
         name: {

@@ -27,7 +27,6 @@ class ResultCode(IntEnum):
     NOT_FINITE = 2
     IMPROPER = 3
     UNRELIABLE = 4
-    NO_REPLY = 5
 
     @property
     def meaning(self) -> str:
@@ -40,6 +39,5 @@ _MEANINGS = {
     ResultCode.INACTIVE: "did not take part this round; its last message stays",
     ResultCode.NOT_FINITE: "message not finite: dropped, its last message stays",
     ResultCode.IMPROPER: "the tilted density is not proper: dropped, its last message stays",
-    ResultCode.UNRELIABLE: "importance weights too heavy-tailed (k-hat): used, and the client goes on with NUTS",
-    ResultCode.NO_REPLY: "no reply: its last message stays",
+    ResultCode.UNRELIABLE: "importance weights heavy-tailed (k-hat above 0.7): used, but not to be trusted",
 }

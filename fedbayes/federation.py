@@ -102,7 +102,7 @@ def run_phases(
         last = current.phase == len(phases) - 1
         budget = num_rounds if last and num_rounds is not None else phase.max_rounds
         stops = not last or until == "converged"
-        while current.rounds_in_phase < budget and not (current.converged and stops):
+        while current.rounds_in_phase < budget and not (np.all(current.quiet) and stops):
             mask = _mask(phase, participation, current, problem, key)
             run_round(programs[current.phase], problem, executor, current, mask, _round_key(key, current))
             progress.after_round(phase.algorithm.name, current.history[-1], budget)

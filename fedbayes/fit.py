@@ -180,7 +180,7 @@ def _method(method: str | Method) -> Method:
         if method not in inference.METHODS:
             raise ValueError(f"`method` is {method!r}; the methods are {sorted(inference.METHODS)}, or a configured `fedbayes.EP(...)`.")
         return inference.METHODS[method]()
-    if not hasattr(method, "phases"):
+    if isinstance(method, type) or not hasattr(method, "phases"):
         raise TypeError(f"`method` is {method!r}; write a name, {sorted(inference.METHODS)}, or a configured `fedbayes.EP(...)`.")
     return method
 
@@ -192,6 +192,8 @@ def _executor(executor: str | Executor, mesh: jax.sharding.Mesh | None) -> Execu
         if executor not in EXECUTORS:
             raise ValueError(f"`executor` is {executor!r}; the executors are {sorted(EXECUTORS)}.")
         return EXECUTORS[executor]()
+    if not hasattr(executor, "run"):
+        raise TypeError(f"`executor` is {executor!r}; write one of {sorted(EXECUTORS)}, or an object with `start` and `run`.")
     return executor
 
 
@@ -200,11 +202,11 @@ def _check_arguments(
 ) -> None:
     if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
         raise TypeError(f"`key` is {key!r}; write a typed JAX key, such as `jax.random.key(0)`.")
-    if num_rounds is not None and num_rounds < 1:
+    if num_rounds is not None and (not isinstance(num_rounds, int) or num_rounds < 1):
         raise ValueError(f"`num_rounds` is {num_rounds}; a fit needs at least one round.")
-    if not callable(participation) and not 0.0 < participation <= 1.0:
+    if not callable(participation) and not (isinstance(participation, int | float) and 0.0 < participation <= 1.0):
         raise ValueError(f"`participation` is {participation}; it is the fraction of clients in a round and lies in (0, 1].")
-    if num_draws < 1:
+    if not isinstance(num_draws, int) or num_draws < 1:
         raise ValueError(f"`num_draws` is {num_draws}; at least one posterior draw per chain is needed.")
     if mesh is not None and executor != "batched":
         raise ValueError(f"`mesh` shares the batched executor out over devices; `executor` is {executor!r}. Leave one of them out.")

@@ -308,13 +308,16 @@ class FederatedFit:
         """What kept the fit from converging, in words, with the clients it concerns; empty if nothing did."""
         if self.converged:
             return ""
-        last = self.rounds.isel(round=-1)
+        changes = self.rounds["change"].max("replicate").dropna("round")
+        if not changes.size:
+            return "The fit did not converge: no client took part in any round. Check `participation`."
+        last = self.rounds.sel(round=changes["round"][-1])
         parts = [
             f"The fit did not converge in {self.rounds.sizes['round']} rounds: the last one changed the global by "
             f"{float(last['change'].max()):.3g} posterior sds."
         ]
         codes = last["code"].max("replicate").to_series()
-        for code in (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.NO_REPLY, ResultCode.UNRELIABLE):
+        for code in (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.UNRELIABLE):
             if clients := list(codes.index[codes == code]):
                 parts.append(f"Clients {shortened(clients)}: {code.meaning}.")
         if float(last["step"].min()) == 0.0:

@@ -34,6 +34,8 @@ def whitener(matrix: Array) -> Array:
         Shape ``(d, d)``; not finite where ``matrix`` is not positive definite, so that the check costs nothing more.
     """
     size = matrix.shape[-1]
+    if size == 0:
+        return matrix
     rows = jnp.arange(size)
 
     def eliminate(j: Array, block: Array) -> Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbayes.checks import perturbed
 from fedbayes.clients import ClientArrays
 from fedbayes.errors import ResultCode
 from fedbayes.model import Program
@@ -71,7 +72,7 @@ def global_sites(problem: Problem) -> list[str]:
     for bucket in problem.buckets:
         program = bucket.clients.program
         client = problem.arrays[int(bucket.members[0])].arrays
-        other = {name: 1.5 * array + 1.0 if array.dtype.kind == "f" else array for name, array in client.items()}
+        other = perturbed(client)
         values = jax.jit(program.values)
         for data in (client, other):
             z = rng.normal(size=program.locals.size) * 0.3

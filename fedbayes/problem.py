@@ -1,5 +1,6 @@
 """Model and clients, checked and ready: what an algorithm is built for and an executor runs on."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,9 +65,13 @@ class Problem:
         return any(bucket.clients.num_locals for bucket in self.buckets)
 
     def description(self) -> str:
-        """Clients and globals in words."""
-        rows = [max((array.shape[0] for array in client.arrays.values() if array.ndim), default=1) for client in self.arrays]
-        return f"clients {dict(zip(self.names, rows, strict=True))}, globals {dict(self.globals.shapes)}"
+        """Clients and globals in words, with a digest of names, data and precision."""
+        digest = hashlib.sha256(str(self.buckets[0].clients.program.dtype).encode())
+        for name, client in zip(self.names, self.arrays, strict=True):
+            digest.update(repr((name, sorted(client.static.items()))).encode())
+            for argument, array in sorted(client.arrays.items()):
+                digest.update(repr((argument, array.shape, array.dtype.str)).encode() + array.tobytes())
+        return f"{len(self.names)} clients, globals {dict(self.globals.shapes)}, data {digest.hexdigest()[:16]}"
 
     def client(self, name: str) -> Client:
         """One client, without a leading axis.
@@ -98,6 +103,10 @@ def make_problem(
     ModelError
         See :func:`~fedbayes.sites.split` and :mod:`fedbayes.checks`.
     """
+    if isinstance(local, str):
+        raise TypeError(f"`local` is the text {local!r}; write the names of the sites in a tuple, `local=({local!r},)`.")
+    if np.dtype(dtype).kind != "f":
+        raise ValueError(f"`dtype` is {np.dtype(dtype)}; a model runs in float64 or float32.")
     prepared = prepare_clients(clients, np.dtype(dtype))
     names = tuple(prepared)
     groups: dict[str, list[int]] = {}
@@ -109,7 +118,7 @@ def make_problem(
         buckets += _group_buckets(model, names, arrays, members, tuple(local), jnp.dtype(dtype))
     first = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
-    checks.prior_ignores_data(names, buckets)
+    checks.prior_ignores_data(names, buckets, arrays)
     template = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[1:], leaf.dtype), buckets[0].clients.data)
     prior = make_prior(lambda theta: first.log_prior(theta, template), first.globals.size)
     checks.outcomes_vary(model, names, arrays, prior)
@@ -134,6 +143,7 @@ def _group_buckets(
     if None not in rows:
         small, large = int(np.argmin(rows)), int(np.argmax(rows))
         programs = [program_of(group[i], names[members[i]]) for i in (small, large)]
+        checks.same_globals([(names[members[i]], program) for i, program in zip((small, large), programs, strict=True)])
         axes = checks.row_axes(programs, [group[small], group[large]])
         if axes is not None:
             program = replace(programs[0], row_axes=axes)

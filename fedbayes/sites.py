@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.contrib.module import ParamShape
 from numpyro.distributions import biject_to
 from numpyro.handlers import infer_config, seed, substitute, trace
 from numpyro.infer import init_to_uniform
@@ -73,18 +74,20 @@ def trace_sites(model: Model, static: Mapping[str, Any], data: Mapping[str, Arra
         # init_to_uniform gives values to priors that can't be sampled
         seeded = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
         for name, site in trace(seeded).get_trace(**static, **data).items():
-            found[name] = _site(name, site, data)
+            found[name] = _site(site, data)
 
     jax.eval_shape(run, dict(data))
     return found
 
 
-def _site(name: str, site: dict, data: Mapping[str, Array]) -> Site:
+def _site(site: dict, data: Mapping[str, Array]) -> Site:
     if site["type"] == "plate":
-        return Site("plate", plates=(tuple(site["args"]),))
+        size, subsample = site["args"]
+        return Site("plate", plates=((size, size if subsample is None else subsample),))
     if site["type"] == "param":
-        replaced = not any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(site["value"]))
-        return Site("module" if replaced else "param")  # a network whose weights all have priors keeps a placeholder
+        weights = jax.tree.leaves(site["value"], is_leaf=lambda weight: isinstance(weight, ParamShape))
+        # NumPyro replaces the weights of a network that have a prior by placeholders
+        return Site("module" if weights and all(isinstance(weight, ParamShape) for weight in weights) else "param")
     shape = tuple(jnp.shape(site["value"])) if site["type"] in ("sample", "deterministic") else ()
     if site["type"] != "sample":
         return Site(site["type"], shape)
@@ -95,7 +98,7 @@ def _site(name: str, site: dict, data: Mapping[str, Array]) -> Site:
         argument = next((key for key, value in data.items() if value is site["value"]), None)
         return Site("observed", shape, event_dim, plates=plates, argument=argument)
     discrete = site["fn"].support.is_discrete
-    unconstrained = () if discrete else _unconstrained_shape(name, site)
+    unconstrained = () if discrete else _unconstrained_shape(site)
     return Site("latent", shape, event_dim, unconstrained, bool(site["infer"].get(LOCAL)), discrete, plates)
 
 
@@ -124,7 +127,21 @@ def split(
             "Leave at least one latent outside `fedbayes.local()` and `local=`."
         )
     locals_ = Block(tuple((name, shape) for name, shape in layout.items() if name in marked))
-    return Program(model, dict(static), globals_, locals_, {}, bool(discrete), dtype)
+    program = Program(model, dict(static), globals_, locals_, {}, bool(discrete), dtype)
+    if discrete:
+        _check_enumerates(program, data, discrete)
+    return program
+
+
+def _check_enumerates(program: Program, data: Mapping[str, Array], discrete: set[str]) -> None:
+    theta, z = np.zeros(program.globals.size), np.zeros(program.locals.size)
+    try:
+        jax.eval_shape(program.log_factor, theta, z, data)
+    except Exception as error:
+        raise ModelError(
+            f"NumPyro can't sum out the discrete latents {sorted(discrete)} ({type(error).__name__}: {error}). Enumeration needs a "
+            "`numpyro.plate` around every batch dimension, the observations' rows included."
+        ) from error
 
 
 def _check_splittable(sites: Mapping[str, Site]) -> None:
@@ -173,9 +190,5 @@ def _check_discrete(discrete: set[str], marked: set[str]) -> None:
         )
 
 
-def _unconstrained_shape(name: str, site: dict) -> tuple[int, ...]:
-    try:
-        transform = biject_to(site["fn"].support)
-    except NotImplementedError as error:
-        raise ModelError(f"Site '{name}' has the support {site['fn'].support}, which NumPyro can't unconstrain.") from error
-    return tuple(transform.inverse_shape(jnp.shape(site["value"])))
+def _unconstrained_shape(site: dict) -> tuple[int, ...]:
+    return tuple(biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"])))

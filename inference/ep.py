@@ -132,10 +132,12 @@ class EP:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it is one of {sorted(known)}.")
         if self.family not in ("dense", "diagonal"):
             raise ValueError(f"`family` is {self.family!r}; it is 'dense' or 'diagonal'.")
-        if self.num_draws is not None and (self.num_draws < 16 or self.num_draws & (self.num_draws - 1)):
+        if self.num_draws is not None and (
+            not isinstance(self.num_draws, int) or self.num_draws < 16 or self.num_draws & (self.num_draws - 1)
+        ):
             raise ValueError(f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256.")
-        if self.num_replicates < 1:
-            raise ValueError(f"`num_replicates` is {self.num_replicates}; at least one run is needed.")
+        if not isinstance(self.num_replicates, int) or self.num_replicates < 1:
+            raise ValueError(f"`num_replicates` is {self.num_replicates}; it is a number of runs, at least one.")
         if not self.tolerance > 0.0:
             raise ValueError(f"`tolerance` is {self.tolerance}; it is a change in posterior sds, such as 0.02.")
 
@@ -277,7 +279,8 @@ def _local_update(
     site = found.site
     if diagonal:
         site = Gaussian(site.shift, jnp.diagonal(site.precision), site.log_scale)
-    code = jnp.where(_usable(found), ResultCode.OK, ResultCode.NOT_FINITE)
+    broken = jnp.where(jnp.isfinite(tilted.log_density(warm.position)), ResultCode.IMPROPER, ResultCode.NOT_FINITE)
+    code = jnp.where(_usable(found), ResultCode.OK, broken)
     unreliable = (found.k_hat > K_HAT_LIMIT) & (name == "importance") & (code == ResultCode.OK)
     info = {
         "code": jnp.where(unreliable, ResultCode.UNRELIABLE, code),

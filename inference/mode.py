@@ -75,6 +75,12 @@ class Laplace:
     tolerance: float = 1e-3
     num_draws: int = 256
 
+    def __post_init__(self) -> None:
+        if not self.tolerance > 0.0:
+            raise ValueError(f"`tolerance` is {self.tolerance}; it is the length of a step in posterior sds, such as 1e-3.")
+        if self.num_draws < 16 or self.num_draws & (self.num_draws - 1):
+            raise ValueError(f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256.")
+
     @property
     def num_replicates(self) -> int:
         """One: nothing is random without local latents."""

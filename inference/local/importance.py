@@ -39,7 +39,8 @@ def pareto_smooth(log_weights: Array) -> tuple[Array, Array]:
     weights
         Normalised to sum to one, shape ``(n,)``.
     k_hat
-        Shape of the generalised Pareto tail: below 0.7 the estimates can be trusted (``0`` where all weights are equal).
+        Shape of the generalised Pareto tail: below 0.7 the estimates can be trusted (``0`` where all weights are equal, infinite
+        where a few hold everything).
 
     References
     ----------
@@ -52,14 +53,16 @@ def pareto_smooth(log_weights: Array) -> tuple[Array, Array]:
     ranked = centred[order]
     cut = ranked[num - tail - 1]
     excess = jnp.exp(ranked[num - tail :]) - jnp.exp(cut)
-    degenerate = ~(excess[0] > 1e-12 * jnp.exp(ranked[-1]))
-    k_hat, scale = _fit_pareto(jnp.where(degenerate, jnp.arange(1.0, tail + 1), excess))
+    equal = ranked[-1] - cut < 1e-10
+    k_hat, scale = _fit_pareto(jnp.where(equal, jnp.arange(1.0, tail + 1), excess))
+    overwhelmed = ~jnp.isfinite(k_hat)  # a few weights hold everything, and the rest of the tail underflows
     levels = (jnp.arange(tail) + 0.5) / tail
     safe_k = jnp.where(jnp.abs(k_hat) < 1e-12, 1e-12, k_hat)
     quantiles = scale * jnp.expm1(-safe_k * jnp.log1p(-levels)) / safe_k
     smoothed = jnp.minimum(jnp.log(quantiles + jnp.exp(cut)), 0.0)
-    ranked = ranked.at[num - tail :].set(jnp.where(degenerate, ranked[num - tail :], smoothed))
-    return jax.nn.softmax(jnp.zeros(num, ranked.dtype).at[order].set(ranked)), jnp.where(degenerate, 0.0, k_hat)
+    ranked = ranked.at[num - tail :].set(jnp.where(equal | overwhelmed, ranked[num - tail :], smoothed))
+    k_hat = jnp.where(equal, 0.0, jnp.where(overwhelmed, jnp.inf, k_hat))
+    return jax.nn.softmax(jnp.zeros(num, ranked.dtype).at[order].set(ranked)), k_hat
 
 
 def _fit_pareto(excess: Array) -> tuple[Array, Array]:

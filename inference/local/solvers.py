@@ -108,6 +108,7 @@ def variational(tilted: Tilted, warm: Warm, key: Array, *, num_draws: int, num_s
     mode = tilted.mode(warm.position)
     noise = quasi_normal(key, num_draws, warm.position.shape[0])
     noise = noise - jnp.mean(noise, axis=0)
+    noise = noise @ whitener(noise.T @ noise / num_draws).T  # second moments exact, and so is the bound for a Gaussian
     gradient = jax.vmap(jax.value_and_grad(tilted.log_density))
 
     def step(carry: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], None]:

@@ -78,7 +78,7 @@ BAD_CLIENTS = {
         {"a": {"y": Y3, "x": Y3}, "b": {"y": Y5, "x": None}},
         r"Client 'b': `x` is None, but client 'a' has an array there",
     ),
-    "nothing and array": ({"a": {"y": Y3, "x": None}, "b": {"y": Y5, "x": Y5}}, r"Client 'b': `x`"),
+    "nothing and array": ({"a": {"y": Y3, "x": None}, "b": {"y": Y5, "x": Y5}}, r"Client 'a': `x` is None"),
     "same name twice": ({1: {"y": Y3}, "1": {"y": Y5}}, r"'1'"),
 }
 
@@ -296,7 +296,7 @@ def test_mesh_of_two_axes():
         ({"family": "banded"}, r"`family` is 'banded'; it is 'dense' or 'diagonal'"),
         ({"num_draws": 100}, r"`num_draws` is 100; quasi-random draws need a power of two from 16 on"),
         ({"num_draws": 8}, r"`num_draws` is 8; quasi-random draws need a power of two from 16 on"),
-        ({"num_replicates": 0}, r"`num_replicates` is 0; at least one run is needed"),
+        ({"num_replicates": 0}, r"`num_replicates` is 0; it is a number of runs, at least one"),
         ({"tolerance": 0.0}, r"`tolerance` is 0.0; it is a change in posterior sds"),
         ({"tolerance": np.nan}, r"`tolerance` is nan; it is a change in posterior sds"),
     ],

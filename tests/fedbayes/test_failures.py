@@ -152,7 +152,8 @@ def test_sequential_names_the_client_in_what_is_raised(monkeypatch):
 
 
 def test_too_many_dims(without_broken, monkeypatch):
-    monkeypatch.setattr(without_broken, "_dims", {"mu": ["city", "year"]})
+    shown = without_broken._shown._replace(dims={"mu": ["city", "year"]})
+    monkeypatch.setattr(without_broken, "_shown", shown)
     with pytest.raises(
         ValueError, match=r"`dims` names 2 dimensions of 'mu', \['city', 'year'\], but the site has shape \(\)"
     ):

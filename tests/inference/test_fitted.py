@@ -172,7 +172,7 @@ def test_a_heavy_tailed_client_goes_on_with_nuts() -> None:
     import numpyro.distributions as dist
 
     def funnel(y=None) -> None:  # noqa: ANN001
-        scale = numpyro.sample("scale", dist.Normal(0.0, 1.5))
+        scale = numpyro.sample("scale", dist.Normal(0.0, 2.0))
         with fb.local():
             theta = numpyro.sample("theta", dist.Normal(jnp.zeros(8), jnp.exp(scale)).to_event(1))
         numpyro.sample("y", dist.Normal(theta, 3.0), obs=y)
