@@ -1,7 +1,7 @@
 """Federated Bayesian inference for NumPyro programs.
 
-One client's model is a NumPyro function; :func:`fit_federated` fits it to the clients' data, which never leave them, and
-``fit.idata`` is the global posterior for ArviZ.
+One client's model is a NumPyro function; :func:`fit_federated` fits it to the clients' data, which never leave them,
+and ``fit.idata`` is the global posterior for ArviZ.
 """
 
 from importlib.metadata import version

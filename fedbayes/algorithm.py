@@ -1,8 +1,8 @@
 """The contract: what a federated algorithm is.
 
-A round: the server broadcasts, every active client runs one pure function on its own data, messages come back and are combined, the
-server moves. One value holds both halves, client and server. The library owns the loop: no algorithm iterates over clients, and none
-knows where it runs.
+A round: the server broadcasts, every active client runs one pure function on its own data, messages come back and are
+combined, the server moves. One value holds both halves, client and server. The library owns the loop: no algorithm
+iterates over clients, and none knows where it runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,20 +39,24 @@ class FederatedAlgorithm(NamedTuple):
     init_client
         ``(client, key) -> client_state``: private, never leaves the client.
     broadcast
-        ``(state) -> (shared, personal)``: the same for all, and a part addressed to each client (leading axis of clients).
+        ``(state) -> (shared, personal)``: the same for all, and a part addressed to each client (leading axis of
+        clients).
     local_updates
-        Named variants of ``(shared, personal, client_state, client, key) -> (message, client_state, info)``: one client, pure, jit-
-        and vmap-able. ``info["code"]`` is a :class:`~fedbayes.errors.ResultCode`. The first is used unless ``choose`` says otherwise.
+        Named variants of ``(shared, personal, client_state, client, key) -> (message, client_state, info)``: one
+        client, pure, jit- and vmap-able. ``info["code"]`` is a :class:`~fedbayes.errors.ResultCode`. The first is used
+        unless ``choose`` says otherwise.
     choose
-        ``(variants, infos) -> variants``: the variant of each client for the next round, from what clients and server reported.
+        ``(variants, infos) -> variants``: the variant of each client for the next round, from what clients and server
+        reported.
     aggregate
-        ``(state, messages, used, key) -> (state, info)``; ``info["converged"]`` may stop the loop. With ``reduction="stack"``
-        messages have a leading axis of clients and ``used``, shape ``(K,)``, says whose message counts; with ``"sum"`` they are
-        summed over the used clients, and ``used`` is their number.
+        ``(state, messages, used, key) -> (state, info)``; ``info["converged"]`` may stop the loop. With
+        ``reduction="stack"`` messages have a leading axis of clients and ``used``, shape ``(K,)``, says whose message
+        counts; with ``"sum"`` they are summed over the used clients, and ``used`` is their number.
     posterior
         ``(state) -> Gaussian`` over the unconstrained globals.
     reduction
-        ``"sum"`` wherever the mathematics allows it: then vmap-sum, psum, streaming sums and secure aggregation are the same thing.
+        ``"sum"`` wherever the mathematics allows it: then vmap-sum, psum, streaming sums and secure aggregation are the
+        same thing.
     """
 
     name: str

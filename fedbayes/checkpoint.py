@@ -70,7 +70,8 @@ class Checkpoint:
         meta = json.loads(content["meta"].tobytes())
         if meta["fingerprint"] != self.fingerprint:
             raise ValueError(
-                f"The checkpoint '{self.path}' belongs to another fit: it was written for {meta['fingerprint']}, this one is "
+                f"The checkpoint '{self.path}' belongs to another fit: it was written for {meta['fingerprint']}, this "
+                f"one is "
                 f"{self.fingerprint}. Use another path, or delete the file."
             )
         current = begin(meta["phase"])

@@ -28,7 +28,8 @@ def same_globals(programs: Sequence[tuple[str, Program]]) -> None:
         if program.globals != expected.globals:
             raise ModelError(
                 f"The global latents of client '{name}' are {dict(program.globals.shapes)}, those of client '{first}' "
-                f"{dict(expected.globals.shapes)}. Globals need the same shapes on every client: mark those sized by a client's own "
+                f"{dict(expected.globals.shapes)}. Globals need the same shapes on every client: mark those sized by "
+                f"a client's own "
                 "data with `fedbayes.local()`."
             )
 
@@ -41,19 +42,21 @@ def prior_ignores_data(names: Sequence[str], buckets: Sequence["Bucket"], arrays
     for member, value in seen:
         if not np.isclose(value, expected, rtol=1e-6, atol=1e-8, equal_nan=True):
             raise ModelError(
-                f"The prior of the globals depends on the clients' data: its log density at the same point is {value:.6g} with "
+                f"The prior of the globals depends on the clients' data: its log density at the same point is "
+                f"{value:.6g} with "
                 f"the data of client '{names[member]}', but {expected:.6g} with those of client '{first}'. "
                 "A prior must not look at the data: write constants, or mark the latent with `fedbayes.local()`."
             )
     if not np.isfinite(expected):
         raise ModelError(
-            f"The log prior of the globals is {expected} at a random point of unconstrained space. Check its scales, and the "
+            f"The log prior of the globals is {expected} at a random point of unconstrained space. Check its scales, "
+            f"and the "
             "supports of the global sites."
         )
 
 
 def _priors(bucket: "Bucket", arrays: Sequence[ClientArrays], theta: np.ndarray) -> list[tuple[int, float]]:
-    """The log prior with the data of some of a bucket's clients, with other numbers, and with the rows of its smallest client."""
+    """The log prior with some clients' data, with other numbers, and with the rows of the smallest client."""
     program = bucket.clients.program
     few = jax.tree.map(lambda leaf: leaf[:_MANY], bucket.clients.data)
     log_prior = jax.jit(jax.vmap(program.log_prior, (None, 0)))
@@ -68,7 +71,10 @@ def _priors(bucket: "Bucket", arrays: Sequence[ClientArrays], theta: np.ndarray)
 def perturbed(data: Mapping[str, Array]) -> dict[str, Array]:
     """The same shapes, other numbers."""
     change = {"f": lambda array: 1.5 * array + 1.0, "b": lambda array: ~array}
-    return {name: change.get(array.dtype.kind, lambda array: array + 1)(array).astype(array.dtype) for name, array in data.items()}
+    return {
+        name: change.get(array.dtype.kind, lambda array: array + 1)(array).astype(array.dtype)
+        for name, array in data.items()
+    }
 
 
 def outcomes_vary(model: Model, names: Sequence[str], clients: Sequence[ClientArrays], prior: Prior) -> None:
@@ -81,7 +87,8 @@ def outcomes_vary(model: Model, names: Sequence[str], clients: Sequence[ClientAr
             outcome = client.arrays[argument]
             if outcome.size > 1 and np.all(outcome == outcome.flat[0]):
                 raise ClientDataError(
-                    f"Client '{name}': the outcome `{argument}` is {outcome.flat[0]} in all {outcome.size} rows, and the prior is flat, so "
+                    f"Client '{name}': the outcome `{argument}` is {outcome.flat[0]} in all {outcome.size} rows, and "
+                    f"the prior is flat, so "
                     "this client's likelihood may have no maximum. Give the globals a proper prior, such as "
                     "`dist.Normal(0, 10)`, or merge the client with another."
                 )
@@ -116,7 +123,7 @@ def _log_prob_shapes(program: Program, client: ClientArrays) -> dict[str, tuple[
 def padding_is_exact(
     padded: Program, plain: Program, client: ClientArrays, arguments: Sequence[str], length: int
 ) -> bool:
-    """Whether a client's log factor and its gradient stay the same when its rows are padded to ``length`` and masked."""
+    """Whether padding and masking rows leave a client's log factor and its gradient as they are."""
     rows = client.arrays[arguments[0]].shape[0]
     data = {name: jnp.asarray(array) for name, array in client.arrays.items()}
     longer = {name: jnp.asarray(array) for name, array in pad(client.arrays, arguments, length).items()}
@@ -132,5 +139,6 @@ def padding_is_exact(
 
     one, two = jax.tree.map(np.asarray, jax.jit(jax.vmap(both))(points))
     return all(
-        np.allclose(a, b, rtol=tolerance, atol=tolerance * (1.0 + np.max(np.abs(a)))) for a, b in zip(one, two, strict=True)
+        np.allclose(a, b, rtol=tolerance, atol=tolerance * (1.0 + np.max(np.abs(a))))
+        for a, b in zip(one, two, strict=True)
     )

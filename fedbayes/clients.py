@@ -60,9 +60,7 @@ class ClientArrays:
     static: dict[str, Any]
 
 
-def prepare_clients(
-    clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype
-) -> dict[str, ClientArrays]:
+def prepare_clients(clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype) -> dict[str, ClientArrays]:
     """Check the clients' data and turn them into arrays.
 
     Raises
@@ -72,14 +70,17 @@ def prepare_clients(
     """
     if not isinstance(clients, Mapping):
         raise ClientDataError(
-            f"`clients` is a {type(clients).__name__}; write a mapping from the client's name to the model's keyword arguments, "
+            f"`clients` is a {type(clients).__name__}; write a mapping from the client's name to the model's keyword "
+            f"arguments, "
             '`{"north": dict(x=..., y=...), "south": dict(x=..., y=...)}`, or use `fedbayes.clients_from_dataframe`.'
         )
     if not clients:
         raise ClientDataError("`clients` is empty: there is nobody to learn from. Give at least one client's data.")
     names = [str(name) for name in clients]
     if len(set(names)) < len(names):
-        raise ClientDataError(f"Two clients have the same name once written as text: {names}. Give them different names.")
+        raise ClientDataError(
+            f"Two clients have the same name once written as text: {names}. Give them different names."
+        )
     varying = _varying_numbers(clients)
     prepared = {str(name): _arrays(str(name), data, varying, dtype) for name, data in clients.items()}
     first = next(iter(prepared))
@@ -102,7 +103,8 @@ def _varying_numbers(clients: Mapping[str, Mapping[str, Any]]) -> set[str]:
 def _arrays(name: str, data: Mapping[str, Any], varying: set[str], dtype: np.dtype) -> ClientArrays:
     if not isinstance(data, Mapping):
         raise ClientDataError(
-            f"Client '{name}' is a {type(data).__name__}; write its data as the model's keyword arguments, `dict(x=..., y=...)`."
+            f"Client '{name}' is a {type(data).__name__}; write its data as the model's keyword arguments, "
+            f"`dict(x=..., y=...)`."
         )
     arrays, static = {}, {}
     for argument, value in data.items():
@@ -112,7 +114,8 @@ def _arrays(name: str, data: Mapping[str, Any], varying: set[str], dtype: np.dty
             arrays[argument] = _array(name, argument, value, dtype)
     if not arrays:
         raise ClientDataError(
-            f"Client '{name}' has no arrays: its arguments are {dict(data)}. Write its data as arrays, also a single number: "
+            f"Client '{name}' has no arrays: its arguments are {dict(data)}. Write its data as arrays, also a single "
+            f"number: "
             "`np.asarray(3.0)`."
         )
     return ClientArrays(arrays, static)
@@ -129,13 +132,16 @@ def _array(name: str, argument: str, value: Any, dtype: np.dtype) -> np.ndarray:
             "Write numbers: encode categories first, for instance with `pandas.get_dummies` or `pandas.factorize`."
         )
     if 0 in array.shape:
-        raise ClientDataError(f"Client '{name}' has no rows: `{argument}` has shape {array.shape}. Leave the client out.")
+        raise ClientDataError(
+            f"Client '{name}' has no rows: `{argument}` has shape {array.shape}. Leave the client out."
+        )
     if array.dtype.kind == "f":
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             where = tuple(int(i) for i in bad[0])
             raise ClientDataError(
-                f"Client '{name}': `{argument}` holds {len(bad)} NaN or infinite values, the first {array[where]} at {where}. "
+                f"Client '{name}': `{argument}` holds {len(bad)} NaN or infinite values, the first {array[where]} at "
+                f"{where}. "
                 "Drop or impute these rows, or model them as latents."
             )
         array = array.astype(dtype)
@@ -152,7 +158,8 @@ def _check_like(first: str, expected: ClientArrays, name: str, client: ClientArr
     for argument in {*expected.arrays} ^ {*client.arrays}:
         (bare, who), other = ((client, name), first) if argument in client.static else ((expected, first), name)
         raise ClientDataError(
-            f"Client '{who}': `{argument}` is {bare.static[argument]!r}, but client '{other}' has an array there: all clients need one, or none."
+            f"Client '{who}': `{argument}` is {bare.static[argument]!r}, but client '{other}' has an array there: all "
+            f"clients need one, or none."
         )
     for argument in expected.arrays:
         array, other = client.arrays[argument], expected.arrays[argument]
@@ -195,7 +202,8 @@ def clients_from_dataframe(
     Examples
     --------
     >>> import pandas as pd, fedbayes as fb
-    >>> frame = pd.DataFrame({"hospital": ["a", "b", "a"], "age": [61.0, 48.0, 55.0], "bmi": [24.0, 31.0, 28.0], "sick": [1, 0, 1]})
+    >>> frame = pd.DataFrame({"hospital": ["a", "b", "a"], "age": [61.0, 48.0, 55.0], "sick": [1, 0, 1]})
+    >>> frame["bmi"] = [24.0, 31.0, 28.0]
     >>> clients = fb.clients_from_dataframe(frame, by="hospital", x=["age", "bmi"], y="sick")
     >>> {name: client["x"].shape for name, client in clients.items()}
     {'a': (2, 2), 'b': (1, 2)}
@@ -204,7 +212,9 @@ def clients_from_dataframe(
     if missing := [name for name in columns if name not in frame.columns]:
         raise ClientDataError(f"The table has no column {missing}; its columns are {list(frame.columns)}.")
     if frame[by].isna().any():
-        raise ClientDataError(f"Column '{by}' names the clients, but {int(frame[by].isna().sum())} of its values are missing.")
+        raise ClientDataError(
+            f"Column '{by}' names the clients, but {int(frame[by].isna().sum())} of its values are missing."
+        )
     values = frame[by].unique()
     if len({str(value) for value in values}) < len(values):
         raise ClientDataError(f"Column '{by}' names two clients alike once written as text: {list(values)}.")

@@ -131,7 +131,9 @@ class Batched:
             padded = np.resize(part, size)  # repeat clients to fill the chunk; the copies are dropped
             places = members[padded]
             message, state, info = program(work.shared, work.personal, states, clients, padded, places, work.key)
-            outputs.append((len(part), (message, state, info)))  # dispatched; copied to the host once all are on their way
+            outputs.append(
+                (len(part), (message, state, info))
+            )  # dispatched; copied to the host once all are on their way
         parts = [jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[:n], output) for n, output in outputs]
         message, state, info = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         return (message, info), _updated(states, at, state)
@@ -142,7 +144,9 @@ class Batched:
             if self.mesh is not None:
                 batched = _sharded(batched, self.mesh)
 
-            def program(shared: Any, personal: Any, states: Any, clients: Client, at: Array, places: Array, key: Array) -> Any:
+            def program(
+                shared: Any, personal: Any, states: Any, clients: Client, at: Array, places: Array, key: Array
+            ) -> Any:
                 take = partial(jax.tree.map, lambda leaf: leaf[at])
                 mine = jax.tree.map(lambda leaf: leaf[places], personal)
                 return batched(shared, mine, take(states), take(clients), key)
@@ -191,12 +195,14 @@ class Sequential:
         """See :class:`Executor`."""
         states, replies = list(states), []
         for place in work.active:
-            name, b, at = _locate(problem, place)
+            name, (b, at) = problem.names[place], problem.locate(int(place))
             take = partial(jax.tree.map, lambda leaf, at=at: leaf[at])
             personal = jax.tree.map(lambda leaf, place=place: leaf[place], work.personal)
             update = algorithm.local_updates[work.variants[place]]
             with naming(name, f"the local update '{work.variants[place]}'"):
-                message, state, info = self._one(update, work, personal, take(states[b]), take(problem.buckets[b].clients))
+                message, state, info = self._one(
+                    update, work, personal, take(states[b]), take(problem.buckets[b].clients)
+                )
             states[b] = _updated(states[b], at, state)
             replies.append((message, info))
         return Replies(*jax.tree.map(lambda *leaves: np.stack(leaves), *replies)), states
@@ -253,14 +259,6 @@ def _updated(states: ClientState, at: np.ndarray | int, new: ClientState) -> Cli
         return old
 
     return jax.tree.map(replaced, states, new)
-
-
-def _locate(problem: Problem, place: int) -> tuple[str, int, int]:
-    for b, bucket in enumerate(problem.buckets):
-        at = np.flatnonzero(bucket.members == place)
-        if len(at):
-            return problem.names[place], b, int(at[0])
-    raise AssertionError("every client is in a bucket")
 
 
 EXECUTORS: Mapping[str, Callable[[], Executor]] = {"batched": Batched, "sequential": Sequential, "loopback": Loopback}

@@ -94,18 +94,21 @@ def run_phases(
         No client could be used and the global is not proper.
     """
     programs = [CompiledServer(phase.algorithm) for phase in phases]
-    current = None if checkpoint is None else checkpoint.read(lambda p: begin_phase(phases, p, None, problem, executor, key))
+    current = (
+        None if checkpoint is None else checkpoint.read(lambda p: begin_phase(phases, p, None, problem, executor, key))
+    )
     if current is None:
         current = begin_phase(phases, 0, None, problem, executor, key)
     while True:
         phase = phases[current.phase]
+        progress.start(phase.algorithm.name)
         last = current.phase == len(phases) - 1
         budget = num_rounds if last and num_rounds is not None else phase.max_rounds
         stops = not last or until == "converged"
         while current.rounds_in_phase < budget and not (np.all(current.quiet) and stops):
             mask = _mask(phase, participation, current, problem, key)
             run_round(programs[current.phase], problem, executor, current, mask, _round_key(key, current))
-            progress.after_round(phase.algorithm.name, current.history[-1], budget)
+            progress.after_round(current.history[-1])
             if checkpoint is not None:
                 checkpoint.write(current)
         if last:
@@ -116,6 +119,7 @@ def run_phases(
 def begin_phase(
     phases: list[Phase], index: int, before: Progressing | None, problem: Problem, executor: Executor, key: Array
 ) -> Progressing:
+    """A phase before its first round, started from the phase before it."""
     algorithm = phases[index].algorithm
     phase_key = jax.random.fold_in(key, index)
     state = _on_host(jax.jit(algorithm.init)(phase_key, None if before is None else before.state))
@@ -153,6 +157,7 @@ class CompiledServer:
 def run_round(
     program: CompiledServer, problem: Problem, executor: Executor, current: Progressing, mask: np.ndarray, key: Array
 ) -> None:
+    """One round: broadcast, local updates of the clients in ``mask``, aggregate; ``current`` is changed in place."""
     started = time.perf_counter()
     algorithm, num_clients = program.algorithm, len(problem.names)
     active = np.flatnonzero(mask)
@@ -175,9 +180,12 @@ def run_round(
         infos = {name: _scattered_info(np.asarray(leaf), active, num_clients) for name, leaf in replies.infos.items()}
         infos["code"] = codes
         variants = np.asarray(current.variants)
-        current.variants = algorithm.choose(current.variants, infos | {name: np.asarray(leaf) for name, leaf in info.items()})
+        current.variants = algorithm.choose(current.variants, infos | info)
         record = {name: np.asarray(leaf) for name, leaf in info.items()} | infos | {"solver": variants}
         quiet = bool(np.all(record.pop("converged")))
+        quiet &= (
+            list(current.variants) == variants.tolist()
+        )  # a client that changes its solver has the last word still to say
         current.quiet = (current.quiet | mask) if quiet else np.zeros(num_clients, bool)
         heard = np.all(good.reshape(len(active), -1), axis=1)
         current.converged = bool(np.all(current.quiet)) and bool(np.all(heard))
@@ -199,7 +207,11 @@ def _scattered(leaf: np.ndarray, active: np.ndarray, num: int) -> np.ndarray:
 
 
 def _scattered_info(leaf: np.ndarray, active: np.ndarray, num: int) -> np.ndarray:
-    full = np.full((num, *leaf.shape[1:]), np.nan) if leaf.dtype.kind == "f" else np.zeros((num, *leaf.shape[1:]), leaf.dtype)
+    full = (
+        np.full((num, *leaf.shape[1:]), np.nan)
+        if leaf.dtype.kind == "f"
+        else np.zeros((num, *leaf.shape[1:]), leaf.dtype)
+    )
     full[active] = leaf
     return full
 
@@ -215,20 +227,21 @@ def _reduced(algorithm: FederatedAlgorithm, messages: Any, used: np.ndarray) -> 
     return jax.tree.map(total, messages), np.sum(used, axis=0)
 
 
-def _give_up_if_improper(algorithm: FederatedAlgorithm, current: Progressing, problem: Problem, codes: np.ndarray) -> None:
+def _give_up_if_improper(
+    algorithm: FederatedAlgorithm, current: Progressing, problem: Problem, codes: np.ndarray
+) -> None:
     proper = jax.vmap(lambda q: q.is_proper())(algorithm.posterior(current.state))
     if not np.all(np.asarray(proper)):
         reasons = {name: ResultCode(int(np.max(code))).meaning for name, code in zip(problem.names, codes, strict=True)}
         raise FederatedError(
-            f"Round {current.rounds_in_phase + 1} of phase '{algorithm.name}': no client's message could be used, and the posterior is "
+            f"Round {current.rounds_in_phase + 1} of phase '{algorithm.name}': no client's message could be used, and "
+            f"the posterior is "
             f"not proper without them: {reasons}. Try proper priors on the globals, or other scales of the data; "
             "`executor='sequential'` names the client in whatever the model raises."
         )
 
 
-def _mask(
-    phase: Phase, participation: Participation, current: Progressing, problem: Problem, key: Array
-) -> np.ndarray:
+def _mask(phase: Phase, participation: Participation, current: Progressing, problem: Problem, key: Array) -> np.ndarray:
     num = len(problem.names)
     if phase.full_participation:
         return np.ones(num, bool)
@@ -237,7 +250,8 @@ def _mask(
         mask = np.asarray(participation(current.rounds_in_phase, round_key))
         if mask.shape != (num,) or mask.dtype != bool:
             raise ValueError(
-                f"`participation` returned shape {mask.shape} and dtype {mask.dtype}; return one boolean per client, shape ({num},)."
+                f"`participation` returned shape {mask.shape} and dtype {mask.dtype}; return one boolean per client, "
+                f"shape ({num},)."
             )
         return mask
     if participation == 1.0:

@@ -47,10 +47,11 @@ def fit_federated(
     Parameters
     ----------
     model
-        ONE client's NumPyro program; its keyword arguments are the client's data. Latents are global unless marked local.
+        ONE client's NumPyro program; its keyword arguments are the client's data. Latents are global unless marked
+        local.
     clients
-        From client name to the model's keyword arguments (NumPy, JAX, pandas); see :func:`clients_from_dataframe`. Only the
-        number of rows may differ.
+        From client name to the model's keyword arguments (NumPy, JAX, pandas); see :func:`clients_from_dataframe`. Only
+        the number of rows may differ.
     method
         ``"ep"``, ``"laplace"``, or a configured method such as ``fedbayes.EP(num_draws=1024)``.
     key
@@ -62,19 +63,20 @@ def fit_federated(
     local
         Names of client-local latents, for a model that does not use ``fedbayes.local()``.
     coords, dims
-        For ArviZ, as usual: ``coords={"coefficient": [...]}, dims={"beta": ["coefficient"]}``. Plates name their dimensions by
-        themselves.
+        For ArviZ, as usual: ``coords={"coefficient": [...]}, dims={"beta": ["coefficient"]}``. Plates name their
+        dimensions by themselves.
     num_draws
         Posterior draws per chain.
     executor
-        ``"batched"``, ``"sequential"`` (one by one: names the client in whatever goes wrong), ``"loopback"`` (everything through
-        bytes), or an :class:`~fedbayes.executors.Executor`.
+        ``"batched"``, ``"sequential"`` (one by one: names the client in whatever goes wrong), ``"loopback"``
+        (everything through bytes), or an :class:`~fedbayes.executors.Executor`.
     mesh
         A one-dimensional device mesh to share the clients out over.
     progress
         Show a bar.
     checkpoint
-        File that holds the state after each round; an interrupted fit started again with the same arguments resumes from it.
+        File that holds the state after each round; an interrupted fit started again with the same arguments resumes
+        from it.
     dtype
         Precision in which the model runs; natural parameters are float64 whatever it is.
 
@@ -153,7 +155,9 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     folder = Path(path)
     meta = json.loads((folder / "fit.json").read_text())
     shown = Presentation(**meta["shown"])
-    configured = {type(method()).__name__: method for method in inference.METHODS.values()}[meta["method"]](**meta["options"])
+    configured = {type(method()).__name__: method for method in inference.METHODS.values()}[meta["method"]](
+        **meta["options"]
+    )
     key, runner = jax.random.wrap_key_data(np.asarray(meta["key"], np.uint32)), Batched()
     with jax.enable_x64(True):
         problem = make_problem(model, clients, local=shown.local, dtype=meta["dtype"])
@@ -171,17 +175,23 @@ def _phases(method: Method, problem: Problem) -> list[Phase]:
     phases = method.phases(problem)
     counts = [1] * (len(phases) - 1) + [method.num_replicates]
     return [
-        phase._replace(algorithm=replicated(phase.algorithm, count)) for phase, count in zip(phases, counts, strict=True)
+        phase._replace(algorithm=replicated(phase.algorithm, count))
+        for phase, count in zip(phases, counts, strict=True)
     ]
 
 
 def _method(method: str | Method) -> Method:
     if isinstance(method, str):
         if method not in inference.METHODS:
-            raise ValueError(f"`method` is {method!r}; the methods are {sorted(inference.METHODS)}, or a configured `fedbayes.EP(...)`.")
+            raise ValueError(
+                f"`method` is {method!r}; the methods are {sorted(inference.METHODS)}, or a configured "
+                f"`fedbayes.EP(...)`."
+            )
         return inference.METHODS[method]()
     if isinstance(method, type) or not hasattr(method, "phases"):
-        raise TypeError(f"`method` is {method!r}; write a name, {sorted(inference.METHODS)}, or a configured `fedbayes.EP(...)`.")
+        raise TypeError(
+            f"`method` is {method!r}; write a name, {sorted(inference.METHODS)}, or a configured `fedbayes.EP(...)`."
+        )
     return method
 
 
@@ -193,7 +203,9 @@ def _executor(executor: str | Executor, mesh: jax.sharding.Mesh | None) -> Execu
             raise ValueError(f"`executor` is {executor!r}; the executors are {sorted(EXECUTORS)}.")
         return EXECUTORS[executor]()
     if not hasattr(executor, "run"):
-        raise TypeError(f"`executor` is {executor!r}; write one of {sorted(EXECUTORS)}, or an object with `start` and `run`.")
+        raise TypeError(
+            f"`executor` is {executor!r}; write one of {sorted(EXECUTORS)}, or an object with `start` and `run`."
+        )
     return executor
 
 
@@ -205,8 +217,12 @@ def _check_arguments(
     if num_rounds is not None and (not isinstance(num_rounds, int) or num_rounds < 1):
         raise ValueError(f"`num_rounds` is {num_rounds}; a fit needs at least one round.")
     if not callable(participation) and not (isinstance(participation, int | float) and 0.0 < participation <= 1.0):
-        raise ValueError(f"`participation` is {participation}; it is the fraction of clients in a round and lies in (0, 1].")
+        raise ValueError(
+            f"`participation` is {participation}; it is the fraction of clients in a round and lies in (0, 1]."
+        )
     if not isinstance(num_draws, int) or num_draws < 1:
         raise ValueError(f"`num_draws` is {num_draws}; at least one posterior draw per chain is needed.")
     if mesh is not None and executor != "batched":
-        raise ValueError(f"`mesh` shares the batched executor out over devices; `executor` is {executor!r}. Leave one of them out.")
+        raise ValueError(
+            f"`mesh` shares the batched executor out over devices; `executor` is {executor!r}. Leave one of them out."
+        )

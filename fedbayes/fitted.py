@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -117,7 +117,9 @@ class FederatedFit:
 
     @cached_property
     def _theta(self) -> Array:
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(self._key, 1_000_001), np.arange(self.num_chains))
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(
+            jax.random.fold_in(self._key, 1_000_001), np.arange(self.num_chains)
+        )
         return jax.vmap(lambda q, key: q.sample(key, self.num_draws))(self.posterior, keys)
 
     @property
@@ -127,10 +129,10 @@ class FederatedFit:
 
     @cached_property
     def idata(self) -> Any:
-        """The global posterior for ArviZ: ``posterior``, ``sample_stats`` and ``log_likelihood`` (one value per client and draw).
+        """The global posterior for ArviZ, with ``sample_stats`` and one log-likelihood per client and draw.
 
-        Draws are independent; chains are replicates of the whole fit. R-hat therefore compares replicates: it speaks about Monte
-        Carlo error, and not about the error of the Gaussian approximation.
+        Draws are independent; chains are replicates of the whole fit. R-hat therefore compares replicates: it speaks
+        about Monte Carlo error, and not about the error of the Gaussian approximation.
         """
         with jax.enable_x64(True):
             problem, theta = self._problem, self._theta
@@ -169,8 +171,8 @@ class FederatedFit:
     def client_posterior(self, name: str) -> Any:
         """One client's posterior: its local latents and the globals, given everybody's data.
 
-        Draws of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in its place the
-        client's data would count twice).
+        Draws of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in
+        its place the client's data would count twice).
 
         Parameters
         ----------
@@ -224,15 +226,11 @@ class FederatedFit:
         num = -(-self.num_draws // 4) * 4
         start = jnp.concatenate([self.moments()[0][0], jnp.zeros(client.num_locals)])
         keys = jax.random.split(jax.random.fold_in(client_seed(self._key), client.index), self.num_chains)
-        resample = jax.jit(
-            jax.vmap(lambda cavity, key: sampling.resampled(Tilted(client, cavity), start, key, num))
-        )
-        draws, k_hats = resample(cavity, keys)
+        draws, k_hats = _resample(client, cavity, start, keys, num)
         k_hat = float(jnp.max(k_hats))
         if k_hat <= _K_HAT_LIMIT:
             return draws[:, : self.num_draws], k_hat, "importance"
-        chain = jax.jit(jax.vmap(lambda cavity, key: sampling.chained(Tilted(client, cavity), start, key, num)))
-        return chain(cavity, keys)[:, : self.num_draws], k_hat, "nuts"
+        return _chain(client, cavity, start, keys, num)[:, : self.num_draws], k_hat, "nuts"
 
     def predict(self, client: str | None = None, *, key: Array | None = None, **arguments: Any) -> Any:
         """Posterior predictive draws of the observed sites.
@@ -240,7 +238,8 @@ class FederatedFit:
         Parameters
         ----------
         client
-            Predict for this client, with its local latents; ``None``: for a new client, whose locals come from the model.
+            Predict for this client, with its local latents; ``None``: for a new client, whose locals come from the
+            model.
         key
             Defaults to one derived from the fit's.
         **arguments
@@ -256,20 +255,28 @@ class FederatedFit:
         program = self._problem.buckets[0].clients.program
         source = self.idata if client is None else self.client_posterior(client)
         latents = {*program.globals.names, *program.locals.names}
-        draws = {str(name): np.asarray(source.posterior[name]) for name in source.posterior.data_vars if name in latents}
+        draws = {
+            str(name): np.asarray(source.posterior[name]) for name in source.posterior.data_vars if name in latents
+        }
         key = jax.random.fold_in(self._key, 1_000_003) if key is None else key
         with jax.enable_x64(True):
             predictive = Predictive(program.model, draws, batch_ndims=2)(key, **{**program.static, **arguments})
         predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
         dims = {name: [f"{name}_dim_{i}" for i in range(value.ndim - 2)] for name, value in predicted.items()}
-        return output.to_arviz({"posterior_predictive": predicted}, self._shown.coords, dims | self._shown.dims, self._attrs())
+        return output.to_arviz(
+            {"posterior_predictive": predicted}, self._shown.coords, dims | self._shown.dims, self._attrs()
+        )
 
-    def _to_arviz(self, groups: dict, client: Any, dims: dict, coords: dict, attrs: Mapping[str, Any] | None = None) -> Any:
+    def _to_arviz(
+        self, groups: dict, client: Any, dims: dict, coords: dict, attrs: Mapping[str, Any] | None = None
+    ) -> Any:
         program = self._problem.buckets[0].clients.program
         with jax.enable_x64(True):
             known = output.site_dims(program, client, self._shown.dims)
         defaults = output.plate_coords(known, groups["posterior"])
-        return output.to_arviz(groups, defaults | self._shown.coords | coords, known | dims, self._attrs() | dict(attrs or {}))
+        return output.to_arviz(
+            groups, defaults | self._shown.coords | coords, known | dims, self._attrs() | dict(attrs or {})
+        )
 
     def _attrs(self) -> dict[str, Any]:
         import fedbayes
@@ -286,7 +293,7 @@ class FederatedFit:
         }
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the fit to a folder: ``posterior.nc`` and ``rounds.nc`` for everybody, the rest for :func:`fedbayes.load_fit`.
+        """Write the fit to a folder: ``posterior.nc``, ``rounds.nc``, and the rest for :func:`fedbayes.load_fit`.
 
         The clients' data and the model are not in it.
         """
@@ -337,12 +344,32 @@ class FederatedFit:
             f"  last      changed the global by {float(self.rounds['change'][-1].max()):.2g} posterior sds",
         ]
         if self.num_chains > 1:
-            lines.append(f"  error     Monte Carlo {self.monte_carlo_error:.2g} posterior sds, from {self.num_chains} replicates")
+            lines.append(
+                f"  error     Monte Carlo {self.monte_carlo_error:.2g} posterior sds, from {self.num_chains} replicates"
+            )
         if (k_hat := self.rounds["k_hat"][-1]).notnull().any():
             worst = str(k_hat.max("replicate").idxmax("client").item())
-            lines.append(f"  k-hat     at most {float(k_hat.max()):.2f} (client '{worst}')")
+            solvers, counts = np.unique(self.rounds["solver"][-1].values, return_counts=True)
+            used = ", ".join(f"{count} {name}" for name, count in zip(solvers, counts, strict=True))
+            warning = (
+                "; above 0.7, so not to be trusted"
+                if float(k_hat.max()) > _K_HAT_LIMIT and "nuts" not in solvers
+                else ""
+            )
+            lines.append(f"  solvers   {used}; k-hat at most {float(k_hat.max()):.2f} (client '{worst}'){warning}")
         lines.append("  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)")
         return "\n".join(lines)
+
+
+@partial(jax.jit, static_argnames="num")
+def _resample(client: Client, cavity: Gaussian, start: Array, keys: Array, num: int) -> tuple[Array, Array]:
+    """One compilation per shape of client: the data are arguments."""
+    return jax.vmap(lambda cavity, key: sampling.resampled(Tilted(client, cavity), start, key, num))(cavity, keys)
+
+
+@partial(jax.jit, static_argnames="num")
+def _chain(client: Client, cavity: Gaussian, start: Array, keys: Array, num: int) -> Array:
+    return jax.vmap(lambda cavity, key: sampling.chained(Tilted(client, cavity), start, key, num))(cavity, keys)
 
 
 class _Exchange:
@@ -358,6 +385,7 @@ def client_seed(key: Array) -> Array:
 
 
 def shortened(names: Sequence[str], most: int = 6) -> str:
+    """The first few names, and how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown}, ... ({len(names) - most} more)"
 

@@ -1,11 +1,12 @@
 """Gaussian factors in natural parameters: the algebra that federated posteriors are made of.
 
-A factor ``exp(shift' x - x' precision x / 2 + log_scale)`` need not be normalisable: a client's site may be improper. Products add
-natural parameters, quotients subtract them, and neither needs a normalising constant (Lemma 16 of Yue 2023).
+A factor ``exp(shift' x - x' precision x / 2 + log_scale)`` need not be normalisable: a client's site may be improper.
+Products add natural parameters, quotients subtract them, and neither needs a normalising constant (Lemma 16 of Yue
+2023).
 
-All linear algebra of the library goes through :func:`whitener`, written in plain array operations: two independent batched LAPACK
-calls in one CPU program can deadlock in JAX 0.10 (DESIGN.md, "Traps"), and one batched elimination is also faster for the many
-small matrices that federated inference needs.
+All linear algebra of the library goes through :func:`whitener`, written in plain array operations: two independent
+batched LAPACK calls in one CPU program can deadlock in JAX 0.10 (DESIGN.md, "Traps"), and one batched elimination is
+also faster for the many small matrices that federated inference needs.
 """
 
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ def probability_of_direction(draws: "xr.DataArray", reference: float = 0.0) -> "
 
 
 def excludes(draws: "xr.DataArray", reference: float = 0.0, prob: float = 0.9) -> "xr.DataArray":
-    """Whether the equal-tailed credible interval excludes ``reference``: the selection rule of Yue (2023), section 3.4.3.
+    """Whether the equal-tailed credible interval excludes ``reference`` (selection rule of Yue 2023, 3.4.3).
 
     Parameters
     ----------
@@ -70,4 +70,7 @@ def excludes(draws: "xr.DataArray", reference: float = 0.0, prob: float = 0.9) -
 
 def _check(draws: "xr.DataArray") -> None:
     if not set(_SAMPLE_DIMS) <= set(draws.dims):
-        raise ValueError(f"`draws` has the dimensions {draws.dims}; it needs 'chain' and 'draw', as in `fit.idata.posterior['beta']`.")
+        raise ValueError(
+            f"`draws` has the dimensions {draws.dims}; it needs 'chain' and 'draw', as in "
+            f"`fit.idata.posterior['beta']`."
+        )

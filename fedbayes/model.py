@@ -1,7 +1,8 @@
 """A NumPyro program, split: global prior on one side, the client's factor on the other.
 
-Global latents give the prior ``p(theta)`` with its Jacobian, counted once for the whole federation. Everything else (local latents
-and observations) is the client's factor ``f(theta, z)``. Both live on flat vectors in unconstrained space.
+Global latents give the prior ``p(theta)`` with its Jacobian, counted once for the whole federation. Everything else
+(local latents and observations) is the client's factor ``f(theta, z)``. Both live on flat vectors in unconstrained
+space.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpyro
 from jax import Array
@@ -169,9 +169,7 @@ class Program:
         sites = trace(self._substituted(theta, z)).get_trace(**self.static, **data)
         latents = {*self.globals.names, *self.locals.names}
         return {
-            name: site["value"]
-            for name, site in sites.items()
-            if name in latents or site["type"] == "deterministic"
+            name: site["value"] for name, site in sites.items() if name in latents or site["type"] == "deterministic"
         }
 
 

@@ -28,7 +28,9 @@ def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[
     groups = {name: {k: np.asarray(v) for k, v in group.items()} for name, group in groups.items() if group}
     names = {name for group in groups.values() for name in group}
     dims = {name: list(value) for name, value in dims.items() if name in names}
-    coords = {name: np.asarray(value) for name, value in coords.items() if any(name in value for value in dims.values())}
+    coords = {
+        name: np.asarray(value) for name, value in coords.items() if any(name in value for value in dims.values())
+    }
     if int(az.__version__.split(".")[0]) >= 1:
         result = az.from_dict(groups, coords=coords, dims=dims)
         for name in groups:
@@ -49,7 +51,9 @@ def site_dims(program: Program, client: ClientArrays, user_dims: Mapping[str, Se
             labels[axis] = plate
         given = list(user_dims.get(name, ()))
         if len(given) > len(labels):
-            raise ValueError(f"`dims` names {len(given)} dimensions of '{name}', {given}, but the site has shape {site.shape}.")
+            raise ValueError(
+                f"`dims` names {len(given)} dimensions of '{name}', {given}, but the site has shape {site.shape}."
+            )
         dims[name] = [*labels[: len(labels) - len(given)], *given]
     return dims
 
@@ -65,7 +69,7 @@ def plate_coords(dims: Mapping[str, Sequence[str]], values: Mapping[str, np.ndar
 
 
 def global_sites(problem: Problem) -> list[str]:
-    """Sites that are functions of the globals alone: the global latents, and deterministic sites that neither locals nor data move."""
+    """Sites that are functions of the globals alone: neither locals nor data move them."""
     rng = np.random.default_rng(4)
     theta = rng.normal(size=problem.globals.size) * 0.3
     seen: dict[str, np.ndarray] | None = None
@@ -77,7 +81,11 @@ def global_sites(problem: Problem) -> list[str]:
         for data in (client, other):
             z = rng.normal(size=program.locals.size) * 0.3
             found = {name: np.asarray(value) for name, value in values(theta, z, data).items()}
-            seen = found if seen is None else {name: value for name, value in seen.items() if _same(value, found.get(name))}
+            seen = (
+                found
+                if seen is None
+                else {name: value for name, value in seen.items() if _same(value, found.get(name))}
+            )
     local = {*problem.buckets[0].clients.program.locals.names}
     return [name for name in seen or () if name not in local]
 
@@ -110,7 +118,9 @@ def rounds_dataset(history: Sequence[Mapping[str, np.ndarray]], names: Sequence[
     replicates = max((record["change"].shape[0] for record in history if "change" in record), default=1)
 
     def gather(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        full = [np.broadcast_to(record[name], shape) if name in record else np.full(shape, np.nan) for record in history]
+        full = [
+            np.broadcast_to(record[name], shape) if name in record else np.full(shape, np.nan) for record in history
+        ]
         return np.stack(full)
 
     num = len(names)

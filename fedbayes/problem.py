@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from fedbayes import checks
 from fedbayes.clients import Client, ClientArrays, prepare_clients
@@ -83,12 +82,13 @@ class Problem:
         """
         if name not in self.names:
             raise KeyError(f"There is no client '{name}'; the clients are {list(self.names)}.")
-        place = self.names.index(name)
-        for bucket in self.buckets:
-            at = np.flatnonzero(bucket.members == place)
-            if len(at):
-                return jax.tree.map(lambda leaf: leaf[at[0]], bucket.clients)
-        raise AssertionError("every client is in a bucket")
+        bucket, at = self.locate(self.names.index(name))
+        return jax.tree.map(lambda leaf: leaf[at], self.buckets[bucket].clients)
+
+    def locate(self, place: int) -> tuple[int, int]:
+        """Bucket of the client at ``place`` among all clients, and its place in it."""
+        found = [(b, np.flatnonzero(bucket.members == place)) for b, bucket in enumerate(self.buckets)]
+        return next((b, int(at[0])) for b, at in found if len(at))
 
 
 def make_problem(
@@ -104,7 +104,9 @@ def make_problem(
         See :func:`~fedbayes.sites.split` and :mod:`fedbayes.checks`.
     """
     if isinstance(local, str):
-        raise TypeError(f"`local` is the text {local!r}; write the names of the sites in a tuple, `local=({local!r},)`.")
+        raise TypeError(
+            f"`local` is the text {local!r}; write the names of the sites in a tuple, `local=({local!r},)`."
+        )
     if np.dtype(dtype).kind != "f":
         raise ValueError(f"`dtype` is {np.dtype(dtype)}; a model runs in float64 or float32.")
     prepared = prepare_clients(clients, np.dtype(dtype))
@@ -126,7 +128,12 @@ def make_problem(
 
 
 def _group_buckets(
-    model: Model, names: Sequence[str], arrays: Sequence[ClientArrays], members: list[int], local: Sequence[str], dtype: Any
+    model: Model,
+    names: Sequence[str],
+    arrays: Sequence[ClientArrays],
+    members: list[int],
+    local: Sequence[str],
+    dtype: Any,
 ) -> list[Bucket]:
     """Buckets of the clients that share their non-array arguments."""
     group = [arrays[i] for i in members]
@@ -154,7 +161,12 @@ def _group_buckets(
 
 
 def _padded_buckets(
-    program: Program, group: Sequence[ClientArrays], members: list[int], arguments: Sequence[str], rows: list, lengths: list[int]
+    program: Program,
+    group: Sequence[ClientArrays],
+    members: list[int],
+    arguments: Sequence[str],
+    rows: list,
+    lengths: list[int],
 ) -> list[Bucket]:
     places = np.searchsorted(lengths, rows)
     buckets = []
@@ -167,9 +179,12 @@ def _padded_buckets(
 
 
 def _exact_buckets(
-    program_of: Callable[[ClientArrays, str], Program], names: Sequence[str], group: Sequence[ClientArrays], members: list[int]
+    program_of: Callable[[ClientArrays, str], Program],
+    names: Sequence[str],
+    group: Sequence[ClientArrays],
+    members: list[int],
 ) -> list[Bucket]:
-    """One bucket per shape: the program does not survive padding (latents sized by the data, a likelihood not a product of rows)."""
+    """One bucket per shape, for programs that padding would change."""
     shapes: dict[tuple, list[int]] = {}
     for i, client in enumerate(group):
         shapes.setdefault(tuple((k, v.shape) for k, v in client.arrays.items()), []).append(i)
@@ -180,7 +195,11 @@ def _exact_buckets(
 
 
 def _bucket(
-    program: Program, group: Sequence[ClientArrays], members: Sequence[int], arguments: Sequence[str], length: int | None
+    program: Program,
+    group: Sequence[ClientArrays],
+    members: Sequence[int],
+    arguments: Sequence[str],
+    length: int | None,
 ) -> Bucket:
     if length is None:
         padded = [client.arrays for client in group]
@@ -202,4 +221,3 @@ def naming(client: str, stage: str):  # noqa: ANN201
     except Exception as error:
         error.add_note(f"fedbayes: raised for client '{client}' in {stage}.")
         raise
-

@@ -9,7 +9,11 @@ from tqdm.auto import tqdm
 class Progress(Protocol):
     """Told of each round."""
 
-    def after_round(self, phase: str, record: dict[str, np.ndarray], budget: int) -> None:
+    def start(self, phase: str) -> None:
+        """A phase begins; its first round compiles."""
+        ...
+
+    def after_round(self, record: dict[str, np.ndarray]) -> None:
         """One round is done."""
         ...
 
@@ -21,7 +25,10 @@ class Progress(Protocol):
 class Silent:
     """No progress shown."""
 
-    def after_round(self, phase: str, record: dict[str, np.ndarray], budget: int) -> None:
+    def start(self, phase: str) -> None:
+        """See :class:`Progress`."""
+
+    def after_round(self, record: dict[str, np.ndarray]) -> None:
         """See :class:`Progress`."""
 
     def close(self) -> None:
@@ -29,27 +36,25 @@ class Silent:
 
 
 class Bar:
-    """A bar per phase, with the change of the global in posterior sds and the slowest news: the largest k-hat."""
+    """A line per phase: rounds so far, the change of the global in posterior sds, and the largest k-hat."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
-        self._phase = ""
 
-    def after_round(self, phase: str, record: dict[str, np.ndarray], budget: int) -> None:
+    def start(self, phase: str) -> None:
         """See :class:`Progress`."""
-        if phase != self._phase:
-            self.close()
-            self._phase = phase
-            self._bar = tqdm(total=budget, desc=phase, unit="round")
-        assert self._bar is not None
-        self._bar.set_postfix_str(_news(record))
-        self._bar.update()
+        self.close()
+        self._bar = tqdm(desc=phase, unit=" rounds", postfix="compiling")
+
+    def after_round(self, record: dict[str, np.ndarray]) -> None:
+        """See :class:`Progress`."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(_news(record), refresh=False)
+            self._bar.update()
 
     def close(self) -> None:
         """See :class:`Progress`."""
         if self._bar is not None:
-            self._bar.total = self._bar.n
-            self._bar.refresh()
             self._bar.close()
         self._bar = None
 

@@ -110,8 +110,8 @@ def split(
     Raises
     ------
     ModelError
-        No observed site; ``numpyro.param`` sites; a subsampling plate; discrete latents that can't be summed out; an unknown name in
-        ``local_names``; no global latent.
+        No observed site; ``numpyro.param`` sites; a subsampling plate; discrete latents that can't be summed out; an
+        unknown name in ``local_names``; no global latent.
     """
     sites = trace_sites(model, static, data)
     _check_splittable(sites)
@@ -139,7 +139,8 @@ def _check_enumerates(program: Program, data: Mapping[str, Array], discrete: set
         jax.eval_shape(program.log_factor, theta, z, data)
     except Exception as error:
         raise ModelError(
-            f"NumPyro can't sum out the discrete latents {sorted(discrete)} ({type(error).__name__}: {error}). Enumeration needs a "
+            f"NumPyro can't sum out the discrete latents {sorted(discrete)} ({type(error).__name__}: {error}). "
+            f"Enumeration needs a "
             "`numpyro.plate` around every batch dimension, the observations' rows included."
         ) from error
 
@@ -159,7 +160,8 @@ def _check_splittable(sites: Mapping[str, Site]) -> None:
         if site.kind == "plate" and site.plates[0][0] != site.plates[0][1]:
             size, subsample = site.plates[0]
             raise ModelError(
-                f"Plate '{name}' subsamples {subsample} of {size} rows, but a client's factor is the likelihood of all its rows. "
+                f"Plate '{name}' subsamples {subsample} of {size} rows, but a client's factor is the likelihood of "
+                f"all its rows. "
                 "Leave `subsample_size` out."
             )
 
@@ -172,7 +174,8 @@ def _local_latents(sites: Mapping[str, Site], latents: Mapping[str, Site], local
         found = {name} if name in latents else auxiliary
         if not found:
             raise ModelError(
-                f"`local` names the site '{name}', which is not a latent of the program. Its latents are {sorted(latents)}."
+                f"`local` names the site '{name}', which is not a latent of the program. Its latents are "
+                f"{sorted(latents)}."
             )
         marked |= found
     return marked
@@ -181,12 +184,14 @@ def _local_latents(sites: Mapping[str, Site], latents: Mapping[str, Site], local
 def _check_discrete(discrete: set[str], marked: set[str]) -> None:
     if shared := sorted(discrete - marked):
         raise ModelError(
-            f"Discrete latents {shared}: a Gaussian site can't hold a discrete global. If each client has its own, sample them "
+            f"Discrete latents {shared}: a Gaussian site can't hold a discrete global. If each client has its own, "
+            f"sample them "
             "inside `fedbayes.local()` and they are summed out; otherwise marginalise them by hand."
         )
     if discrete and importlib.util.find_spec("funsor") is None:
         raise ModelError(
-            f"Discrete latents {sorted(discrete)} can be summed out only with funsor: `pip install fedbayes[enumerate]`."
+            f"Discrete latents {sorted(discrete)} can be summed out only with funsor: `pip install "
+            f"fedbayes[enumerate]`."
         )
 
 

@@ -1,13 +1,15 @@
 """Federated expectation propagation with Gaussian sites (Algorithms 3.2 and 3.3 of Yue 2023, completed).
 
-The posterior of the globals is ``q(theta) = p(theta) prod_k s_k(theta)`` with one Gaussian site per client. A round, for client k:
+The posterior of the globals is ``q(theta) = p(theta) prod_k s_k(theta)`` with one Gaussian site per client. A round,
+for client k:
 
     cavity      q / s_k                             natural parameters subtract
     tilted      (q / s_k) f_k(theta, z)             z: the client's local latents
     new site    moment match of the tilted density, divided by the cavity
 
-The message is the new site itself; it replaces the last one, so a lost or repeated reply can't break the product. The server takes the
-step ``s_k <- s_k + eta (new - s_k)`` with ``eta`` small enough that the global and every cavity stay proper.
+The message is the new site itself; it replaces the last one, so a lost or repeated reply can't break the product. The
+server takes the step ``s_k <- s_k + eta (new - s_k)`` with ``eta`` small enough that the global and every cavity stay
+proper.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +49,8 @@ class SiteMessage(NamedTuple):
     site
         Natural parameters; the precision is a vector ``(d,)`` for diagonal sites.
     noise
-        Expected squared Monte Carlo error of the global that this site causes, in posterior sds, summed over coordinates.
+        Expected squared Monte Carlo error of the global that this site causes, in posterior sds, summed over
+        coordinates.
     """
 
     site: Gaussian
@@ -95,24 +98,26 @@ class EP:
     num_draws
         Draws per client, round and replicate, a power of two; ``None``: 256, or more where the globals need more.
     solver
-        Local solver: ``"auto"`` (importance sampling, and NUTS for a client whose k-hat exceeds 0.7), ``"importance"``, ``"nuts"``,
-        ``"laplace"`` or ``"variational"``.
+        Local solver: ``"auto"`` (importance sampling; eight times the draws for a client whose noise is too large, NUTS
+        for one whose k-hat exceeds 0.7, once the global has settled), ``"importance"``, ``"nuts"``, ``"laplace"`` or
+        ``"variational"``.
     damping
-        Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for it, so that
-        ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
+        Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for
+        it, so that ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
     start
-        ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds); ``"prior"``: at one, so that the first
-        cavity is the prior; ``"auto"``: the mode, except for local latents under a proper prior.
+        ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds); ``"prior"``: at one, so that
+        the first cavity is the prior; ``"auto"``: the mode, except for local latents under a proper prior.
     moments
         ``"score"`` (score regression) or ``"covariance"`` (classical, for comparison).
     family
-        ``"dense"`` sites, or ``"diagonal"`` for large dimensions: messages of ``2 d`` numbers, at the price of the global's
-        correlations, without which heterogeneous clients can be far off.
+        ``"dense"`` sites, or ``"diagonal"`` for large dimensions: messages of ``2 d`` numbers, at the price of the
+        global's correlations, without which heterogeneous clients can be far off.
     tolerance
-        The fit has converged when a round changes the global by less, in posterior sds (root mean square, ``sqrt(2 KL / d)``).
+        The fit has converged when a round changes the global by less, in posterior sds (root mean square, ``sqrt(2 KL /
+        d)``).
     num_replicates
-        Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and Monte
-        Carlo standard errors speak about the fit.
+        Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and
+        Monte Carlo standard errors speak about the fit.
     """
 
     num_draws: int | None = None
@@ -127,7 +132,11 @@ class EP:
     def __post_init__(self) -> None:
         if self.damping is not None and not 0.0 < self.damping <= 1.0:
             raise ValueError(f"`damping` is {self.damping}; it is the step of a round and lies in (0, 1].")
-        for name, known in (("solver", (*_SOLVERS, "auto")), ("start", ("auto", "mode", "prior")), ("moments", tuple(_MOMENTS))):
+        for name, known in (
+            ("solver", (*_SOLVERS, "auto")),
+            ("start", ("auto", "mode", "prior")),
+            ("moments", tuple(_MOMENTS)),
+        ):
             if getattr(self, name) not in known:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it is one of {sorted(known)}.")
         if self.family not in ("dense", "diagonal"):
@@ -135,7 +144,9 @@ class EP:
         if self.num_draws is not None and (
             not isinstance(self.num_draws, int) or self.num_draws < 16 or self.num_draws & (self.num_draws - 1)
         ):
-            raise ValueError(f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256.")
+            raise ValueError(
+                f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256."
+            )
         if not isinstance(self.num_replicates, int) or self.num_replicates < 1:
             raise ValueError(f"`num_replicates` is {self.num_replicates}; it is a number of runs, at least one.")
         if not self.tolerance > 0.0:
@@ -147,7 +158,8 @@ class EP:
             return max(256, 1 << (8 * (size + 1) - 1).bit_length())
         if self.num_draws <= 2 * size + 2:
             raise ValueError(
-                f"`num_draws` is {self.num_draws}, but {size} globals need more than {2 * size + 2} draws to be regressed on. "
+                f"`num_draws` is {self.num_draws}, but {size} globals need more than {2 * size + 2} draws to be "
+                f"regressed on. "
                 f"Write at least {1 << (4 * size + 7).bit_length()}, or leave it out."
             )
         return self.num_draws
@@ -176,11 +188,12 @@ def make_solvers(config: EP, num_draws: int) -> dict[str, solvers.Solver]:
     estimator = diagonal_regression if config.family == "diagonal" else _MOMENTS[config.moments]
     known = {
         "importance": partial(solvers.importance, num_draws=num_draws, estimator=estimator),
-        "nuts": partial(solvers.nuts, num_draws=num_draws, num_warmup=30, estimator=estimator),
+        "importance_more": partial(solvers.importance, num_draws=8 * num_draws, estimator=estimator),
+        "nuts": partial(solvers.nuts, num_draws=max(1024, num_draws), num_warmup=30, estimator=estimator),
         "laplace": solvers.laplace,
         "variational": partial(solvers.variational, num_draws=num_draws),
     }
-    names = ("importance", "nuts") if config.solver == "auto" else (config.solver,)
+    names = ("importance", "importance_more", "nuts") if config.solver == "auto" else (config.solver,)
     return {name: known[name] for name in names}
 
 
@@ -199,7 +212,8 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
         state = EPState(Gaussian.neutral(prior.size, (num_clients,)), start, jnp.ones(()), infinity)
         if previous is None:
             return state
-        # where the factors are not log-concave, the expansions at the mode may leave a cavity improper: then their convex part may do
+        # where the factors are not log-concave, the expansions at the mode may leave a cavity improper: then their
+        # convex part may do
         convex = state._replace(sites=_in_family(_convex(previous.sites, previous.best), diagonal))
         exact = state._replace(sites=_in_family(previous.sites, diagonal), prior=previous.prior)
         for candidate in (convex, exact):
@@ -229,7 +243,7 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
         change = jnp.where(jnp.any(used), change, state.change)
         oscillates = (change > state.change) & (change > 4.0 * noise) & (change > config.tolerance)
         # no smaller change is to be had: the last two rounds differ by noise alone
-        noise_limited = (change <= 5.0 * noise) & (change > 0.5 * state.change)
+        noise_limited = (change <= 5.0 * noise) & (change > 0.5 * state.change) & (noise <= _NOISE_TARGET)
         ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
         moved = moved._replace(ceiling=ceiling, change=change)
         info = {
@@ -245,10 +259,13 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
     def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
         if config.solver != "auto":
             return list(variants)
-        if np.max(infos["change"]) > _SETTLED:  # early cavities are wide, and their k-hat says little about the later ones
+        change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
+        if change > max(_SETTLED, 5.0 * noise):  # early cavities are wide, and say little about the later ones
             return list(variants)
-        heavy = infos["k_hat"].reshape(len(variants), -1).mean(axis=1) > K_HAT_LIMIT
-        return ["nuts" if bad else variant for variant, bad in zip(variants, heavy, strict=True)]
+        per_client = {name: infos[name].reshape(num_clients, -1).mean(axis=1) for name in ("k_hat", "noise")}
+        noisy = (noise > _NOISE_TARGET) & (per_client["noise"] >= _NOISE_TARGET**2 * prior.size / num_clients)
+        chosen = np.where(noisy & (np.asarray(variants) == "importance"), "importance_more", variants)
+        return np.where(per_client["k_hat"] > K_HAT_LIMIT, "nuts", chosen).tolist()
 
     return FederatedAlgorithm(
         name="EP",
@@ -269,7 +286,14 @@ def _init_client(client: Client, key: Array) -> Warm:
 
 
 def _local_update(
-    solver: solvers.Solver, name: str, diagonal: bool, shared: Shared, cavity: Gaussian, warm: Warm, client: Client, key: Array
+    solver: solvers.Solver,
+    name: str,
+    diagonal: bool,
+    shared: Shared,
+    cavity: Gaussian,
+    warm: Warm,
+    client: Client,
+    key: Array,
 ) -> tuple[SiteMessage, Warm, Info]:
     tilted = Tilted(client, cavity)
     warm = warm._replace(position=_better_start(tilted, warm.position, shared.mean))
@@ -287,6 +311,7 @@ def _local_update(
         "k_hat": found.k_hat,
         "effective_draws": found.effective,
         "influence": _influence(cavity, found.site),
+        "noise": noise,
     }
     keep = _usable(found)
     new_warm = jax.tree.map(lambda new, old: jnp.where(keep, new, old), found.warm, warm)
@@ -320,7 +345,9 @@ def _prior_site(prior: Prior, solver: Callable, cavity: Gaussian, everybody: Gau
 
 
 def _damping(noise: Array, last_change: Array) -> Array:
-    """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target; all of it while far from stationary."""
+    """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target; all of it while far
+    from stationary.
+    """
     ratio = (_NOISE_TARGET / jnp.maximum(noise, 1e-12)) ** 2
     return jnp.where(last_change > 5.0 * noise, 1.0, jnp.minimum(1.0, 2.0 * ratio / (1.0 + ratio)))
 
@@ -328,15 +355,23 @@ def _damping(noise: Array, last_change: Array) -> Array:
 def _largest_proper_step(
     state: EPState, target: Gaussian, prior_target: Gaussian, wanted: Array
 ) -> tuple[EPState, Array]:
-    """Back off from the wanted step until the global and every cavity are proper; no step at all as the last resort."""
-
+    """Back off from the wanted step until the global and every cavity are proper; no step as the last resort.
     def at(step: Array) -> EPState:
         mix = partial(jax.tree.map, lambda old, new: old + step * (new - old))
         return state._replace(sites=mix(state.sites, target).symmetrised(), prior=mix(state.prior, prior_target))
 
+    white = whitener(state.global_().precision)
+    was_proper = jnp.all(jnp.isfinite(white))
+
+    def keeps_enough(new: EPState) -> Array:
+        """A trust region: no direction loses more than nine tenths of its precision in one round."""
+        relative = white @ new.global_().precision @ white.T - 0.1 * jnp.eye(white.shape[0])
+        return jnp.all(jnp.isfinite(whitener(relative))) | ~was_proper
+
     def fails(carry: tuple[Array, Array]) -> Array:
         step, tries = carry
-        return ~_all_proper(at(step)) & (tries < _MAX_BACKOFF)
+        new = at(step)
+        return ~(_all_proper(new) & keeps_enough(new)) & (tries < _MAX_BACKOFF)
 
     step, tries = jax.lax.while_loop(fails, lambda carry: (_BACKOFF * carry[0], carry[1] + 1), (wanted, 0))
     step = jnp.where(tries < _MAX_BACKOFF, step, 0.0)
@@ -356,17 +391,20 @@ def _all_proper(state: EPState) -> Array:
 
 
 def _smallest_eigenvalue(everybody: Gaussian, cavity: Gaussian) -> Array:
-    """Smallest eigenvalue of the cavity's precision in units of the global's: 1 is a client without a say, 0 one that decides alone."""
+    """Smallest eigenvalue of the cavity's precision in units of the global's: 0 for a client that decides alone.
+    """
     white = whitener(everybody.precision)
-    share = jnp.eye(white.shape[0]) - white @ cavity.precision @ white.T  # the site's share, with the largest eigenvalue sought
-    shifted = share + jnp.eye(white.shape[0])
+    eye = jnp.eye(white.shape[0])
+    share = (
+        eye - white @ cavity.precision @ white.T
+    )  # the site's share of the precision: its largest eigenvalue is sought
 
-    def power(vector: Array, _: None) -> tuple[Array, None]:
-        vector = shifted @ vector
-        return vector / jnp.linalg.norm(vector), None
+    def square(_: int, matrix: Array) -> Array:
+        matrix = matrix @ matrix
+        return matrix / jnp.trace(matrix)
 
-    vector, _ = jax.lax.scan(power, jnp.ones(white.shape[0]) / jnp.sqrt(white.shape[0]), None, 30)
-    return 1.0 - vector @ share @ vector
+    power = jax.lax.fori_loop(0, 12, square, share + jnp.sqrt(jnp.sum(share**2)) * eye + 1e-300 * eye)
+    return 1.0 - jnp.sum(power * share) / jnp.trace(power)
 
 
 def rms_change(new: Gaussian, old: Gaussian) -> Array:
@@ -399,4 +437,6 @@ def _in_family(sites: Gaussian, diagonal: bool) -> Gaussian:
 
 
 def _where(condition: Array, new: Gaussian, old: Gaussian) -> Gaussian:
-    return jax.tree.map(lambda a, b: jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b), new, old)
+    return jax.tree.map(
+        lambda a, b: jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b), new, old
+    )

@@ -1,7 +1,8 @@
 """The federated mode: Newton's method with summed gradients and Hessians of the clients' factors.
 
-Each client sends the second-order expansion of its log factor at the broadcast position, as a Gaussian site. Prior times sites is then the
-Newton model, its mean the Newton step, and at the mode it is the Laplace approximation of the posterior: the best start for EP.
+Each client sends the second-order expansion of its log factor at the broadcast position, as a Gaussian site. Prior
+times sites is then the Newton model, its mean the Newton step, and at the mode it is the Laplace approximation of the
+posterior: the best start for EP.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,6 @@ from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.tilted import cold_start
-from fedbayes.prior import Prior
 from fedbayes.problem import Problem
 
 
@@ -62,7 +62,7 @@ class ModeMessage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace:
-    """The Laplace approximation of the posterior, found by federated Newton steps: EP's start, and a quick look of its own.
+    """The Laplace approximation by federated Newton steps: EP's start, and a quick look of its own.
 
     Parameters
     ----------
@@ -77,9 +77,13 @@ class Laplace:
 
     def __post_init__(self) -> None:
         if not self.tolerance > 0.0:
-            raise ValueError(f"`tolerance` is {self.tolerance}; it is the length of a step in posterior sds, such as 1e-3.")
+            raise ValueError(
+                f"`tolerance` is {self.tolerance}; it is the length of a step in posterior sds, such as 1e-3."
+            )
         if self.num_draws < 16 or self.num_draws & (self.num_draws - 1):
-            raise ValueError(f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256.")
+            raise ValueError(
+                f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256."
+            )
 
     @property
     def num_replicates(self) -> int:
@@ -114,7 +118,9 @@ def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) 
         value = prior.log_density(state.position) + jnp.sum(jnp.where(used, messages.value, 0.0))
         improved = (value >= state.value - 1e-9 * jnp.abs(value)) & jnp.any(used)
         sites = jax.tree.map(
-            lambda new, old: jnp.where(used.reshape((-1,) + (1,) * (new.ndim - 1)), new, old), messages.site, state.sites
+            lambda new, old: jnp.where(used.reshape((-1,) + (1,) * (new.ndim - 1)), new, old),
+            messages.site,
+            state.sites,
         )
         here = state._replace(best=state.position, value=value, sites=sites, prior=prior.tangent(state.position))
         state = jax.tree.map(lambda new, old: jnp.where(improved, new, old), here, state)
@@ -143,7 +149,11 @@ def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) 
         finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
         code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
         nothing = jnp.asarray(jnp.nan)
-        return message, z, {"code": code, "k_hat": nothing, "effective_draws": nothing, "influence": nothing}
+        return (
+            message,
+            z,
+            {"code": code, "k_hat": nothing, "effective_draws": nothing, "influence": nothing, "noise": nothing},
+        )
 
     return FederatedAlgorithm(
         name="mode",
@@ -192,7 +202,9 @@ def _expansion(client: Client, theta: Array, z: Array, key: Array, num_draws: in
         log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)
         weight, _ = pareto_smooth(log_weight)
         value = log_mean_exp(log_weight) + 0.5 * (z.shape[0] * LOG_2PI - log_det(mode.white))
-        hessians = jax.vmap(lambda x: jax.jacfwd(lambda t: jax.grad(client.log_factor)(jnp.concatenate([t, x[size:]]))[:size])(x[:size]))(joint)
+        hessians = jax.vmap(
+            lambda x: jax.jacfwd(lambda t: jax.grad(client.log_factor)(jnp.concatenate([t, x[size:]]))[:size])(x[:size])
+        )(joint)
         slope = weight @ scores[:, :size]
         gap = scores[:, :size] - slope
         hessian = jnp.einsum("n,nij->ij", weight, hessians) + gap.T @ (weight[:, None] * gap)

@@ -1,14 +1,15 @@
 """A client's Gaussian site from draws of its tilted density.
 
-The tilted density is ``t(theta, z) = cavity(theta) f(theta, z)``. With ``g = d log f / d theta`` and ``s = d log f / d z`` Stein's
-identity gives, exactly,
+The tilted density is ``t(theta, z) = cavity(theta) f(theta, z)``. With ``g = d log f / d theta`` and ``s = d log f / d
+z`` Stein's identity gives, exactly,
 
     Cov_t(g, theta) Cov_t(theta)^-1 = -Q_site,      shift_site = E_t[g] + Q_site E_t[theta],
 
-so the moment-matched site is the weighted regression of ``g`` on ``theta``: no covariance is inverted and no cavity subtracted. Whatever
-has zero mean given ``theta`` can join the regression without changing what is estimated (DESIGN.md derives both). Two such control
-variates go in: ``B s``, where ``B`` is the coupling of globals and locals in the Laplace approximation, which makes the regression
-exact for linear-Gaussian clients, and ``sum_j (z_j - E[z_j | theta]) s_j + 1``, which carries the information on scales.
+so the moment-matched site is the weighted regression of ``g`` on ``theta``: no covariance is inverted and no cavity
+subtracted. Whatever has zero mean given ``theta`` can join the regression without changing what is estimated (DESIGN.md
+derives both). Two such control variates go in: ``B s``, where ``B`` is the coupling of globals and locals in the
+Laplace approximation, which makes the regression exact for linear-Gaussian clients, and ``sum_j (z_j - E[z_j | theta])
+s_j + 1``, which carries the information on scales.
 """
 
 from collections.abc import Callable
@@ -115,8 +116,8 @@ def score_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
 def _symmetric(raw: Array, variance: Array) -> tuple[Array, Array]:
     """The symmetric matrix that weighs each entry and its mirror image by their precision.
 
-    A direction about which a client knows nothing has slope and error zero, and stays exactly zero: under a flat prior its cavity
-    would otherwise become improper by noise alone.
+    A direction about which a client knows nothing has slope and error zero, and stays exactly zero: under a flat prior
+    its cavity would otherwise become improper by noise alone.
     """
     floor = variance + 1e-30 * (1.0 + jnp.max(raw**2))
     mine = floor.T / (floor + floor.T)
@@ -127,9 +128,10 @@ def _symmetric(raw: Array, variance: Array) -> tuple[Array, Array]:
 def covariance_inversion(draws: TiltedDraws, cavity: Gaussian, *, corrected: bool = True) -> SiteEstimate:
     """The classical estimator: invert the draws' covariance, subtract the cavity (notes of Yue 2023, section 1.4).
 
-    The inverse of a sample covariance over-estimates the precision by ``b = (n - 1) / (n - d - 2)``; in EP the bias accumulates to
-    ``1 / (1 - (b - 1)(K - 1))`` with K clients. The correction ``(n - d - 2) / n`` removes it for Gaussian draws. Kept as a test
-    oracle and for comparison: its error is ten to twenty times that of :func:`score_regression`.
+    The inverse of a sample covariance over-estimates the precision by ``b = (n - 1) / (n - d - 2)``; in EP the bias
+    accumulates to ``1 / (1 - (b - 1)(K - 1))`` with K clients. The correction ``(n - d - 2) / n`` removes it for
+    Gaussian draws. Kept as a test oracle and for comparison: its error is ten to twenty times that of
+    :func:`score_regression`.
 
     Parameters
     ----------
@@ -157,7 +159,8 @@ def covariance_inversion(draws: TiltedDraws, cavity: Gaussian, *, corrected: boo
 def diagonal_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
     """The diagonal site: regress each ``g_i`` on its own ``theta_i``.
 
-    With a diagonal cavity the slope is ``Q_cavity,ii - 1 / Var_t(theta_i)``, the moment match of the marginal variances.
+    With a diagonal cavity the slope is ``Q_cavity,ii - 1 / Var_t(theta_i)``, the moment match of the marginal
+    variances.
     """
     size = cavity.size
     theta, response = draws.position[:, :size], draws.score[:, :size]

@@ -39,8 +39,8 @@ def pareto_smooth(log_weights: Array) -> tuple[Array, Array]:
     weights
         Normalised to sum to one, shape ``(n,)``.
     k_hat
-        Shape of the generalised Pareto tail: below 0.7 the estimates can be trusted (``0`` where all weights are equal, infinite
-        where a few hold everything).
+        Shape of the generalised Pareto tail: below 0.7 the estimates can be trusted (``0`` where all weights are equal,
+        infinite where a few hold everything).
 
     References
     ----------

@@ -9,7 +9,8 @@ from jax import Array
 
 from fedbayes.gaussian import symmetrised, whitener
 
-# Levenberg-Marquardt damping values, all tried at once: under vmap a search by backtracking would wait for the worst client
+# Levenberg-Marquardt damping values, all tried at once: under vmap a search by backtracking would wait for the worst
+# client
 _LADDER = (0.0, 0.03, 1.0, 30.0, 1e3)
 
 
@@ -34,8 +35,10 @@ class Mode(NamedTuple):
     converged: Array
 
 
-def find_mode(log_density: Callable[[Array], Array], start: Array, *, max_steps: int = 30, tolerance: float = 0.1) -> Mode:
-    """Maximise ``log_density`` from ``start`` by Newton steps ``x + (H + lambda D)^-1 g`` with the best of a ladder of ``lambda``.
+def find_mode(
+    log_density: Callable[[Array], Array], start: Array, *, max_steps: int = 30, tolerance: float = 0.1
+) -> Mode:
+    """Maximise ``log_density`` by Newton steps ``x + (H + lambda D)^-1 g`` with the best of a ladder of ``lambda``.
 
     Parameters
     ----------

@@ -24,14 +24,13 @@ def nuts_chains(
     num_draws: int,
     num_warmup: int,
 ) -> tuple[Array, Array, Array, Array]:
-    """Draws of ``log_density``, shape ``(num_draws, p)``; also step size, last positions and the effective number of draws.
+    """Draws ``(num_draws, p)``, step size, last positions and the effective number of draws.
 
-    The coordinates are ``x = mode + white' u``, in which the Laplace approximation is standard normal: the mass matrix is the identity.
+    The coordinates are ``x = mode + white' u``, in which the Laplace approximation is standard normal: the mass matrix
+    is the identity.
     """
     start_key, run_key = jax.random.split(key)
-    fresh = proposed.position[
-        jax.random.categorical(start_key, jnp.log(proposed.weight), shape=(NUM_CHAINS,))
-    ]
+    fresh = proposed.position[jax.random.categorical(start_key, jnp.log(proposed.weight), shape=(NUM_CHAINS,))]
     start = jnp.where(jnp.all(jnp.isfinite(warm.chains)), warm.chains, fresh)
     # u = L' (x - mode) with L = white^-1, solved through the curvature: white' white curvature = I
     whitened = (start - mode.position) @ mode.curvature @ mode.white.T

@@ -24,7 +24,7 @@ def resampled(tilted: Tilted, start: Array, key: Array, num: int) -> tuple[Array
 
 
 def chained(tilted: Tilted, start: Array, key: Array, num: int) -> Array:
-    """Draws ``(num, d + m)`` by NUTS, for heavy-tailed tilted densities; ``num`` is a multiple of the number of chains."""
+    """Draws ``(num, d + m)`` by NUTS, for heavy tails; ``num`` is a multiple of the number of chains."""
     pool_key, chain_key = jax.random.split(key)
     proposed, _, _, mode = importance_draws(tilted, start, pool_key, 256)
     warm = Warm(start, jnp.full((NUM_CHAINS, start.shape[0]), jnp.nan), jnp.asarray(0.5))

@@ -1,12 +1,10 @@
 """Local solvers: four ways from a tilted density to a Gaussian site, all pure and batched over clients by ``vmap``."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.scipy.special import logsumexp
 
 from fedbayes.gaussian import LOG_2PI, log_det, symmetrised, whitener
 from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal
@@ -49,7 +47,9 @@ def importance(tilted: Tilted, warm: Warm, key: Array, *, num_draws: int, estima
     return LocalSite(site, found.shift_variance, found.precision_variance, k_hat, draws.effective, warm)
 
 
-def importance_draws(tilted: Tilted, start: Array, key: Array, num_draws: int) -> tuple[TiltedDraws, Array, Array, Mode]:
+def importance_draws(
+    tilted: Tilted, start: Array, key: Array, num_draws: int
+) -> tuple[TiltedDraws, Array, Array, Mode]:
     """Weighted draws, k-hat, log evidence of the tilted kernel, and the mode."""
     mode = tilted.mode(start)
     noise = quasi_normal(key, num_draws, start.shape[0])
@@ -64,10 +64,8 @@ def importance_draws(tilted: Tilted, start: Array, key: Array, num_draws: int) -
     return draws, k_hat, evidence, mode
 
 
-def nuts(
-    tilted: Tilted, warm: Warm, key: Array, *, num_draws: int, num_warmup: int, estimator: Estimator
-) -> LocalSite:
-    """NumPyro's NUTS in coordinates whitened by the Laplace approximation, warm-started; k-hat and evidence by importance sampling.
+def nuts(tilted: Tilted, warm: Warm, key: Array, *, num_draws: int, num_warmup: int, estimator: Estimator) -> LocalSite:
+    """NumPyro's NUTS, whitened by Laplace and warm-started; k-hat and evidence by importance sampling.
 
     Parameters
     ----------
@@ -101,9 +99,9 @@ def nuts(
 def variational(tilted: Tilted, warm: Warm, key: Array, *, num_draws: int, num_steps: int = 8) -> LocalSite:
     """Gaussian variational approximation of the tilted density by natural gradients.
 
-    Each step draws from the current Gaussian and regresses the full score on the draws: by Stein's identity the slope is the mean
-    Hessian ``E_q[H]``, so ``Lambda <- -E_q[H]``, ``mean <- mean + Lambda^-1 E_q[score]`` (Opper and Archambeau 2009).
-    The same draws in every step make it a deterministic fixed-point iteration.
+    Each step draws from the current Gaussian and regresses the full score on the draws: by Stein's identity the slope
+    is the mean Hessian ``E_q[H]``, so ``Lambda <- -E_q[H]``, ``mean <- mean + Lambda^-1 E_q[score]`` (Opper and
+    Archambeau 2009). The same draws in every step make it a deterministic fixed-point iteration.
     """
     mode = tilted.mode(warm.position)
     noise = quasi_normal(key, num_draws, warm.position.shape[0])
@@ -133,4 +131,6 @@ def variational(tilted: Tilted, warm: Warm, key: Array, *, num_draws: int, num_s
 
 def _deterministic(site: "object", warm: Warm) -> LocalSite:
     zero = jnp.zeros(())
-    return LocalSite(site, jnp.zeros_like(site.shift), jnp.zeros_like(site.precision), zero, jnp.full((), jnp.inf), warm)
+    return LocalSite(
+        site, jnp.zeros_like(site.shift), jnp.zeros_like(site.precision), zero, jnp.full((), jnp.inf), warm
+    )

@@ -64,7 +64,8 @@ class Warm(NamedTuple):
 def cold_start(size: int) -> Array:
     """Where Newton starts without better knowledge: near zero in unconstrained space, and off it.
 
-    Some densities have a kink in floating point at exactly zero (the gradient of NumPyro's Bernoulli at logit 0 is off by 1/2).
+    Some densities have a kink in floating point at exactly zero (the gradient of NumPyro's Bernoulli at logit 0 is off
+    by 1/2).
     """
     return 0.01 * (1.0 + jnp.arange(size) / max(size, 1))
 

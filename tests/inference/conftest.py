@@ -17,13 +17,19 @@ from fedbayes.problem import Problem, make_problem
 class Rounds:
     """A method on a problem, one round at a time; all arrays are float64 and keep their axis of replicates."""
 
-    def __init__(self, model: Callable, clients: Mapping[str, Any], method: Any, *, change: Callable | None = None) -> None:
+    def __init__(
+        self, model: Callable, clients: Mapping[str, Any], method: Any, *, change: Callable | None = None
+    ) -> None:
         with jax.enable_x64(True):
             self.problem: Problem = make_problem(model, clients)
             phase = method.phases(self.problem)[-1]
             algorithm = phase.algorithm if change is None else change(phase.algorithm)
             self.phases = [Phase(replicated(algorithm, method.num_replicates), phase.max_rounds, False)]
-            self.server, self.executor, self.key = CompiledServer(self.phases[0].algorithm), Batched(), jax.random.key(7)
+            self.server, self.executor, self.key = (
+                CompiledServer(self.phases[0].algorithm),
+                Batched(),
+                jax.random.key(7),
+            )
             self.current = begin_phase(self.phases, 0, None, self.problem, self.executor, self.key)
 
     def run(self, num: int = 1, active: Sequence[int] | None = None) -> "Rounds":

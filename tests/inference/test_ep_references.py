@@ -18,7 +18,7 @@ DATA = Path(__file__).parents[1] / "data" / "posteriordb"
 MOMENTS = json.loads((DATA / "moments.json").read_text())
 
 
-def moments(fit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # noqa: ANN001
+def moments(fit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, covariance and sds, averaged over replicates."""
     mean, covariance = (value.mean(axis=0) for value in fit.moments())
     return mean, covariance, np.sqrt(np.diagonal(covariance))
@@ -26,9 +26,9 @@ def moments(fit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # noqa: ANN001
 
 @pytest.mark.slow
 def test_heart_three_rounds_from_zero_sites_match_pooled_nuts() -> None:
-    """After three rounds, every exchange counted: rms error of the means below 0.01 posterior sds beyond the reference's own Monte
-    Carlo error, sds within 2 percent, KL below 0.01 beyond the KL that the reference's own error causes.
-    """
+    """After three rounds, every exchange counted: rms error of the means below 0.01 posterior sds beyond the
+    reference's own Monte Carlo error, sds within 2 percent, KL below 0.01 beyond the KL that the reference's own error
+    causes."""
     clients = heart_disease.clients()
     x = jnp.concatenate([data["x"] for data in clients.values()])
     y = jnp.concatenate([data["y"] for data in clients.values()])
@@ -56,7 +56,7 @@ def test_heart_three_rounds_from_zero_sites_match_pooled_nuts() -> None:
     assert kl < 0.01
 
 
-def nes_model(x, y=None) -> None:  # noqa: ANN001
+def nes_model(x, y=None) -> None:
     beta = numpyro.sample("beta", dist.ImproperUniform(dist.constraints.real_vector, (), (9,)))
     sigma = numpyro.sample("sigma", dist.ImproperUniform(dist.constraints.positive, (), ()))
     numpyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
@@ -65,7 +65,8 @@ def nes_model(x, y=None) -> None:  # noqa: ANN001
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["age", "random"])
 def test_nes1980_in_five_clients_under_a_flat_prior(by: str) -> None:
-    """Split by age, each group of ages misses the other groups' indicators: its site is improper, and its cavity nearly so."""
+    """Split by age, each group of ages misses the other groups' indicators: its site is improper, and its cavity nearly
+    so."""
     data = json.loads((DATA / "nes1980-nes.json").read_text())["data"]
     age = np.asarray(data["age_discrete"])
     columns = [np.ones(data["N"]), data["real_ideo"], data["race_adj"], age == 2, age == 3, age == 4]
@@ -82,7 +83,7 @@ def test_nes1980_in_five_clients_under_a_flat_prior(by: str) -> None:
     assert np.all(np.isnan(fit.log_evidence)) or np.all(np.isfinite(fit.log_evidence))
 
 
-def blr_model(x, y=None) -> None:  # noqa: ANN001
+def blr_model(x, y=None) -> None:
     beta = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([5]).to_event(1))
     sigma = numpyro.sample("sigma", dist.HalfNormal(10.0))
     numpyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
@@ -93,7 +94,9 @@ def test_sblri_in_four_clients() -> None:
     """The half-normal prior is not Gaussian on the log scale: its site is refined at the server."""
     data = json.loads((DATA / "sblri-blr.json").read_text())["data"]
     x, y = np.asarray(data["X"], float), np.asarray(data["y"], float)
-    clients = {f"client{k}": {"x": x[rows], "y": y[rows]} for k, rows in enumerate(np.array_split(np.arange(len(y)), 4))}
+    clients = {
+        f"client{k}": {"x": x[rows], "y": y[rows]} for k, rows in enumerate(np.array_split(np.arange(len(y)), 4))
+    }
     fit = fb.fit_federated(blr_model, clients, key=jax.random.key(0), progress=False)
     reference, sd = np.asarray(list(MOMENTS["sblri"].values())).T
     mean, _, spread = moments(fit)
@@ -104,11 +107,15 @@ def test_sblri_in_four_clients() -> None:
 
 @pytest.mark.slow
 def test_eight_schools_one_school_a_client() -> None:
-    """mu and the schools' effects as posteriordb has them. log tau has a long left tail that no Gaussian holds: EP finds its mean, and
-    an sd that is 15 to 25 percent too small (it stays so with 64 times as many draws: it is the family, not the noise).
-    """
+    """mu and the schools' effects as posteriordb has them. log tau has a long left tail that no Gaussian holds: EP
+    finds its mean, and an sd that is 15 to 25 percent too small (it stays so with 64 times as many draws: it is the
+    family, not the noise)."""
     fit = fb.fit_federated(
-        eight_schools.model_noncentered, eight_schools.clients(), method=fb.EP(num_draws=1024), key=jax.random.key(0), progress=False
+        eight_schools.model_noncentered,
+        eight_schools.clients(),
+        method=fb.EP(num_draws=1024),
+        key=jax.random.key(0),
+        progress=False,
     )
     reference = MOMENTS["eight_schools"]
     mean, _, spread = moments(fit)

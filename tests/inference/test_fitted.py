@@ -75,12 +75,14 @@ def test_predictions_use_the_clients_own_latents(fit: fb.FederatedFit, clients: 
     close(new, x @ mu, x @ (spread + np.diag(TAU)) @ x.T + NOISE**2 * np.eye(3))
 
 
-def test_saved_and_loaded_fit_is_the_same(fit: fb.FederatedFit, clients: dict, tmp_path) -> None:  # noqa: ANN001
+def test_saved_and_loaded_fit_is_the_same(fit: fb.FederatedFit, clients: dict, tmp_path) -> None:
     fit.save(tmp_path / "fit")
     loaded = fb.load_fit(tmp_path / "fit", MODEL, clients)
     for old, new in zip(jax.tree.leaves(fit.posterior), jax.tree.leaves(loaded.posterior), strict=True):
         np.testing.assert_array_equal(old, new)
-    np.testing.assert_array_equal(fit.client_posterior("client2").posterior["theta"], loaded.client_posterior("client2").posterior["theta"])
+    np.testing.assert_array_equal(
+        fit.client_posterior("client2").posterior["theta"], loaded.client_posterior("client2").posterior["theta"]
+    )
     assert repr(loaded) == repr(fit)
     with xr.open_dataset(tmp_path / "fit" / "rounds.nc", engine="h5netcdf") as rounds:
         xr.testing.assert_allclose(rounds["change"], fit.rounds["change"])
@@ -98,14 +100,18 @@ def test_the_arviz_habits_work(fit: fb.FederatedFit, clients: dict) -> None:
     assert list(summary.index) == ["mu[0]", "mu[1]"]
     assert float(summary["r_hat"].astype(float).max()) < 1.01
     wide = partial(hm2.model_noncentered, tau=np.array([50.0, 50.0]), noise_sd=NOISE)
-    other = fb.fit_federated(wide, clients, method=fb.EP(num_draws=64, num_replicates=2), key=jax.random.key(0), progress=False)
+    other = fb.fit_federated(
+        wide, clients, method=fb.EP(num_draws=64, num_replicates=2), key=jax.random.key(0), progress=False
+    )
     comparison = az.compare({"right": fit.idata, "wide": other.idata})
     assert list(comparison.index) == ["right", "wide"]
     assert float(np.mean(fit.log_evidence)) > float(np.mean(other.log_evidence))
 
 
 def test_hypotheses() -> None:
-    draws = xr.DataArray(np.random.default_rng(0).normal([0.0, 1.0, -3.0], 1.0, (4, 5000, 3)), dims=("chain", "draw", "j"))
+    draws = xr.DataArray(
+        np.random.default_rng(0).normal([0.0, 1.0, -3.0], 1.0, (4, 5000, 3)), dims=("chain", "draw", "j")
+    )
     np.testing.assert_allclose(fb.probability_of_direction(draws), [0.5, 0.8413, 0.9987], atol=0.01)
     np.testing.assert_array_equal(fb.excludes(draws, prob=0.9), [False, False, True])
     np.testing.assert_array_equal(fb.excludes(draws, prob=0.6), [False, True, True])
@@ -119,7 +125,7 @@ def test_hypotheses() -> None:
 # local solvers on a problem without a closed form: one client, so that EP is the moment match of its posterior
 
 
-def logistic(x, y=None) -> None:  # noqa: ANN001
+def logistic(x, y=None) -> None:
     import numpyro
     import numpyro.distributions as dist
 
@@ -146,8 +152,9 @@ def one() -> tuple[dict, np.ndarray, np.ndarray]:
     ("solver", "bias", "scale"),
     [("importance", 0.01, 0.01), ("nuts", 0.06, 0.05), ("variational", 0.05, 0.05), ("laplace", 0.3, 0.2)],
 )
-def test_local_solvers_match_the_moments_of_one_client(one, solver: str, bias: float, scale: float) -> None:  # noqa: ANN001
-    """Tolerances in posterior sds and relative: quadrature is the truth, Laplace and the variational Gaussian are approximations."""
+def test_local_solvers_match_the_moments_of_one_client(one, solver: str, bias: float, scale: float) -> None:
+    """Tolerances in posterior sds and relative: quadrature is the truth, Laplace and the variational Gaussian are
+    approximations."""
     clients, mean, covariance = one
     method = fb.EP(solver=solver, num_draws=1024, num_replicates=4, start="prior")
     fit = fb.fit_federated(logistic, clients, method=method, key=jax.random.key(0), progress=False)
@@ -157,7 +164,7 @@ def test_local_solvers_match_the_moments_of_one_client(one, solver: str, bias: f
     np.testing.assert_allclose(np.sqrt(np.diagonal(spread)), sd, rtol=scale)
 
 
-def test_diagonal_sites_match_the_marginal_variances(one) -> None:  # noqa: ANN001
+def test_diagonal_sites_match_the_marginal_variances(one) -> None:
     clients, mean, covariance = one
     method = fb.EP(family="diagonal", num_draws=1024, start="prior")
     fit = fb.fit_federated(logistic, clients, method=method, key=jax.random.key(0), progress=False)
@@ -171,17 +178,20 @@ def test_a_heavy_tailed_client_goes_on_with_nuts() -> None:
     import numpyro
     import numpyro.distributions as dist
 
-    def funnel(y=None) -> None:  # noqa: ANN001
-        scale = numpyro.sample("scale", dist.Normal(0.0, 2.0))
+    def funnel(y=None) -> None:
+        scale = numpyro.sample("scale", dist.Normal(0.0, 1.0))
         with fb.local():
             theta = numpyro.sample("theta", dist.Normal(jnp.zeros(8), jnp.exp(scale)).to_event(1))
         numpyro.sample("y", dist.Normal(theta, 3.0), obs=y)
 
     rng = np.random.default_rng(0)
-    clients = {name: {"y": 3.0 * rng.normal(size=8)} for name in ("a", "b")}
+    clients = {name: {"y": sd * rng.normal(size=8)} for name, sd in (("a", 4.0), ("b", 5.0))}
     with pytest.warns(fb.NotConvergedWarning):
-        fit = fb.fit_federated(funnel, clients, key=jax.random.key(0), num_rounds=6, method=fb.EP(tolerance=1e-6), progress=False)
+        fit = fb.fit_federated(
+            funnel, clients, key=jax.random.key(0), num_rounds=3, method=fb.EP(tolerance=1e-6), progress=False
+        )
     solvers = fit.rounds["solver"].values
     assert set(solvers[0]) == {"importance"}
     assert float(fit.rounds["k_hat"].max()) > 0.7
-    assert "nuts" in set(solvers.ravel())
+    assert set(solvers[1]) == set(solvers[2]) == {"nuts"}
+    assert "2 nuts" in repr(fit)
