@@ -345,9 +345,7 @@ def _prior_site(prior: Prior, solver: Callable, cavity: Gaussian, everybody: Gau
 
 
 def _damping(noise: Array, last_change: Array) -> Array:
-    """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target; all of it while far
-    from stationary.
-    """
+    """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target; one far from there."""
     ratio = (_NOISE_TARGET / jnp.maximum(noise, 1e-12)) ** 2
     return jnp.where(last_change > 5.0 * noise, 1.0, jnp.minimum(1.0, 2.0 * ratio / (1.0 + ratio)))
 
@@ -355,7 +353,8 @@ def _damping(noise: Array, last_change: Array) -> Array:
 def _largest_proper_step(
     state: EPState, target: Gaussian, prior_target: Gaussian, wanted: Array
 ) -> tuple[EPState, Array]:
-    """Back off from the wanted step until the global and every cavity are proper; no step as the last resort.
+    """Back off from the wanted step until the global and every cavity are proper; no step as the last resort."""
+
     def at(step: Array) -> EPState:
         mix = partial(jax.tree.map, lambda old, new: old + step * (new - old))
         return state._replace(sites=mix(state.sites, target).symmetrised(), prior=mix(state.prior, prior_target))
@@ -391,13 +390,10 @@ def _all_proper(state: EPState) -> Array:
 
 
 def _smallest_eigenvalue(everybody: Gaussian, cavity: Gaussian) -> Array:
-    """Smallest eigenvalue of the cavity's precision in units of the global's: 0 for a client that decides alone.
-    """
+    """Smallest eigenvalue of the cavity's precision in units of the global's: 0 for a client that decides alone."""
     white = whitener(everybody.precision)
     eye = jnp.eye(white.shape[0])
-    share = (
-        eye - white @ cavity.precision @ white.T
-    )  # the site's share of the precision: its largest eigenvalue is sought
+    share = eye - white @ cavity.precision @ white.T  # of the site; its largest eigenvalue is sought
 
     def square(_: int, matrix: Array) -> Array:
         matrix = matrix @ matrix
@@ -410,11 +406,6 @@ def _smallest_eigenvalue(everybody: Gaussian, cavity: Gaussian) -> Array:
 def rms_change(new: Gaussian, old: Gaussian) -> Array:
     """``sqrt(2 KL(new || old) / d)``: for a shift of the mean, its root mean square in posterior sds."""
     return jnp.sqrt(jnp.maximum(2.0 * kl_divergence(new, old), 0.0) / new.size)
-
-
-def log_evidence(state: EPState) -> Array:
-    """EP's estimate of the log marginal likelihood: the log integral of the prior times the scaled sites."""
-    return state.global_().log_integral()
 
 
 def _convex(sites: Gaussian, position: Array) -> Gaussian:
