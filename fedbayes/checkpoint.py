@@ -1,5 +1,6 @@
 """A fit's state on disk after each round: written atomically, without pickle, and resumed bit for bit."""
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -7,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jax.typing import ArrayLike
 
-from fedbayes.wire import decode, encode, named_arrays
+from fedbayes.wire import decode, encode
 
 if TYPE_CHECKING:
     from fedbayes.federation import Progressing
@@ -85,7 +87,6 @@ class Checkpoint:
 
 
 def _read_history(content: bytes, num_records: int) -> list[dict[str, np.ndarray]]:
-    import io
 
     history: list[dict[str, np.ndarray]] = [{} for _ in range(num_records)]
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
@@ -95,9 +96,6 @@ def _read_history(content: bytes, num_records: int) -> list[dict[str, np.ndarray
     return history
 
 
-def fingerprint(problem_text: str, method: object, seed: np.ndarray) -> str:
+def fingerprint(problem_text: str, method: object, seed: ArrayLike) -> str:
     """What is being fitted, as text: clients, layout, method and key."""
     return f"{problem_text}; {method!r}; key {np.asarray(seed).tolist()}"
-
-
-__all__ = ["Checkpoint", "fingerprint", "named_arrays"]

@@ -1,7 +1,7 @@
 """Checks of a program against its clients, before any work starts."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import Array
 
 from fedbayes.clients import ClientArrays
 from fedbayes.errors import ClientDataError, ModelError
-from fedbayes.model import Model, Program
+from fedbayes.model import Arrays, Model, Program
 from fedbayes.padding import pad
 from fedbayes.prior import Prior
 from fedbayes.sites import trace_sites
@@ -68,7 +68,7 @@ def _priors(bucket: "Bucket", arrays: Sequence[ClientArrays], theta: np.ndarray)
     return pairs
 
 
-def perturbed(data: Mapping[str, Array]) -> dict[str, Array]:
+def perturbed(data: Arrays) -> dict[str, Any]:
     """The same shapes, other numbers."""
     change = {"f": lambda array: 1.5 * array + 1.0, "b": lambda array: ~array}
     return {

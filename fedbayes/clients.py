@@ -156,9 +156,9 @@ def _check_like(first: str, expected: ClientArrays, name: str, client: ClientArr
             "all clients need the same ones."
         )
     for argument in {*expected.arrays} ^ {*client.arrays}:
-        (bare, who), other = ((client, name), first) if argument in client.static else ((expected, first), name)
+        (bare, who), where = ((client, name), first) if argument in client.static else ((expected, first), name)
         raise ClientDataError(
-            f"Client '{who}': `{argument}` is {bare.static[argument]!r}, but client '{other}' has an array there: all "
+            f"Client '{who}': `{argument}` is {bare.static[argument]!r}, but client '{where}' has an array there: all "
             f"clients need one, or none."
         )
     for argument in expected.arrays:

@@ -58,9 +58,9 @@ class Executor(Protocol):
         ...
 
     def run(
-        self, algorithm: FederatedAlgorithm, problem: Problem, states: list[ClientState], work: Round
+        self, updates: Mapping[str, LocalUpdate], problem: Problem, states: list[ClientState], work: Round
     ) -> tuple[Replies, list[ClientState]]:
-        """One round."""
+        """One round of the given local updates, by name."""
         ...
 
 
@@ -95,20 +95,20 @@ class Batched:
             raise ValueError(f"`mesh` has the axes {mesh.axis_names}; clients are shared out over exactly one.")
         self.mesh = mesh
         self.chunk = chunk
-        self._compiled: dict[int, Callable] = {}
+        self._compiled: dict[int, tuple[Callable, LocalUpdate]] = {}
 
     def start(self, algorithm: FederatedAlgorithm, problem: Problem, key: Array) -> list[ClientState]:
         """See :class:`Executor`."""
         return initial_states(algorithm, problem, key)
 
     def run(
-        self, algorithm: FederatedAlgorithm, problem: Problem, states: list[ClientState], work: Round
+        self, updates: Mapping[str, LocalUpdate], problem: Problem, states: list[ClientState], work: Round
     ) -> tuple[Replies, list[ClientState]]:
         """See :class:`Executor`."""
         collected, places, states = [], [], list(states)
         active = set(work.active.tolist())
         for b, bucket in enumerate(problem.buckets):
-            for variant, update in algorithm.local_updates.items():
+            for variant, update in updates.items():
                 at = [i for i, p in enumerate(bucket.members) if p in active and work.variants[p] == variant]
                 if at:
                     replies, states[b] = self._bucket(update, bucket, states[b], np.asarray(at), work)
@@ -140,7 +140,7 @@ class Batched:
 
     def _program(self, update: LocalUpdate) -> Callable:
         if id(update) not in self._compiled:
-            batched = jax.vmap(partial(_call, update), in_axes=(None, 0, 0, 0, None))
+            batched: Callable = jax.vmap(partial(_call, update), in_axes=(None, 0, 0, 0, None))
             if self.mesh is not None:
                 batched = _sharded(batched, self.mesh)
 
@@ -190,7 +190,7 @@ class Sequential:
         return initial_states(algorithm, problem, key)
 
     def run(
-        self, algorithm: FederatedAlgorithm, problem: Problem, states: list[ClientState], work: Round
+        self, updates: Mapping[str, LocalUpdate], problem: Problem, states: list[ClientState], work: Round
     ) -> tuple[Replies, list[ClientState]]:
         """See :class:`Executor`."""
         states, replies = list(states), []
@@ -198,7 +198,7 @@ class Sequential:
             name, (b, at) = problem.names[place], problem.locate(int(place))
             take = partial(jax.tree.map, lambda leaf, at=at: leaf[at])
             personal = jax.tree.map(lambda leaf, place=place: leaf[place], work.personal)
-            update = algorithm.local_updates[work.variants[place]]
+            update = updates[work.variants[place]]
             with naming(name, f"the local update '{work.variants[place]}'"):
                 message, state, info = self._one(
                     update, work, personal, take(states[b]), take(problem.buckets[b].clients)

@@ -166,7 +166,7 @@ def run_round(
     if len(active):
         shared, personal = program.broadcast(current.state)
         replies, current.clients = executor.run(
-            algorithm, problem, current.clients, Round(shared, personal, key, active, current.variants)
+            algorithm.local_updates, problem, current.clients, Round(shared, personal, key, active, current.variants)
         )
         codes_active = np.asarray(replies.infos["code"])
         full = jax.tree.map(lambda leaf: _scattered(leaf, active, num_clients), replies.messages)

@@ -158,7 +158,7 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     configured = {type(method()).__name__: method for method in inference.METHODS.values()}[meta["method"]](
         **meta["options"]
     )
-    key, runner = jax.random.wrap_key_data(np.asarray(meta["key"], np.uint32)), Batched()
+    key, runner = jax.random.wrap_key_data(jnp.asarray(meta["key"], jnp.uint32)), Batched()
     with jax.enable_x64(True):
         problem = make_problem(model, clients, local=shown.local, dtype=meta["dtype"])
         phases = _phases(configured, problem)

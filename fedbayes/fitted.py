@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
@@ -157,10 +157,9 @@ class FederatedFit:
             return values, state, {}
 
         names = self._problem.names
-        algorithm = _Exchange({"log_likelihood": reply})
         cavities = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), self._cavities())
         work = Round(theta, cavities, self._key, np.arange(len(names)), ["log_likelihood"] * len(names))
-        replies, _ = self._executor.run(algorithm, self._problem, self._current.clients, work)
+        replies, _ = self._executor.run({"log_likelihood": reply}, self._problem, self._current.clients, work)
         return np.moveaxis(np.asarray(replies.messages), 0, -1)
 
     def _cavities(self) -> Gaussian:
@@ -370,13 +369,6 @@ def _resample(client: Client, cavity: Gaussian, start: Array, keys: Array, num: 
 @partial(jax.jit, static_argnames="num")
 def _chain(client: Client, cavity: Gaussian, start: Array, keys: Array, num: int) -> Array:
     return jax.vmap(lambda cavity, key: sampling.chained(Tilted(client, cavity), start, key, num))(cavity, keys)
-
-
-class _Exchange:
-    """Local updates without a server's half, for an exchange outside the loop."""
-
-    def __init__(self, local_updates: Mapping[str, Callable]) -> None:
-        self.local_updates = local_updates
 
 
 def client_seed(key: Array) -> Array:

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import Array
 from numpyro.distributions import biject_to
@@ -19,7 +20,7 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs
 
 Model = Callable[..., Any]
-Arrays = Mapping[str, Array]
+Arrays = Mapping[str, Array] | Mapping[str, np.ndarray]
 _LOG_DET = "_{}_log_det"
 
 
@@ -60,7 +61,7 @@ def unconstrained_substitute(params: Mapping[str, Array]) -> Callable[[dict], Ar
     """A substitution of unconstrained values, which adds the log Jacobian as a factor site of its own."""
 
     def substitute_fn(site: dict) -> Array | None:
-        name = site.get("name")
+        name = str(site.get("name"))
         if name not in params or site["type"] != "sample":
             return None
         transform = biject_to(site["fn"].support)

@@ -36,7 +36,7 @@ def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[
         for name in groups:
             result[name].attrs.update(attrs)
         return result
-    result = az.from_dict(**groups, coords=coords, dims=dims)
+    result = az.from_dict(**groups, coords=coords, dims=dims)  # type: ignore[arg-type]  # ArviZ 0.x takes groups as keywords
     for name in groups:
         result[name].attrs.update(attrs)
     return result

@@ -1,7 +1,7 @@
 """Model and clients, checked and ready: what an algorithm is built for and an executor runs on."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -138,7 +138,8 @@ def _group_buckets(
     """Buckets of the clients that share their non-array arguments."""
     group = [arrays[i] for i in members]
     arguments = row_arguments(group)
-    rows = [num_rows(client, arguments) if arguments else None for client in group]
+    lengths = [num_rows(client, arguments) if arguments else None for client in group]
+    rows = [length for length in lengths if length is not None]
 
     def program_of(client: ClientArrays, name: str) -> Program:
         with naming(name, "the model's trace"):
@@ -147,7 +148,7 @@ def _group_buckets(
     if not arguments:
         program = program_of(group[0], names[members[0]])
         return [_bucket(program, group, members, (), None)]
-    if None not in rows:
+    if len(rows) == len(group):
         small, large = int(np.argmin(rows)), int(np.argmax(rows))
         programs = [program_of(group[i], names[members[i]]) for i in (small, large)]
         checks.same_globals([(names[members[i]], program) for i, program in zip((small, large), programs, strict=True)])
@@ -155,8 +156,7 @@ def _group_buckets(
         if axes is not None:
             program = replace(programs[0], row_axes=axes)
             if checks.padding_is_exact(program, programs[0], group[small], arguments, rows[large]):
-                lengths = bucket_lengths(rows)
-                return _padded_buckets(program, group, members, arguments, rows, lengths)
+                return _padded_buckets(program, group, members, arguments, rows)
     return _exact_buckets(program_of, names, group, members)
 
 
@@ -165,9 +165,9 @@ def _padded_buckets(
     group: Sequence[ClientArrays],
     members: list[int],
     arguments: Sequence[str],
-    rows: list,
-    lengths: list[int],
+    rows: list[int],
 ) -> list[Bucket]:
+    lengths = bucket_lengths(rows)
     places = np.searchsorted(lengths, rows)
     buckets = []
     for b, length in enumerate(lengths):
@@ -214,7 +214,7 @@ def _bucket(
 
 
 @contextmanager
-def naming(client: str, stage: str):  # noqa: ANN201
+def naming(client: str, stage: str) -> Iterator[None]:
     """Add the client's name and the stage to whatever is raised inside, and keep its traceback."""
     try:
         yield

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpyro.contrib.module import ParamShape
 from numpyro.distributions import biject_to
 from numpyro.handlers import infer_config, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 
 from fedbayes.errors import ModelError
-from fedbayes.model import Block, Model, Program
+from fedbayes.model import Arrays, Block, Model, Program
 
 LOCAL = "fedbayes_local"
 
@@ -66,11 +65,11 @@ class Site(NamedTuple):
     argument: str | None = None
 
 
-def trace_sites(model: Model, static: Mapping[str, Any], data: Mapping[str, Array]) -> dict[str, Site]:
+def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, Site]:
     """The program's sites, by tracing it on shapes: nothing is computed."""
     found: dict[str, Site] = {}
 
-    def run(data: Mapping[str, Array]) -> None:
+    def run(data: Arrays) -> None:
         # init_to_uniform gives values to priors that can't be sampled
         seeded = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
         for name, site in trace(seeded).get_trace(**static, **data).items():
@@ -80,7 +79,7 @@ def trace_sites(model: Model, static: Mapping[str, Any], data: Mapping[str, Arra
     return found
 
 
-def _site(site: dict, data: Mapping[str, Array]) -> Site:
+def _site(site: dict, data: Arrays) -> Site:
     if site["type"] == "plate":
         size, subsample = site["args"]
         return Site("plate", plates=((size, size if subsample is None else subsample),))
@@ -103,7 +102,7 @@ def _site(site: dict, data: Mapping[str, Array]) -> Site:
 
 
 def split(
-    model: Model, static: Mapping[str, Any], data: Mapping[str, Array], local_names: Sequence[str], dtype: jnp.dtype
+    model: Model, static: Mapping[str, Any], data: Arrays, local_names: Sequence[str], dtype: jnp.dtype
 ) -> Program:
     """Split a program into global prior and client factor, for one shape of data.
 
@@ -133,7 +132,7 @@ def split(
     return program
 
 
-def _check_enumerates(program: Program, data: Mapping[str, Array], discrete: set[str]) -> None:
+def _check_enumerates(program: Program, data: Arrays, discrete: set[str]) -> None:
     theta, z = np.zeros(program.globals.size), np.zeros(program.locals.size)
     try:
         jax.eval_shape(program.log_factor, theta, z, data)

@@ -16,7 +16,7 @@ def named_arrays(tree: Any) -> dict[str, np.ndarray]:
 def encode(tree: Any) -> bytes:
     """A pytree of arrays as bytes: an uncompressed ``.npz`` archive, one named array per leaf."""
     buffer = io.BytesIO()
-    np.savez(buffer, **named_arrays(tree))
+    np.savez(buffer, allow_pickle=False, **named_arrays(tree))
     return buffer.getvalue()
 
 

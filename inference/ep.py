@@ -186,7 +186,7 @@ _SOLVERS = ("importance", "nuts", "laplace", "variational")
 def make_solvers(config: EP, num_draws: int) -> dict[str, solvers.Solver]:
     """The local solvers a configuration may use, its first choice first."""
     estimator = diagonal_regression if config.family == "diagonal" else _MOMENTS[config.moments]
-    known = {
+    known: dict[str, solvers.Solver] = {
         "importance": partial(solvers.importance, num_draws=num_draws, estimator=estimator),
         "importance_more": partial(solvers.importance, num_draws=8 * num_draws, estimator=estimator),
         "nuts": partial(solvers.nuts, num_draws=max(1024, num_draws), num_warmup=30, estimator=estimator),
@@ -372,7 +372,7 @@ def _largest_proper_step(
         new = at(step)
         return ~(_all_proper(new) & keeps_enough(new)) & (tries < _MAX_BACKOFF)
 
-    step, tries = jax.lax.while_loop(fails, lambda carry: (_BACKOFF * carry[0], carry[1] + 1), (wanted, 0))
+    step, tries = jax.lax.while_loop(fails, lambda carry: (_BACKOFF * carry[0], carry[1] + 1), (wanted, jnp.asarray(0)))
     step = jnp.where(tries < _MAX_BACKOFF, step, 0.0)
     moved = jax.tree.map(lambda new, old: jnp.where(step > 0, new, old), at(step), state)
     return moved, step

@@ -84,6 +84,8 @@ def find_mode(
     eye = jnp.eye(size, dtype=start.dtype)
     initial = Mode(start, eye, eye, jnp.array(False))
     mode, _, _ = jax.lax.while_loop(
-        lambda carry: (carry[2] < max_steps) & ~carry[0].converged, newton, (initial, log_density(start), 0)
+        lambda carry: (carry[2] < max_steps) & ~carry[0].converged,
+        newton,
+        (initial, log_density(start), jnp.asarray(0)),
     )
     return mode

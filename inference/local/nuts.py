@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from numpyro.infer.hmc import hmc
+from numpyro.infer.hmc import HMCState, hmc
 
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.tilted import Warm
@@ -46,7 +46,7 @@ def nuts_chains(
             rng_key=chain_key,
         )
 
-        def step(state: tuple, _: None) -> tuple[tuple, Array]:
+        def step(state: HMCState, _: None) -> tuple[HMCState, Array]:
             state = sample(state)
             return state, state.z
 

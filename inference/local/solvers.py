@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import LOG_2PI, log_det, symmetrised, whitener
+from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.nuts import nuts_chains
@@ -129,7 +129,7 @@ def variational(tilted: Tilted, warm: Warm, key: Array, *, num_draws: int, num_s
     return _deterministic(site, warm._replace(position=mean))
 
 
-def _deterministic(site: "object", warm: Warm) -> LocalSite:
+def _deterministic(site: Gaussian, warm: Warm) -> LocalSite:
     zero = jnp.zeros(())
     return LocalSite(
         site, jnp.zeros_like(site.shift), jnp.zeros_like(site.precision), zero, jnp.full((), jnp.inf), warm

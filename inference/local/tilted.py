@@ -1,14 +1,26 @@
 """The tilted density of one client: its cavity times its factor."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.clients import Client
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.inference.local.laplace import Mode, find_mode
+
+
+class Factor(Protocol):
+    """A factor of the posterior: a client's, or the prior's."""
+
+    @property
+    def num_locals(self) -> int:
+        """Number of local latents."""
+        ...
+
+    def log_factor(self, position: Array) -> Array:
+        """Log factor at the joint position, shape ``(d + m,)``."""
+        ...
 
 
 class Tilted(NamedTuple):
@@ -22,7 +34,7 @@ class Tilted(NamedTuple):
         Everybody else's knowledge of the globals; normalised when it is proper.
     """
 
-    client: Client
+    client: Factor
     cavity: Gaussian
 
     def log_density(self, position: Array) -> Array:
@@ -34,9 +46,9 @@ class Tilted(NamedTuple):
         theta = position[: self.cavity.size]
         return self.cavity.shift @ theta - 0.5 * theta @ self.cavity.precision @ theta
 
-    def mode(self, start: Array, **options: float) -> Mode:
+    def mode(self, start: Array, *, tolerance: float = 0.1) -> Mode:
         """Mode and curvature from a warm start, see :func:`~fedbayes.inference.local.laplace.find_mode`."""
-        return find_mode(self.log_density, start, **options)
+        return find_mode(self.log_density, start, tolerance=tolerance)
 
     def scores(self, position: Array) -> tuple[Array, Array]:
         """Log factor and its gradient at many positions, shapes ``(n,)`` and ``(n, d + m)``."""
