@@ -58,11 +58,6 @@ class Problem:
     buckets: tuple[Bucket, ...]
     arrays: tuple[ClientArrays, ...]
 
-    @property
-    def has_locals(self) -> bool:
-        """Whether any client has local latents."""
-        return any(bucket.clients.num_locals for bucket in self.buckets)
-
     def description(self) -> str:
         """Clients and globals in words, with a digest of names, data and precision."""
         digest = hashlib.sha256(str(self.buckets[0].clients.program.dtype).encode())

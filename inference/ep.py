@@ -105,8 +105,8 @@ class EP:
         Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for
         it, so that ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
     start
-        ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds); ``"prior"``: at one, so that
-        the first cavity is the prior; ``"auto"``: the mode, except for local latents under a proper prior.
+        ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds, cheaper than EP's), where
+        cavities are narrow and moments easy; ``"prior"``: at one, so that the first cavity is the prior.
     moments
         ``"score"`` (score regression) or ``"covariance"`` (classical, for comparison).
     family
@@ -123,7 +123,7 @@ class EP:
     num_draws: int | None = None
     solver: Literal["auto", "importance", "nuts", "laplace", "variational"] = "auto"
     damping: float | None = None
-    start: Literal["auto", "mode", "prior"] = "auto"
+    start: Literal["mode", "prior"] = "mode"
     moments: Literal["score", "covariance"] = "score"
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02
@@ -134,7 +134,7 @@ class EP:
             raise ValueError(f"`damping` is {self.damping}; it is the step of a round and lies in (0, 1].")
         for name, known in (
             ("solver", (*_SOLVERS, "auto")),
-            ("start", ("auto", "mode", "prior")),
+            ("start", ("mode", "prior")),
             ("moments", tuple(_MOMENTS)),
         ):
             if getattr(self, name) not in known:
@@ -164,17 +164,11 @@ class EP:
             )
         return self.num_draws
 
-    def starts_at_mode(self, problem: Problem) -> bool:
-        """Whether Newton rounds come first."""
-        if self.start == "auto":
-            return problem.prior.is_flat() or not problem.has_locals
-        return self.start == "mode"
-
     def phases(self, problem: Problem) -> list[Phase]:
         """Newton rounds to the federated mode where the start asks for them, then EP."""
         num_draws = self.draws_for(problem.globals.size)
         ep = Phase(_algorithm(self, problem, num_draws), 30, False)
-        if self.starts_at_mode(problem):
+        if self.start == "mode":
             return [Phase(federated_mode(problem, num_draws=64), 25, True), ep]
         return [ep]
 
