@@ -224,8 +224,8 @@ class Traces(Silent):
     def __init__(self, model):
         self.model, self.seen = model, []
 
-    def after_round(self, phase, record, budget):
-        self.seen.append((phase, self.model.traces))
+    def after_round(self, record):
+        self.seen.append((str(record["phase"]), self.model.traces))
 
 
 @pytest.mark.parametrize(
