@@ -1,8 +1,8 @@
 """Long reference posteriors, kept as JSON files of means and covariances.
 
 ``python benchmarks/references.py [SET ...]`` makes them afresh. Without local latents: importance sampling from the
-Laplace approximation with 2^17 quasi-random draws (2^15 for the largest set), essentially exact. With them: pooled NUTS,
-Rao-Blackwellised (the moments of the globals given each draw of the locals are known up to one integral over log tau).
+Laplace approximation with 2^17 quasi-random draws (2^15 for the largest set), essentially exact. With them: pooled
+NUTS, Rao-Blackwellised (given each draw of the locals the moments of the globals are known up to one integral).
 """
 
 import json

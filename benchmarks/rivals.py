@@ -77,9 +77,12 @@ def _start(client: Client, mean: np.ndarray) -> jax.Array:
     return jnp.concatenate([jnp.asarray(mean), jnp.zeros(client.num_locals)])
 
 
-def _ends(places: np.ndarray, most: int) -> np.ndarray:
-    """Evenly spaced places, the two ends among them."""
-    return places[np.unique(np.linspace(0, len(places) - 1, min(most, len(places))).round().astype(int))]
+def _timed_clients(problem: Problem, most: int) -> np.ndarray:
+    """All clients in order of their rows, or, where there are more than ``most``, 16 of them evenly spaced."""
+    order = _by_rows(problem)
+    if len(order) <= most:
+        return order
+    return order[np.linspace(0, len(order) - 1, min(16, most)).round().astype(int)]
 
 
 def _by_rows(problem: Problem) -> np.ndarray:
@@ -108,7 +111,7 @@ def consensus_draws(problem: Problem, most_clients: int, num_warmup: int = 300, 
         return jax.block_until_ready(draws[:, :size])
 
     jax.clear_caches()
-    places = _ends(_by_rows(problem), most_clients)
+    places = _timed_clients(problem, most_clients)
     cold = 0.0
     for bucket in problem.buckets:  # each padded shape compiles once
         started = time.perf_counter()
@@ -170,7 +173,7 @@ def naive_ep(
     for bucket in problem.buckets:
         draws_of(int(bucket.members[0]), cavities[int(bucket.members[0])], 0)
     if num > most_clients:
-        places = _ends(_by_rows(problem), most_clients)
+        places = _timed_clients(problem, most_clients)
         started = time.perf_counter()
         for place in places:
             draws_of(int(place), cavities[place], int(place))

@@ -1,8 +1,8 @@
 """What a warm EP round over 1,024 ragged clients costs, in pooled gradients per draw, and where the time goes.
 
 ``python benchmarks/round_cost.py`` prints the numbers. One draw of a round is one position per client, so that a round
-with n draws and R replicates evaluates every row n R times, as n R pooled gradients would; the unit is therefore n R times
-the cost of one gradient of the pooled log density, taken one after the other inside one compiled loop, as a sampler does.
+with n draws and R replicates evaluates every row n R times, as n R pooled gradients would; the unit is therefore n R
+times the cost of one gradient of the pooled log density, taken one after the other inside one compiled loop.
 """
 
 import time

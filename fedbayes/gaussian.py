@@ -156,3 +156,12 @@ def kl_divergence(first: Gaussian, second: Gaussian) -> Array:
     gap = mean - other_mean
     log_ratio = log_det(whitener(first.precision)) - log_det(whitener(second.precision))
     return 0.5 * (jnp.sum(second.precision * covariance) + gap @ second.precision @ gap - first.size + log_ratio)
+
+
+def where(condition: Array, new: Gaussian, old: Gaussian) -> Gaussian:
+    """``new`` where ``condition``, whose shape leads that of the factors, else ``old``."""
+
+    def choose(one: Array, other: Array) -> Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (one.ndim - condition.ndim)), one, other)
+
+    return jax.tree.map(choose, new, old)

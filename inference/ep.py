@@ -25,20 +25,27 @@ from jax import Array
 from fedbayes.algorithm import FederatedAlgorithm, Info, Phase
 from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, kl_divergence, whitener
+from fedbayes.gaussian import Gaussian, kl_divergence, where, whitener
 from fedbayes.inference.local import solvers
 from fedbayes.inference.local.nuts import NUM_CHAINS
 from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, cold_start
 from fedbayes.inference.mode import ModeState, federated_mode
 from fedbayes.inference.moments import Estimator, covariance_inversion, diagonal_regression, score_regression
+from fedbayes.inference.steps import (
+    NOISE_TARGET,
+    EPState,
+    all_proper,
+    convex,
+    damping,
+    largest_proper_step,
+    rms_change,
+    smallest_eigenvalue,
+)
 from fedbayes.prior import Prior
 from fedbayes.problem import Problem
 
 K_HAT_LIMIT = 0.7
-_NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that needs no damping
-_IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
-_BACKOFF, _MAX_BACKOFF = 0.8, 40
 
 
 class SiteMessage(NamedTuple):
@@ -55,31 +62,6 @@ class SiteMessage(NamedTuple):
 
     site: Gaussian
     noise: Array
-
-
-class EPState(NamedTuple):
-    """The server's state, and so the checkpoint.
-
-    Attributes
-    ----------
-    sites
-        The clients' sites, leading axis of clients.
-    prior
-        The prior's site: exact for a Gaussian prior, refined at the server otherwise.
-    ceiling
-        Largest step allowed, lowered when the iteration oscillates.
-    change
-        Of the last round, see ``info``.
-    """
-
-    sites: Gaussian
-    prior: Gaussian
-    ceiling: Array
-    change: Array
-
-    def global_(self) -> Gaussian:
-        """The posterior: prior times sites, summed afresh so that it always equals the product."""
-        return (self.prior + self.sites.summed()).symmetrised()
 
 
 class Shared(NamedTuple):
@@ -195,23 +177,23 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
     prior, num_clients = problem.prior, len(problem.names)
     diagonal = config.family == "diagonal"
     chosen = make_solvers(config, num_draws)
-    prior_solver = partial(solvers.importance, num_draws=num_draws, estimator=score_regression)
+    refine: solvers.Solver = partial(solvers.importance, num_draws=num_draws, estimator=score_regression)
 
     def init(key: Array, previous: ModeState | None) -> EPState:
         infinity = jnp.full((), jnp.inf)
         start = prior.gaussian
         if start is None:  # a wide cavity: what a non-Gaussian prior looks like as a whole
             wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
-            start = _prior_site(prior, prior_solver, wide, wide, key).site
+            start = _prior_site(prior, refine, wide, wide, key).site
         state = EPState(Gaussian.neutral(prior.size, (num_clients,)), start, jnp.ones(()), infinity)
         if previous is None:
             return state
         # where the factors are not log-concave, the expansions at the mode may leave a cavity improper: then their
         # convex part may do
-        convex = state._replace(sites=_in_family(_convex(previous.sites, previous.best), diagonal))
+        bent = state._replace(sites=_in_family(convex(previous.sites, previous.best), diagonal))
         exact = state._replace(sites=_in_family(previous.sites, diagonal), prior=previous.prior)
-        for candidate in (convex, exact):
-            state = jax.tree.map(partial(jnp.where, _all_proper(candidate)), candidate, state)
+        for candidate in (bent, exact):
+            state = jax.tree.map(partial(jnp.where, all_proper(candidate)), candidate, state)
         return state
 
     def broadcast(state: EPState) -> tuple[Shared, Gaussian]:
@@ -220,58 +202,65 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
         cavities = jax.vmap(lambda site: (everybody - site).symmetrised())(state.sites)
         return Shared(mean, jnp.diagonal(covariance)), cavities
 
-    def aggregate(state: EPState, messages: SiteMessage, used: Array, key: Array) -> tuple[EPState, Info]:
-        old = state.global_()
-        proposed = messages.site if not diagonal else _expanded(messages.site)
-        target = _where(used, proposed, state.sites)
-        prior_target = state.prior
-        if prior.gaussian is None:
-            refined = _prior_site(prior, prior_solver, old - state.prior, old, key)
-            prior_target = _where(_usable(refined), refined.site, state.prior)
-        noise = jnp.sqrt(jnp.sum(jnp.where(used, messages.noise, 0.0)) / prior.size)
-        wanted = _damping(noise, state.change) if config.damping is None else jnp.asarray(config.damping)
-        wanted = jnp.minimum(wanted, state.ceiling)
-        moved, step = _largest_proper_step(state, target, prior_target, wanted)
-        new = moved.global_()
-        change = jnp.where(step > 0, rms_change(new, old) / step, jnp.inf)
-        change = jnp.where(jnp.any(used), change, state.change)
-        oscillates = (change > state.change) & (change > 4.0 * noise) & (change > config.tolerance)
-        # no smaller change is to be had: the last two rounds differ by noise alone
-        noise_limited = (change <= 5.0 * noise) & (change > 0.5 * state.change) & (noise <= _NOISE_TARGET)
-        ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
-        moved = moved._replace(ceiling=ceiling, change=change)
-        info = {
-            "kl": kl_divergence(new, old),
-            "change": change,
-            "monte_carlo_noise": noise,
-            "step": step,
-            "smallest_cavity_eigenvalue": jax.vmap(lambda site: _smallest_eigenvalue(new, new - site))(moved.sites),
-            "converged": (change <= config.tolerance) | noise_limited,
-        }
-        return moved, info
-
-    def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
-        if config.solver != "auto":
-            return list(variants)
-        change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
-        if change > max(_SETTLED, 5.0 * noise):  # early cavities are wide, and say little about the later ones
-            return list(variants)
-        per_client = {name: infos[name].reshape(num_clients, -1).mean(axis=1) for name in ("k_hat", "noise")}
-        noisy = (noise > _NOISE_TARGET) & (per_client["noise"] >= _NOISE_TARGET**2 * prior.size / num_clients)
-        chosen = np.where(noisy & (np.asarray(variants) == "importance"), "importance_more", variants)
-        return np.where(per_client["k_hat"] > K_HAT_LIMIT, "nuts", chosen).tolist()
-
     return FederatedAlgorithm(
         name="EP",
         init=init,
         init_client=_init_client,
         broadcast=broadcast,
         local_updates={name: partial(_local_update, solver, name, diagonal) for name, solver in chosen.items()},
-        choose=choose,
-        aggregate=aggregate,
+        choose=partial(_choose, config, prior.size),
+        aggregate=partial(_aggregate, config, prior, refine),
         posterior=EPState.global_,
         reduction="stack",
     )
+
+
+def _aggregate(
+    config: EP, prior: Prior, refine: solvers.Solver, state: EPState, messages: SiteMessage, used: Array, key: Array
+) -> tuple[EPState, Info]:
+    """The server's half of a round: refine the prior's site, choose the step, take it."""
+    old = state.global_()
+    proposed = _expanded(messages.site) if config.family == "diagonal" else messages.site
+    target = where(used, proposed, state.sites)
+    prior_target = state.prior
+    if prior.gaussian is None:
+        refined = _prior_site(prior, refine, old - state.prior, old, key)
+        prior_target = where(_usable(refined), refined.site, state.prior)
+    noise = jnp.sqrt(jnp.sum(jnp.where(used, messages.noise, 0.0)) / prior.size)
+    wanted = damping(noise, state.change) if config.damping is None else jnp.asarray(config.damping)
+    wanted = jnp.minimum(wanted, state.ceiling)
+    moved, step = largest_proper_step(state, target, prior_target, wanted)
+    new = moved.global_()
+    change = jnp.where(step > 0, rms_change(new, old) / step, jnp.inf)
+    change = jnp.where(jnp.any(used), change, state.change)
+    oscillates = (change > state.change) & (change > 4.0 * noise) & (change > config.tolerance)
+    # no smaller change is to be had: the last two rounds differ by noise alone
+    noise_limited = (change <= 5.0 * noise) & (change > 0.5 * state.change) & (noise <= NOISE_TARGET)
+    ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
+    moved = moved._replace(ceiling=ceiling, change=change)
+    info = {
+        "kl": kl_divergence(new, old),
+        "change": change,
+        "monte_carlo_noise": noise,
+        "step": step,
+        "smallest_cavity_eigenvalue": jax.vmap(lambda site: smallest_eigenvalue(new, new - site))(moved.sites),
+        "converged": (change <= config.tolerance) | noise_limited,
+    }
+    return moved, info
+
+
+def _choose(config: EP, size: int, variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
+    """More draws for noisy clients, NUTS for heavy-tailed ones, once the global has settled."""
+    num_clients = len(variants)
+    if config.solver != "auto":
+        return list(variants)
+    change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
+    if change > max(_SETTLED, 5.0 * noise):  # early cavities are wide, and say little about the later ones
+        return list(variants)
+    per_client = {name: infos[name].reshape(num_clients, -1).mean(axis=1) for name in ("k_hat", "noise")}
+    noisy = (noise > NOISE_TARGET) & (per_client["noise"] >= NOISE_TARGET**2 * size / num_clients)
+    chosen = np.where(noisy & (np.asarray(variants) == "importance"), "importance_more", variants)
+    return np.where(per_client["k_hat"] > K_HAT_LIMIT, "nuts", chosen).tolist()
 
 
 def _init_client(client: Client, key: Array) -> Warm:
@@ -338,78 +327,6 @@ def _prior_site(prior: Prior, solver: Callable, cavity: Gaussian, everybody: Gau
     return solver(Tilted(prior, cavity.symmetrised()), warm, jax.random.fold_in(key, 0))
 
 
-def _damping(noise: Array, last_change: Array) -> Array:
-    """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target; one far from there."""
-    ratio = (_NOISE_TARGET / jnp.maximum(noise, 1e-12)) ** 2
-    return jnp.where(last_change > 5.0 * noise, 1.0, jnp.minimum(1.0, 2.0 * ratio / (1.0 + ratio)))
-
-
-def _largest_proper_step(
-    state: EPState, target: Gaussian, prior_target: Gaussian, wanted: Array
-) -> tuple[EPState, Array]:
-    """Back off from the wanted step until the global and every cavity are proper; no step as the last resort."""
-
-    def at(step: Array) -> EPState:
-        mix = partial(jax.tree.map, lambda old, new: old + step * (new - old))
-        return state._replace(sites=mix(state.sites, target).symmetrised(), prior=mix(state.prior, prior_target))
-
-    white = whitener(state.global_().precision)
-    was_proper = jnp.all(jnp.isfinite(white))
-
-    def keeps_enough(new: EPState) -> Array:
-        """A trust region: no direction loses more than nine tenths of its precision in one round."""
-        relative = white @ new.global_().precision @ white.T - 0.1 * jnp.eye(white.shape[0])
-        return jnp.all(jnp.isfinite(whitener(relative))) | ~was_proper
-
-    def fails(carry: tuple[Array, Array]) -> Array:
-        step, tries = carry
-        new = at(step)
-        return ~(_all_proper(new) & keeps_enough(new)) & (tries < _MAX_BACKOFF)
-
-    step, tries = jax.lax.while_loop(fails, lambda carry: (_BACKOFF * carry[0], carry[1] + 1), (wanted, jnp.asarray(0)))
-    step = jnp.where(tries < _MAX_BACKOFF, step, 0.0)
-    moved = jax.tree.map(lambda new, old: jnp.where(step > 0, new, old), at(step), state)
-    return moved, step
-
-
-def _all_proper(state: EPState) -> Array:
-    everybody = state.global_()
-    white = whitener(everybody.precision)
-
-    def cavity_is_proper(site: Gaussian) -> Array:
-        relative = white @ (everybody.precision - site.precision) @ white.T
-        return jnp.all(jnp.isfinite(whitener(relative + _IMPROPER_SLACK * jnp.eye(white.shape[0]))))
-
-    return jnp.all(jnp.isfinite(white)) & jnp.all(jax.vmap(cavity_is_proper)(state.sites))
-
-
-def _smallest_eigenvalue(everybody: Gaussian, cavity: Gaussian) -> Array:
-    """Smallest eigenvalue of the cavity's precision in units of the global's: 0 for a client that decides alone."""
-    white = whitener(everybody.precision)
-    eye = jnp.eye(white.shape[0])
-    share = eye - white @ cavity.precision @ white.T  # of the site; its largest eigenvalue is sought
-
-    def square(_: int, matrix: Array) -> Array:
-        matrix = matrix @ matrix
-        return matrix / jnp.trace(matrix)
-
-    power = jax.lax.fori_loop(0, 12, square, share + jnp.sqrt(jnp.sum(share**2)) * eye + 1e-300 * eye)
-    return 1.0 - jnp.sum(power * share) / jnp.trace(power)
-
-
-def rms_change(new: Gaussian, old: Gaussian) -> Array:
-    """``sqrt(2 KL(new || old) / d)``: for a shift of the mean, its root mean square in posterior sds."""
-    return jnp.sqrt(jnp.maximum(2.0 * kl_divergence(new, old), 0.0) / new.size)
-
-
-def _convex(sites: Gaussian, position: Array) -> Gaussian:
-    """Sites with the same slope at ``position`` and without negative curvature."""
-    values, vectors = jnp.linalg.eigh(sites.precision)
-    precision = (vectors * jnp.maximum(values, 0.0)[:, None, :]) @ jnp.swapaxes(vectors, 1, 2)
-    slope = sites.shift - sites.precision @ position
-    return Gaussian(slope + precision @ position, precision, sites.log_scale)
-
-
 def _expanded(site: Gaussian) -> Gaussian:
     return Gaussian(site.shift, jax.vmap(jnp.diag)(site.precision), site.log_scale)
 
@@ -419,9 +336,3 @@ def _in_family(sites: Gaussian, diagonal: bool) -> Gaussian:
         return sites
     mask = jnp.eye(sites.size)
     return Gaussian(sites.shift, sites.precision * mask, sites.log_scale)
-
-
-def _where(condition: Array, new: Gaussian, old: Gaussian) -> Gaussian:
-    return jax.tree.map(
-        lambda a, b: jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b), new, old
-    )

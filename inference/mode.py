@@ -17,7 +17,7 @@ from jax import Array
 from fedbayes.algorithm import FederatedAlgorithm, Info, Phase
 from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
+from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, where, whitener
 from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.tilted import cold_start
@@ -117,11 +117,7 @@ def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) 
     def aggregate(state: ModeState, messages: ModeMessage, used: Array, key: Array) -> tuple[ModeState, Info]:
         value = prior.log_density(state.position) + jnp.sum(jnp.where(used, messages.value, 0.0))
         improved = (value >= state.value - 1e-9 * jnp.abs(value)) & jnp.any(used)
-        sites = jax.tree.map(
-            lambda new, old: jnp.where(used.reshape((-1,) + (1,) * (new.ndim - 1)), new, old),
-            messages.site,
-            state.sites,
-        )
+        sites = where(used, messages.site, state.sites)
         here = state._replace(best=state.position, value=value, sites=sites, prior=prior.tangent(state.position))
         state = jax.tree.map(lambda new, old: jnp.where(improved, new, old), here, state)
         damping = jnp.where(improved, 0.1 * state.damping, jnp.maximum(10.0 * state.damping, 1e-3))
