@@ -1,8 +1,6 @@
-import importlib
 import subprocess
 import sys
 from importlib.resources import files
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,14 +9,6 @@ import pytest
 from fedbayes.models import _random, eight_schools, heart_disease, hierarchical_linear, linear
 
 MODULES = (heart_disease, eight_schools, linear, hierarchical_linear)
-
-
-def test_import_from_the_repository_root_names_the_right_import(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    monkeypatch.delitem(sys.modules, "models", raising=False)
-    with pytest.raises(ImportError, match=r"write `import fedbayes\.models` instead"):
-        importlib.import_module("models")
-    assert "models" not in sys.modules
 
 
 def test_import_makes_no_device_array_and_reads_no_data():
