@@ -25,10 +25,10 @@ demo: $(VENV)/.installed-demo
 	$(ENVIRONMENT) $(BIN)/fedbayes demo
 
 test: $(VENV)/.installed-test
-	$(ENVIRONMENT) $(BIN)/pytest -n $(WORKERS) $(ARGS)
+	$(ENVIRONMENT) $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.installed-test
-	$(ENVIRONMENT) $(BIN)/pytest -n $(WORKERS) -m "not slow" $(ARGS)
+	$(ENVIRONMENT) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
 # mypy prefers what it finds in the current directory, and the repository root is not the package: look from elsewhere.
 check: $(VENV)/.installed-test
