@@ -30,9 +30,9 @@ class Recording(Batched):
 
     last: tuple[Round, Replies]
 
-    def run(self, algorithm: Any, problem: Any, states: Any, work: Round) -> Any:
+    def run(self, updates: Any, problem: Any, states: Any, work: Round) -> Any:
         """See `fedbayes.executors.Batched`."""
-        replies, states = super().run(algorithm, problem, states, work)
+        replies, states = super().run(updates, problem, states, work)
         self.last = (work, replies)
         return replies, states
 

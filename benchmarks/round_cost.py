@@ -116,12 +116,12 @@ def profile(federation: Federation, num_draws: int, num_replicates: int) -> list
 
         algorithm = replicated(server.algorithm._replace(local_updates={name: update}), num_replicates)
         work = Round(shared, personal, jax.random.key(3), names, [name] * num)
-        run = partial(executor.run, algorithm, problem, federation.current.clients, work)
+        run = partial(executor.run, algorithm.local_updates, problem, federation.current.clients, work)
         parts.append(Part(name, least_time(lambda run=run: run()[0].messages)))
     used = np.ones((num, num_replicates), bool)
     parts.append(Part("server: broadcast", least_time(lambda: server.broadcast(state))))
     work = Round(shared, personal, jax.random.key(3), names, federation.current.variants)
-    replies, _ = executor.run(server.algorithm, problem, federation.current.clients, work)
+    replies, _ = executor.run(server.algorithm.local_updates, problem, federation.current.clients, work)
     aggregate = partial(server.aggregate, state, replies.messages, used, jax.random.key(3))
     parts.append(Part("server: aggregate", least_time(aggregate)))
     return parts
