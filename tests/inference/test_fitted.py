@@ -188,10 +188,10 @@ def test_a_heavy_tailed_client_goes_on_with_nuts() -> None:
     clients = {name: {"y": sd * rng.normal(size=8)} for name, sd in (("a", 4.0), ("b", 5.0))}
     with pytest.warns(fb.NotConvergedWarning):
         fit = fb.fit_federated(
-            funnel, clients, key=jax.random.key(0), num_rounds=3, method=fb.EP(tolerance=1e-6), progress=False
+            funnel, clients, key=jax.random.key(0), num_rounds=6, method=fb.EP(tolerance=1e-6), progress=False
         )
-    solvers = fit.rounds["solver"].values
+    solvers = fit.rounds["solver"].values[fit.rounds["phase"].values == "EP"]
     assert set(solvers[0]) == {"importance"}
     assert float(fit.rounds["k_hat"].max()) > 0.7
-    assert set(solvers[1]) == set(solvers[2]) == {"nuts"}
+    assert set(solvers[-1]) == {"nuts"}
     assert "2 nuts" in repr(fit)
