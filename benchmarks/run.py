@@ -132,7 +132,7 @@ def ratios(methods: Mapping[str, Any]) -> list[str]:
         compiled = nuts["first_seconds"] - nuts["seconds"]
         lines.append(
             f"pooled NUTS needs {at_ep / mine:,.0f} times as long as EP for a KL of {target:.2g}, "
-            f"{(at_ep + compiled) / ep['first_seconds']:,.1f} times with compilation (EP's whole fit, to {ep['kl']:.2g}); "
+            f"{(at_ep + compiled) / ep['first_seconds']:,.1f} times with compilation (all of EP, to {ep['kl']:.2g}); "
             f"{'measured' if math.isfinite(seconds_to(nuts['path'], target)) else 'extrapolated as 1 / draws'}"
         )
         best = min(nuts["path"], key=lambda step: step["kl"])
