@@ -22,13 +22,12 @@ from fedbayes.executors import Executor, Round
 from fedbayes.federation import Progressing
 from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local import sampling
+from fedbayes.inference.local.importance import K_HAT_LIMIT
 from fedbayes.inference.local.tilted import Tilted
 from fedbayes.problem import Problem, make_problem
 
 if TYPE_CHECKING:
     import xarray as xr
-
-_K_HAT_LIMIT = 0.7
 
 
 class Presentation(NamedTuple):
@@ -227,7 +226,7 @@ class FederatedFit:
         keys = jax.random.split(jax.random.fold_in(client_seed(self._key), client.index), self.num_chains)
         draws, k_hats = _resample(client, cavity, start, keys, num)
         k_hat = float(jnp.max(k_hats))
-        if k_hat <= _K_HAT_LIMIT:
+        if k_hat <= K_HAT_LIMIT:
             return draws[:, : self.num_draws], k_hat, "importance"
         return _chain(client, cavity, start, keys, num)[:, : self.num_draws], k_hat, "nuts"
 
@@ -351,9 +350,7 @@ class FederatedFit:
             solvers, counts = np.unique(self.rounds["solver"][-1].values, return_counts=True)
             used = ", ".join(f"{count} {name}" for name, count in zip(solvers, counts, strict=True))
             warning = (
-                "; above 0.7, so not to be trusted"
-                if float(k_hat.max()) > _K_HAT_LIMIT and "nuts" not in solvers
-                else ""
+                "; above 0.7, so not to be trusted" if (self.rounds["code"][-1] == ResultCode.UNRELIABLE).any() else ""
             )
             lines.append(f"  solvers   {used}; k-hat at most {float(k_hat.max()):.2f} (client '{worst}'){warning}")
         lines.append("  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)")

@@ -44,7 +44,6 @@ from fedbayes.inference.steps import (
 from fedbayes.prior import Prior
 from fedbayes.problem import Problem
 
-K_HAT_LIMIT = 0.7
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
 
 
@@ -207,7 +206,7 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
         init=init,
         init_client=_init_client,
         broadcast=broadcast,
-        local_updates={name: partial(_local_update, solver, name, diagonal) for name, solver in chosen.items()},
+        local_updates={name: partial(_local_update, solver, diagonal) for name, solver in chosen.items()},
         choose=partial(_choose, config, prior.size),
         aggregate=partial(_aggregate, config, prior, refine),
         posterior=EPState.global_,
@@ -257,10 +256,10 @@ def _choose(config: EP, size: int, variants: Sequence[str], infos: Mapping[str, 
     change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
     if change > max(_SETTLED, 5.0 * noise):  # early cavities are wide, and say little about the later ones
         return list(variants)
-    per_client = {name: infos[name].reshape(num_clients, -1).mean(axis=1) for name in ("k_hat", "noise")}
+    per_client = {name: infos[name].reshape(num_clients, -1).mean(axis=1) for name in ("heavy_tailed", "noise")}
     noisy = (noise > NOISE_TARGET) & (per_client["noise"] >= NOISE_TARGET**2 * size / num_clients)
     chosen = np.where(noisy & (np.asarray(variants) == "importance"), "importance_more", variants)
-    return np.where(per_client["k_hat"] > K_HAT_LIMIT, "nuts", chosen).tolist()
+    return np.where(per_client["heavy_tailed"] > 0.5, "nuts", chosen).tolist()  # of most replicates
 
 
 def _init_client(client: Client, key: Array) -> Warm:
@@ -270,7 +269,6 @@ def _init_client(client: Client, key: Array) -> Warm:
 
 def _local_update(
     solver: solvers.Solver,
-    name: str,
     diagonal: bool,
     shared: Shared,
     cavity: Gaussian,
@@ -288,9 +286,10 @@ def _local_update(
         site = Gaussian(site.shift, jnp.diagonal(site.precision), site.log_scale)
     broken = jnp.where(jnp.isfinite(tilted.log_density(warm.position)), ResultCode.IMPROPER, ResultCode.NOT_FINITE)
     code = jnp.where(_usable(found), ResultCode.OK, broken)
-    unreliable = (found.k_hat > K_HAT_LIMIT) & (name == "importance") & (code == ResultCode.OK)
+    heavy_tailed = ~jnp.asarray(found.reliable)
     info = {
-        "code": jnp.where(unreliable, ResultCode.UNRELIABLE, code),
+        "code": jnp.where(heavy_tailed & (code == ResultCode.OK), ResultCode.UNRELIABLE, code),
+        "heavy_tailed": heavy_tailed,
         "k_hat": found.k_hat,
         "effective_draws": found.effective,
         "influence": _influence(cavity, found.site),

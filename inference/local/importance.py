@@ -9,6 +9,8 @@ from jax import Array
 from jax.scipy.special import ndtri
 from scipy.stats import qmc
 
+K_HAT_LIMIT = 0.7  # tail shape up to which importance sampling can be trusted
+
 
 @lru_cache(maxsize=32)
 def _sobol(num: int, size: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
-from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal
+from fedbayes.inference.local.importance import K_HAT_LIMIT, log_mean_exp, pareto_smooth, quasi_normal
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.nuts import nuts_chains
 from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian, with_evidence
@@ -44,7 +44,8 @@ def importance(tilted: Tilted, warm: Warm, key: Array, *, num_draws: int, estima
     found = estimator(draws, tilted.cavity)
     site = with_evidence(found.shift, found.precision, tilted.cavity, evidence)
     warm = warm._replace(position=mode.position)
-    return LocalSite(site, found.shift_variance, found.precision_variance, k_hat, draws.effective, warm)
+    reliable = (k_hat <= K_HAT_LIMIT) | (draws.effective > 0.99 * num_draws)
+    return LocalSite(site, found.shift_variance, found.precision_variance, k_hat, draws.effective, warm, reliable)
 
 
 def importance_draws(

@@ -97,6 +97,8 @@ class LocalSite(NamedTuple):
         Effective number of draws; infinite for deterministic solvers.
     warm
         For the next round.
+    reliable
+        Whether the draws can be trusted: k-hat below 0.7, or weights that hardly vary.
     """
 
     site: Gaussian
@@ -105,6 +107,7 @@ class LocalSite(NamedTuple):
     k_hat: Array
     effective: Array
     warm: Warm
+    reliable: Array | bool = True
 
 
 def with_evidence(shift: Array, precision: Array, cavity: Gaussian, log_evidence: Array) -> Gaussian:
