@@ -48,7 +48,7 @@ _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-
 
 
 class SiteMessage(NamedTuple):
-    """What a client sends: its site, ``d + d (d + 1) / 2`` numbers that matter, and three scalars.
+    """What a client sends: its site, ``d + d^2`` numbers (the matrix is symmetric), its log scale, and its noise.
 
     Attributes
     ----------
