@@ -242,12 +242,8 @@ class Loopback(Sequential):
         reply = encode((message, info))
         self.bytes_down += len(sent)
         self.bytes_up += len(reply)
-        return (*_split_reply(decode(reply, (message, info)), state),)
-
-
-def _split_reply(reply: tuple, state: Any) -> tuple:
-    message, info = jax.tree.map(jnp.asarray, reply)
-    return message, state, info
+        message, info = jax.tree.map(jnp.asarray, decode(reply, (message, info)))
+        return message, state, info
 
 
 def _updated(states: ClientState, at: np.ndarray | int, new: ClientState) -> ClientState:

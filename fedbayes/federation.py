@@ -63,7 +63,6 @@ def run_phases(
     participation: Participation,
     progress: Progress,
     checkpoint: Checkpoint | None,
-    until: str = "converged",
 ) -> Progressing:
     """Run the phases of a method one after the other.
 
@@ -85,8 +84,6 @@ def run_phases(
         Told of each round.
     checkpoint
         Written after each round, and read at the start.
-    until
-        ``"converged"`` stops at the tolerance, ``"rounds"`` uses up the budget of the last phase.
 
     Raises
     ------
@@ -104,8 +101,7 @@ def run_phases(
         progress.start(phase.algorithm.name)
         last = current.phase == len(phases) - 1
         budget = num_rounds if last and num_rounds is not None else phase.max_rounds
-        stops = not last or until == "converged"
-        while current.rounds_in_phase < budget and not (np.all(current.quiet) and stops):
+        while current.rounds_in_phase < budget and not np.all(current.quiet):
             mask = _mask(phase, participation, current, problem, key)
             run_round(programs[current.phase], problem, executor, current, mask, _round_key(key, current))
             progress.after_round(current.history[-1])
