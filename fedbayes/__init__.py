@@ -13,6 +13,7 @@ from fedbayes.fitted import FederatedFit
 from fedbayes.gaussian import Gaussian
 from fedbayes.hypothesis import excludes, probability_of_direction
 from fedbayes.inference.ep import EP
+from fedbayes.inference.fald import FALD
 from fedbayes.inference.mode import Laplace
 from fedbayes.sites import local
 
@@ -20,6 +21,7 @@ __version__ = version("fedbayes")
 
 __all__ = [
     "EP",
+    "FALD",
     "ClientDataError",
     "FederatedError",
     "FederatedFit",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -16,6 +17,7 @@ from fedbayes.clients import Client
 from fedbayes.gaussian import Gaussian
 
 if TYPE_CHECKING:
+    from fedbayes.federation import Progressing
     from fedbayes.problem import Problem
 
 ServerState = Any
@@ -37,7 +39,7 @@ class FederatedAlgorithm(NamedTuple):
     init
         ``(key, previous) -> state``; ``previous`` is the final state of the phase before, or ``None``.
     init_client
-        ``(client, key) -> client_state``: private, never leaves the client.
+        ``(client, shared, key) -> client_state``: private, never leaves the client; ``shared`` is the first broadcast.
     broadcast
         ``(state) -> (shared, personal)``: the same for all, and a part addressed to each client (leading axis of
         clients).
@@ -53,21 +55,30 @@ class FederatedAlgorithm(NamedTuple):
         ``reduction="stack"`` messages have a leading axis of clients and ``used``, shape ``(K,)``, says whose message
         counts; with ``"sum"`` they are summed over the used clients, and ``used`` is their number.
     posterior
-        ``(state) -> Gaussian`` over the unconstrained globals.
+        ``(state) -> Gaussian`` over the unconstrained globals; ``None`` for a sampler.
     reduction
         ``"sum"`` wherever the mathematics allows it: then vmap-sum, psum, streaming sums and secure aggregation are the
         same thing.
+    draw
+        For a sampler, ``(state) -> (d,)``: the chain's position in the unconstrained globals.
+    private_draw
+        For a sampler, ``(shared, client_state) -> (m,)``: the client's own part of the draw, which stays with it.
+    participants
+        ``(state) -> (K,)`` booleans: the clients that this round needs; ``None``: all.
     """
 
     name: str
     init: Callable[[Array, ServerState | None], ServerState]
-    init_client: Callable[[Client, Array], ClientState]
+    init_client: Callable[[Client, Shared, Array], ClientState]
     broadcast: Callable[[ServerState], tuple[Shared, Personal]]
     local_updates: Mapping[str, LocalUpdate]
     choose: Callable[[Sequence[str], Mapping[str, np.ndarray]], list[str]]
     aggregate: Callable[[ServerState, Message, Array, Array], tuple[ServerState, Info]]
-    posterior: Callable[[ServerState], Gaussian]
+    posterior: Callable[[ServerState], Gaussian] | None
     reduction: Literal["sum", "stack"]
+    draw: Callable[[ServerState], Array] | None = None
+    private_draw: Callable[[Shared, ClientState], Array] | None = None
+    participants: Callable[[ServerState], Array] | None = None
 
 
 class Method(Protocol):
@@ -78,17 +89,44 @@ class Method(Protocol):
         """Independent runs of the whole fit, which become the chains of the posterior."""
         ...
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether single rows of the clients' data are asked for, as by mini-batches."""
+        ...
+
     def phases(self, problem: "Problem") -> list["Phase"]:
         """The algorithms to run one after the other, each starting from the last state of the one before."""
         ...
 
 
+class Sampling(NamedTuple):
+    """How a sampler's rounds become draws.
+
+    Attributes
+    ----------
+    num_warmup
+        Draws to throw away.
+    stride
+        ``(state) -> rounds`` between two draws.
+    check
+        ``(progressing, problem)``: raises where the chains can't start, or have diverged.
+    report
+        ``(state) -> numbers``: what the sampler has chosen, and what theory predicts of it.
+    """
+
+    num_warmup: int
+    stride: Callable[[ServerState], int]
+    check: Callable[["Progressing", "Problem"], None]
+    report: Callable[[ServerState], dict[str, float]]
+
+
 class Phase(NamedTuple):
-    """One algorithm of a fit with its budget of rounds."""
+    """One algorithm of a fit with its budget of rounds; a sampler says how its rounds become draws."""
 
     algorithm: FederatedAlgorithm
     max_rounds: int
     full_participation: bool
+    sampling: Sampling | None = None
 
 
 def replicated(algorithm: FederatedAlgorithm, num: int) -> FederatedAlgorithm:
@@ -109,11 +147,25 @@ def replicated(algorithm: FederatedAlgorithm, num: int) -> FederatedAlgorithm:
         init=lambda key, previous: jax.vmap(algorithm.init, (0, None))(
             keys(key), jax.tree.map(lambda leaf: leaf[0], previous)
         ),
-        init_client=lambda client, key: jax.vmap(algorithm.init_client, (None, 0))(client, keys(key)),
+        init_client=lambda client, shared, key: jax.vmap(algorithm.init_client, (None, 0, 0))(
+            client, shared, keys(key)
+        ),
         broadcast=jax.vmap(algorithm.broadcast, out_axes=(0, 1)),
         local_updates={name: replicate(update) for name, update in algorithm.local_updates.items()},
         aggregate=lambda state, messages, used, key: jax.vmap(
             algorithm.aggregate, (0, *((1, 1) if algorithm.reduction == "stack" else (0, 0)), 0)
         )(state, messages, used, keys(key)),
-        posterior=jax.vmap(algorithm.posterior),
+        posterior=_batched(algorithm.posterior),
+        draw=_batched(algorithm.draw),
+        private_draw=_batched(algorithm.private_draw),
+        participants=_anybody(algorithm.participants),
     )
+
+
+def _batched(function: Callable | None) -> Callable | None:
+    return None if function is None else jax.vmap(function)
+
+
+def _anybody(participants: Callable[[ServerState], Array] | None) -> Callable[[ServerState], Array] | None:
+    """A client is needed where any replicate needs it."""
+    return None if participants is None else lambda state: jnp.any(jax.vmap(participants)(state), axis=0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jax.typing import ArrayLike
 
+from fedbayes.chains import DrawBlock, concatenated
 from fedbayes.wire import decode, encode
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Checkpoint:
         content = {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8), "quiet": current.quiet}
         content["body"] = np.frombuffer(encode({"state": current.state, "clients": current.clients}), np.uint8)
         content["history"] = np.frombuffer(encode(current.history), np.uint8)
+        draws = concatenated(current.draws) if current.draws else DrawBlock(np.zeros(0), [])
+        content["draws"] = np.frombuffer(encode({"theta": draws.theta, "private": draws.private}), np.uint8)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(self.path.name + ".partial")
         with partial.open("wb") as file:
@@ -83,6 +86,7 @@ class Checkpoint:
         current.variants, current.converged = meta["variants"], meta["converged"]
         current.quiet = content["quiet"]
         current.history = _read_history(content["history"].tobytes(), meta["num_records"])
+        current.draws = _read_draws(content["draws"].tobytes())
         return current
 
 
@@ -94,6 +98,13 @@ def _read_history(content: bytes, num_records: int) -> list[dict[str, np.ndarray
             index, key = name[1:].split("]", 1)
             history[int(index)][key.strip("[']")] = archive[name]
     return history
+
+
+def _read_draws(content: bytes) -> list[DrawBlock]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        theta = archive["['theta']"]
+        private = [archive[f"['private'][{b}]"] for b in range(len(archive.files) - 1)]
+    return [DrawBlock(theta, private)] if theta.ndim > 1 else []
 
 
 def fingerprint(problem_text: str, method: object, seed: ArrayLike) -> str:

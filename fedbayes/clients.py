@@ -46,6 +46,12 @@ class Client:
         size = self.program.globals.size
         return self.program.log_factor(position[:size], position[size:], self.data, self.mask)
 
+    def log_factor_of_rows(self, position: Array, rows: Array, scale: Array | float) -> Array:
+        """The same with the given rows alone, shape ``(batch,)``, their terms multiplied by ``scale``."""
+        size, program = self.program.globals.size, self.program
+        data = self.data | {name: self.data[name][rows] for name in program.row_arguments}
+        return program.log_factor(position[:size], position[size:], data, jnp.ones(rows.shape, bool), scale)
+
     @property
     def num_locals(self) -> int:
         """Number m of unconstrained local latents."""

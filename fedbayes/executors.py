@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from fedbayes.algorithm import ClientState, FederatedAlgorithm, LocalUpdate
+from fedbayes.algorithm import ClientState, FederatedAlgorithm, LocalUpdate, ServerState
 from fedbayes.clients import Client
 from fedbayes.problem import Bucket, Problem, naming
 from fedbayes.wire import decode, encode
@@ -53,8 +53,10 @@ class Replies(NamedTuple):
 class Executor(Protocol):
     """Runs clients' updates and keeps their private states."""
 
-    def start(self, algorithm: FederatedAlgorithm, problem: Problem, key: Array) -> list[ClientState]:
-        """The clients' initial states."""
+    def start(
+        self, algorithm: FederatedAlgorithm, problem: Problem, state: ServerState, key: Array
+    ) -> list[ClientState]:
+        """The clients' initial states, given the server's first broadcast."""
         ...
 
     def run(
@@ -73,10 +75,17 @@ def _call(update: LocalUpdate, shared: Any, personal: Any, state: Any, client: C
     return update(shared, personal, state, client, client_key(key, client))
 
 
-def initial_states(algorithm: FederatedAlgorithm, problem: Problem, key: Array) -> list[ClientState]:
+def initial_states(
+    algorithm: FederatedAlgorithm, problem: Problem, state: ServerState, key: Array
+) -> list[ClientState]:
     """The clients' initial states, one stacked pytree per bucket."""
-    start = jax.vmap(lambda client, key: algorithm.init_client(client, client_key(key, client)), (0, None))
-    return [jax.tree.map(np.array, jax.jit(start)(bucket.clients, key)) for bucket in problem.buckets]
+
+    @jax.jit
+    def start(state: ServerState, clients: Client, key: Array) -> ClientState:
+        shared, _ = algorithm.broadcast(state)
+        return jax.vmap(lambda client: algorithm.init_client(client, shared, client_key(key, client)))(clients)
+
+    return [jax.tree.map(np.array, start(state, bucket.clients, key)) for bucket in problem.buckets]
 
 
 class Batched:
@@ -97,9 +106,11 @@ class Batched:
         self.chunk = chunk
         self._compiled: dict[int, tuple[Callable, LocalUpdate]] = {}
 
-    def start(self, algorithm: FederatedAlgorithm, problem: Problem, key: Array) -> list[ClientState]:
+    def start(
+        self, algorithm: FederatedAlgorithm, problem: Problem, state: ServerState, key: Array
+    ) -> list[ClientState]:
         """See :class:`Executor`."""
-        return initial_states(algorithm, problem, key)
+        return initial_states(algorithm, problem, state, key)
 
     def run(
         self, updates: Mapping[str, LocalUpdate], problem: Problem, states: list[ClientState], work: Round
@@ -138,11 +149,14 @@ class Batched:
         message, state, info = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         return (message, info), _updated(states, at, state)
 
+    def batched(self, update: LocalUpdate) -> Callable:
+        """``(shared, personal, states, clients, key)`` for clients along a leading axis, not yet compiled."""
+        batched: Callable = jax.vmap(partial(_call, update), in_axes=(None, 0, 0, 0, None))
+        return batched if self.mesh is None else _sharded(batched, self.mesh)
+
     def _program(self, update: LocalUpdate) -> Callable:
         if id(update) not in self._compiled:
-            batched: Callable = jax.vmap(partial(_call, update), in_axes=(None, 0, 0, 0, None))
-            if self.mesh is not None:
-                batched = _sharded(batched, self.mesh)
+            batched = self.batched(update)
 
             def program(
                 shared: Any, personal: Any, states: Any, clients: Client, at: Array, places: Array, key: Array
@@ -185,9 +199,11 @@ class Sequential:
         self.compiled = compiled
         self._programs: dict[int, tuple[Callable, LocalUpdate]] = {}
 
-    def start(self, algorithm: FederatedAlgorithm, problem: Problem, key: Array) -> list[ClientState]:
+    def start(
+        self, algorithm: FederatedAlgorithm, problem: Problem, state: ServerState, key: Array
+    ) -> list[ClientState]:
         """See :class:`Executor`."""
-        return initial_states(algorithm, problem, key)
+        return initial_states(algorithm, problem, state, key)
 
     def run(
         self, updates: Mapping[str, LocalUpdate], problem: Problem, states: list[ClientState], work: Round

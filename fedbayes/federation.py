@@ -1,7 +1,7 @@
 """The only loop: broadcast, local updates, aggregate, until the algorithm has converged or its rounds are spent."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,11 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Phase
+from fedbayes.algorithm import FederatedAlgorithm, Phase, Sampling
+from fedbayes.chains import DrawBlock, Fused, Pace, draw_of, pace, summary, total
 from fedbayes.checkpoint import Checkpoint
 from fedbayes.errors import FederatedError, ResultCode
-from fedbayes.executors import Executor, Round
+from fedbayes.executors import Batched, Executor, Round
 from fedbayes.problem import Problem
 from fedbayes.progress import Progress
 
@@ -40,7 +41,9 @@ class Progressing:
     converged
         Whether the last phase has converged.
     history
-        One record of arrays per round.
+        One record of arrays per round; of a sampler, per block of rounds.
+    draws
+        A sampler's draws so far.
     """
 
     phase: int
@@ -51,6 +54,7 @@ class Progressing:
     quiet: np.ndarray
     converged: bool
     history: list[dict[str, np.ndarray]] = field(default_factory=list)
+    draws: list[DrawBlock] = field(default_factory=list)
 
 
 def run_phases(
@@ -63,6 +67,7 @@ def run_phases(
     participation: Participation,
     progress: Progress,
     checkpoint: Checkpoint | None,
+    num_draws: int = 1000,
 ) -> Progressing:
     """Run the phases of a method one after the other.
 
@@ -84,6 +89,8 @@ def run_phases(
         Told of each round.
     checkpoint
         Written after each round, and read at the start.
+    num_draws
+        Draws that a sampler collects.
 
     Raises
     ------
@@ -101,15 +108,80 @@ def run_phases(
         progress.start(phase.algorithm.name)
         last = current.phase == len(phases) - 1
         budget = num_rounds if last and num_rounds is not None else phase.max_rounds
-        while current.rounds_in_phase < budget and not np.all(current.quiet):
-            mask = _mask(phase, participation, current, problem, key)
-            run_round(programs[current.phase], problem, executor, current, mask, _round_key(key, current))
+        program = programs[current.phase]
+        if phase.sampling is None:
+            steps = _rounds(program, phase, problem, executor, current, budget, participation, key)
+        else:
+            todo = pace(phase.sampling, current.state, budget, num_draws)
+            steps = _blocks(program, phase.sampling, problem, executor, current, todo, key)
+        for _ in steps:
             progress.after_round(current.history[-1])
             if checkpoint is not None:
                 checkpoint.write(current)
         if last:
             return current
         current = begin_phase(phases, current.phase + 1, current, problem, executor, key)
+
+
+def _rounds(
+    program: "CompiledServer",
+    phase: Phase,
+    problem: Problem,
+    executor: Executor,
+    current: Progressing,
+    budget: int,
+    participation: Participation,
+    key: Array,
+) -> Iterator[None]:
+    """Round after round, until the algorithm has converged or the budget is spent."""
+    while current.rounds_in_phase < budget and not np.all(current.quiet):
+        mask = _mask(phase, participation, current, problem, key)
+        run_round(program, problem, executor, current, mask, _round_key(key, current))
+        yield
+
+
+def _blocks(
+    program: "CompiledServer",
+    sampling: Sampling,
+    problem: Problem,
+    executor: Executor,
+    current: Progressing,
+    todo: Pace,
+    key: Array,
+) -> Iterator[None]:
+    """A sampler's blocks of draws, fused into one program each where the executor allows it."""
+    sampling.check(current, problem)
+    phase_key = jax.random.fold_in(key, current.phase)
+    fused = Fused(program.algorithm, executor, problem, todo.block) if isinstance(executor, Batched) else None
+    while (left := todo.draws - current.rounds_in_phase // todo.stride) > 0:
+        size = min(todo.block, left)
+        if fused is not None:
+            fused(current, phase_key, todo.stride, size)
+        else:
+            _unfused_block(program, problem, executor, current, key, todo.stride, size)
+        sampling.check(current, problem)
+        yield
+
+
+def _unfused_block(
+    program: "CompiledServer",
+    problem: Problem,
+    executor: Executor,
+    current: Progressing,
+    key: Array,
+    stride: int,
+    size: int,
+) -> None:
+    """The same rounds one by one."""
+    before, drawn = len(current.history), []
+    for _ in range(size):
+        for _ in range(stride):
+            needed = program.algorithm.participants
+            mask = np.ones(len(problem.names), bool) if needed is None else np.asarray(needed(current.state))
+            run_round(program, problem, executor, current, mask, _round_key(key, current))
+        drawn.append(jax.tree.map(np.asarray, draw_of(program.algorithm, current.state, current.clients)))
+    current.draws.append(jax.tree.map(lambda *leaves: np.stack(leaves), *drawn))
+    current.history[before:] = [summary(current.history[before:])]
 
 
 def begin_phase(
@@ -124,7 +196,7 @@ def begin_phase(
         phase=index,
         rounds_in_phase=0,
         state=state,
-        clients=executor.start(algorithm, problem, phase_key),
+        clients=executor.start(algorithm, problem, state, phase_key),
         variants=variants,
         quiet=np.zeros(len(problem.names), bool),
         converged=False,
@@ -185,8 +257,8 @@ def run_round(
         current.quiet = (current.quiet | mask) if quiet else np.zeros(num_clients, bool)
         heard = np.all(good.reshape(len(active), -1), axis=1)
         current.converged = bool(np.all(current.quiet)) and bool(np.all(heard))
-        if not np.any(good):
-            _give_up_if_improper(algorithm, current, problem, codes)
+        if not np.any(good) and algorithm.posterior is not None:
+            _give_up_if_improper(algorithm.posterior, algorithm.name, current, problem, codes)
     record["active"] = mask
     record["phase"] = np.asarray(algorithm.name)
     record["seconds"] = np.asarray(time.perf_counter() - started)
@@ -215,22 +287,17 @@ def _scattered_info(leaf: np.ndarray, active: np.ndarray, num: int) -> np.ndarra
 def _reduced(algorithm: FederatedAlgorithm, messages: Any, used: np.ndarray) -> tuple[Any, np.ndarray]:
     if algorithm.reduction == "stack":
         return messages, used
-
-    def total(leaf: np.ndarray) -> np.ndarray:
-        mask = used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim))
-        return np.sum(np.where(mask, leaf, 0), axis=0)
-
-    return jax.tree.map(total, messages), np.sum(used, axis=0)
+    return total(messages, used, np), np.sum(used, axis=0)
 
 
 def _give_up_if_improper(
-    algorithm: FederatedAlgorithm, current: Progressing, problem: Problem, codes: np.ndarray
+    posterior: Callable, phase: str, current: Progressing, problem: Problem, codes: np.ndarray
 ) -> None:
-    proper = jax.vmap(lambda q: q.is_proper())(algorithm.posterior(current.state))
+    proper = jax.vmap(lambda q: q.is_proper())(posterior(current.state))
     if not np.all(np.asarray(proper)):
         reasons = {name: ResultCode(int(np.max(code))).meaning for name, code in zip(problem.names, codes, strict=True)}
         raise FederatedError(
-            f"Round {current.rounds_in_phase + 1} of phase '{algorithm.name}': no client's message could be used, and "
+            f"Round {current.rounds_in_phase + 1} of phase '{phase}': no client's message could be used, and "
             f"the posterior is "
             f"not proper without them: {reasons}. Try proper priors on the globals, or other scales of the data; "
             "`executor='sequential'` names the client in whatever the model raises."

@@ -53,7 +53,7 @@ def fit_federated(
         From client name to the model's keyword arguments (NumPy, JAX, pandas); see :func:`clients_from_dataframe`. Only
         the number of rows may differ.
     method
-        ``"ep"``, ``"laplace"``, or a configured method such as ``fedbayes.EP(num_draws=1024)``.
+        ``"ep"``, ``"fald"``, ``"laplace"``, or a configured method such as ``fedbayes.EP(num_draws=1024)``.
     key
         ``jax.random.key(seed)``: all randomness comes from it.
     num_rounds
@@ -112,8 +112,13 @@ def fit_federated(
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local))
     bar = Bar() if progress else Silent()
     with jax.enable_x64(True):
-        problem = make_problem(model, clients, local=local, dtype=dtype)
+        problem = make_problem(model, clients, local=local, dtype=dtype, rows=configured.needs_rows)
         phases = _phases(configured, problem)
+        if phases[-1].sampling is not None and participation != 1.0:
+            raise ValueError(
+                f"`participation` is {participation}, but {type(configured).__name__} draws its own participants: "
+                "write `FALD(scheme='with_replacement', num_active=...)`."
+            )
         saved = None
         if checkpoint is not None:
             saved = Checkpoint(checkpoint, fingerprint(problem.description(), configured, jax.random.key_data(key)))
@@ -127,11 +132,11 @@ def fit_federated(
                 participation=participation,
                 progress=bar,
                 checkpoint=saved,
+                num_draws=num_draws,
             )
         finally:
             bar.close()
-        posterior = phases[-1].algorithm.posterior(current.state)
-    fit = FederatedFit(problem, configured, posterior, current, runner, key, shown)
+    fit = FederatedFit(problem, configured, phases[-1], current, runner, key, shown)
     if not fit.converged:
         warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=2)
     return fit
@@ -160,14 +165,15 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     )
     key, runner = jax.random.wrap_key_data(jnp.asarray(meta["key"], jnp.uint32)), Batched()
     with jax.enable_x64(True):
-        problem = make_problem(model, clients, local=shown.local, dtype=meta["dtype"])
+        needs_rows = configured.needs_rows
+        problem = make_problem(model, clients, local=shown.local, dtype=meta["dtype"], rows=needs_rows)
         phases = _phases(configured, problem)
         saved = Checkpoint(folder / "state.npz", saved_fingerprint(problem))
         current = saved.read(lambda phase: begin_phase(phases, phase, None, problem, runner, key))
         if current is None:
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
-        posterior = phases[-1].algorithm.posterior(current.state)
-    return FederatedFit(problem, configured, posterior, current, runner, key, shown._replace(local=tuple(shown.local)))
+    shown = shown._replace(local=tuple(shown.local))
+    return FederatedFit(problem, configured, phases[-1], current, runner, key, shown)
 
 
 def _phases(method: Method, problem: Problem) -> list[Phase]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,10 +14,10 @@ import numpy as np
 from jax import Array
 
 from fedbayes import output
-from fedbayes.algorithm import Method
+from fedbayes.algorithm import Method, Phase
+from fedbayes.answers import SampledAnswer, make_answer, shortened
 from fedbayes.checkpoint import Checkpoint, fingerprint
 from fedbayes.clients import Client
-from fedbayes.errors import ResultCode
 from fedbayes.executors import Executor, Round
 from fedbayes.federation import Progressing
 from fedbayes.gaussian import Gaussian
@@ -55,9 +55,8 @@ class FederatedFit:
     Attributes
     ----------
     posterior
-        The Gaussian over the unconstrained globals, one per replicate (leading axis).
-    converged
-        Whether the tolerance was met with every client heard.
+        The Gaussian over the unconstrained globals, one per replicate (leading axis); of a sampler, the Gaussians with
+        the chains' moments.
     num_draws
         Posterior draws per chain.
     """
@@ -66,17 +65,27 @@ class FederatedFit:
         self,
         problem: Problem,
         method: Method,
-        posterior: Gaussian,
+        phase: Phase,
         current: Progressing,
         executor: Executor,
         key: Array,
         shown: Presentation,
     ) -> None:
-        self.posterior = posterior
-        self.converged = current.converged
-        self.num_draws = shown.num_draws
         self._problem, self._method, self._current, self._executor = problem, method, current, executor
-        self._key, self._shown = key, shown
+        self._key, self._shown, self._phase = key, shown, phase
+        with jax.enable_x64(True):
+            self._answer = make_answer(problem, phase, current)
+            self.posterior = self._answer.gaussian
+
+    @cached_property
+    def converged(self) -> bool:
+        """Whether the tolerance was met with every client heard; of a sampler, whether R-hat is below 1.01."""
+        return self._answer.converged
+
+    @property
+    def num_draws(self) -> int:
+        """Posterior draws per chain."""
+        return self._theta.shape[1]
 
     @property
     def client_names(self) -> tuple[str, ...]:
@@ -90,12 +99,19 @@ class FederatedFit:
 
     @cached_property
     def rounds(self) -> "xr.Dataset":
-        """Diagnostics per round, client and replicate."""
-        return output.rounds_dataset(self._current.history, self._problem.names)
+        """Diagnostics per round, client and replicate; of a sampler, means over blocks of rounds.
+
+        A sampler's attributes say what it has chosen and what theory predicts of the bias.
+        """
+        report = {} if self._phase.sampling is None else self._phase.sampling.report(self._current.state)
+        size = self._problem.globals.size
+        return output.rounds_dataset(self._current.history, self._problem.names, size).assign_attrs(report)
 
     @property
     def log_evidence(self) -> np.ndarray:
-        """Estimate of the log marginal likelihood per replicate; NaN under an improper prior."""
+        """Estimate of the log marginal likelihood per replicate; NaN under an improper prior, and of a sampler."""
+        if isinstance(self._answer, SampledAnswer):
+            return np.full(self.num_chains, np.nan)
         with jax.enable_x64(True):
             return np.asarray(jax.vmap(Gaussian.log_integral)(self.posterior))
 
@@ -107,31 +123,29 @@ class FederatedFit:
 
     @property
     def monte_carlo_error(self) -> float:
-        """Spread of the replicates' means, in posterior sds (root mean square); NaN with one replicate."""
-        mean, covariance = self.moments()
-        if len(mean) < 2:
-            return float("nan")
-        sd = np.sqrt(np.diagonal(covariance.mean(axis=0)))
-        return float(np.sqrt(np.mean((mean.std(axis=0, ddof=1) / sd) ** 2)))
+        """Monte Carlo error of the means, in posterior sds (root mean square over the globals).
+
+        The replicates' spread (NaN with one replicate), or of a sampler ``1 / sqrt(effective sample size)``.
+        """
+        return self._answer.monte_carlo_error
 
     @cached_property
     def _theta(self) -> Array:
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(
-            jax.random.fold_in(self._key, 1_000_001), np.arange(self.num_chains)
-        )
-        return jax.vmap(lambda q, key: q.sample(key, self.num_draws))(self.posterior, keys)
+        with jax.enable_x64(True):
+            return self._answer.draws(jax.random.fold_in(self._key, 1_000_001), self._shown.num_draws)
 
     @property
     def num_chains(self) -> int:
-        """Replicates of the fit, the chains of the posterior."""
+        """Replicates of the fit or Markov chains: the chains of the posterior."""
         return self.posterior.shift.shape[0]
 
     @cached_property
     def idata(self) -> Any:
         """The global posterior for ArviZ, with ``sample_stats`` and one log-likelihood per client and draw.
 
-        Draws are independent; chains are replicates of the whole fit. R-hat therefore compares replicates: it speaks
-        about Monte Carlo error, and not about the error of the Gaussian approximation.
+        With a Gaussian answer draws are independent and chains are replicates of the whole fit: R-hat compares
+        replicates, and speaks about Monte Carlo error, not about the error of the Gaussian approximation. A sampler's
+        chains are Markov chains.
         """
         with jax.enable_x64(True):
             problem, theta = self._problem, self._theta
@@ -140,11 +154,11 @@ class FederatedFit:
             joint = jnp.concatenate([theta, jnp.zeros((*theta.shape[:2], program.locals.size))], axis=-1)
             values = output.constrained(program, template, joint)
             values = {name: values[name] for name in output.global_sites(problem)}
-            lp = jax.vmap(lambda q, draws: jax.vmap(q.normalised().log_value)(draws))(self.posterior, theta)
+            log_likelihood = self._log_likelihood(theta)
             groups = {
                 "posterior": values,
-                "sample_stats": {"lp": np.asarray(lp)},
-                "log_likelihood": {"client": self._log_likelihood(theta)},
+                "sample_stats": self._answer.sample_stats(theta, log_likelihood, problem),
+                "log_likelihood": {"client": log_likelihood},
             }
         return self._to_arviz(groups, template, {"client": ["client_name"]}, {"client_name": list(problem.names)})
 
@@ -156,21 +170,16 @@ class FederatedFit:
             return values, state, {}
 
         names = self._problem.names
-        cavities = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), self._cavities())
+        cavities = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), self._answer.others(len(names)))
         work = Round(theta, cavities, self._key, np.arange(len(names)), ["log_likelihood"] * len(names))
         replies, _ = self._executor.run({"log_likelihood": reply}, self._problem, self._current.clients, work)
         return np.moveaxis(np.asarray(replies.messages), 0, -1)
-
-    def _cavities(self) -> Gaussian:
-        """Everybody's posterior without one client's site, leading axes replicate and client."""
-        sites = self._current.state.sites
-        return jax.vmap(lambda q, site: jax.vmap(lambda one: (q - one).symmetrised())(site))(self.posterior, sites)
 
     def client_posterior(self, name: str) -> Any:
         """One client's posterior: its local latents and the globals, given everybody's data.
 
         Draws of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in
-        its place the client's data would count twice).
+        its place the client's data would count twice). Of a sampler, the client's own chains beside the globals'.
 
         Parameters
         ----------
@@ -190,11 +199,13 @@ class FederatedFit:
         with jax.enable_x64(True):
             client = self._problem.client(name)
             place = self.client_names.index(name)
-            cavity = jax.tree.map(lambda leaf: leaf[:, place], self._cavities())
-            return self._personal(client, self._problem, name, cavity)
+            if isinstance(self._answer, SampledAnswer):
+                return self._personal(client, self._problem, name, self._answer.joint(place), {"solver": "langevin"})
+            cavity = jax.tree.map(lambda leaf: leaf[:, place], self._answer.others(len(self.client_names)))
+            return self._personal(client, self._problem, name, *self._personal_draws(client, cavity))
 
     def adapt(self, new_client: Mapping[str, Any]) -> Any:
-        """Posterior of a client that joins after the fit: the global posterior is its prior.
+        """Posterior of a client that joins after the fit: the global posterior, as a Gaussian, is its prior.
 
         Parameters
         ----------
@@ -211,24 +222,26 @@ class FederatedFit:
         with jax.enable_x64(True):
             model = self._problem.buckets[0].clients.program.model
             problem = make_problem(model, {name: new_client}, local=self._shown.local, dtype=dtype)
-            return self._personal(problem.client(name), problem, name, self.posterior)
+            client = problem.client(name)
+            return self._personal(client, problem, name, *self._personal_draws(client, self.posterior))
 
-    def _personal(self, client: Client, problem: Problem, name: str, cavity: Gaussian) -> Any:
+    def _personal(
+        self, client: Client, problem: Problem, name: str, draws: Array, attrs: Mapping[str, float | str]
+    ) -> Any:
         arrays = problem.arrays[problem.names.index(name)]
-        draws, k_hat, solver = self._personal_draws(client, cavity)
         values = output.constrained(client.program, arrays, draws)
-        attrs = {"client": name, "k_hat": k_hat, "solver": solver}
-        return self._to_arviz({"posterior": values}, arrays, {}, {}, attrs)
+        return self._to_arviz({"posterior": values}, arrays, {}, {}, {"client": name, **attrs})
 
-    def _personal_draws(self, client: Client, cavity: Gaussian) -> tuple[Array, float, str]:
+    def _personal_draws(self, client: Client, cavity: Gaussian) -> tuple[Array, dict[str, float | str]]:
         num = -(-self.num_draws // 4) * 4
         start = jnp.concatenate([self.moments()[0][0], jnp.zeros(client.num_locals)])
         keys = jax.random.split(jax.random.fold_in(client_seed(self._key), client.index), self.num_chains)
         draws, k_hats = _resample(client, cavity, start, keys, num)
         k_hat = float(jnp.max(k_hats))
         if k_hat <= K_HAT_LIMIT:
-            return draws[:, : self.num_draws], k_hat, "importance"
-        return _chain(client, cavity, start, keys, num)[:, : self.num_draws], k_hat, "nuts"
+            return draws[:, : self.num_draws], {"k_hat": k_hat, "solver": "importance"}
+        chains = _chain(client, cavity, start, keys, num)[:, : self.num_draws]
+        return chains, {"k_hat": k_hat, "solver": "nuts"}
 
     def predict(self, client: str | None = None, *, key: Array | None = None, **arguments: Any) -> Any:
         """Posterior predictive draws of the observed sites.
@@ -282,12 +295,9 @@ class FederatedFit:
         return {
             "inference_library": "fedbayes",
             "inference_library_version": fedbayes.__version__,
-            "inference": "gaussian-sites",
             "method": repr(self._method),
-            "draws": "independent draws of a Gaussian in unconstrained space",
-            "chains": "replicates of the whole fit with other keys: R-hat and MCSE measure its Monte Carlo error, "
-            "not the error of the Gaussian approximation",
             "converged": int(self.converged),
+            **self._answer.attrs(),
         }
 
     def save(self, path: str | os.PathLike) -> None:
@@ -311,49 +321,20 @@ class FederatedFit:
 
     def trouble(self) -> str:
         """What kept the fit from converging, in words, with the clients it concerns; empty if nothing did."""
-        if self.converged:
-            return ""
-        changes = self.rounds["change"].max("replicate").dropna("round")
-        if not changes.size:
-            return "The fit did not converge: no client took part in any round. Check `participation`."
-        last = self.rounds.sel(round=changes["round"][-1])
-        parts = [
-            f"The fit did not converge in {self.rounds.sizes['round']} rounds: the last one changed the global by "
-            f"{float(last['change'].max()):.3g} posterior sds."
-        ]
-        codes = last["code"].max("replicate").to_series()
-        for code in (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.UNRELIABLE):
-            if clients := list(codes.index[codes == code]):
-                parts.append(f"Clients {shortened(clients)}: {code.meaning}.")
-        if float(last["step"].min()) == 0.0:
-            parts.append("No step kept the global and every cavity proper: try `EP(damping=0.2)` or proper priors.")
-        parts.append("Raise `num_rounds`, or `EP(num_draws=...)` if `fit.rounds.monte_carlo_noise` is large.")
-        return " ".join(parts)
+        return "" if self.converged else self._answer.trouble(self.rounds)
 
     def __repr__(self) -> str:
-        phases = self.rounds["phase"].to_series().value_counts(sort=False)
-        rounds = " + ".join(f"{count} {name}" for name, count in phases.items())
+        phases = self.rounds["rounds"].to_series().groupby(self.rounds["phase"].values, sort=False).sum()
+        rounds = " + ".join(f"{count:,} {name}" for name, count in phases.items())
         state = "converged" if self.converged else "NOT CONVERGED"
         sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in self._problem.globals.shapes)
         lines = [
             f"FederatedFit by {type(self._method).__name__}: {state} after {rounds} rounds",
             f"  clients   {len(self.client_names)}: {shortened(self.client_names)}",
             f"  globals   {self._problem.globals.size} unconstrained: {sites}",
-            f"  last      changed the global by {float(self.rounds['change'][-1].max()):.2g} posterior sds",
+            *self._answer.headline(self.rounds),
+            "  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)",
         ]
-        if self.num_chains > 1:
-            lines.append(
-                f"  error     Monte Carlo {self.monte_carlo_error:.2g} posterior sds, from {self.num_chains} replicates"
-            )
-        if (k_hat := self.rounds["k_hat"][-1]).notnull().any():
-            worst = str(k_hat.max("replicate").idxmax("client").item())
-            solvers, counts = np.unique(self.rounds["solver"][-1].values, return_counts=True)
-            used = ", ".join(f"{count} {name}" for name, count in zip(solvers, counts, strict=True))
-            warning = (
-                "; above 0.7, so not to be trusted" if (self.rounds["code"][-1] == ResultCode.UNRELIABLE).any() else ""
-            )
-            lines.append(f"  solvers   {used}; k-hat at most {float(k_hat.max()):.2f} (client '{worst}'){warning}")
-        lines.append("  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)")
         return "\n".join(lines)
 
 
@@ -371,12 +352,6 @@ def _chain(client: Client, cavity: Gaussian, start: Array, keys: Array, num: int
 def client_seed(key: Array) -> Array:
     """Key of the personal posteriors' draws."""
     return jax.random.fold_in(key, 1_000_002)
-
-
-def shortened(names: Sequence[str], most: int = 6) -> str:
-    """The first few names, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown}, ... ({len(names) - most} more)"
 
 
 def saved_fingerprint(problem: Problem) -> str:

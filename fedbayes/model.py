@@ -93,6 +93,9 @@ class Program:
         Layout of the global and of the client-local latents.
     row_axes
         Axis of each site's log-probability that runs over the client's rows, for masking padded rows.
+    row_arguments
+        The arguments whose leading axis runs over rows; empty where the program is not a product over rows, or all
+        clients have the same number of them.
     enumerated
         Local discrete latents are summed out by funsor.
     dtype
@@ -106,6 +109,7 @@ class Program:
     row_axes: Mapping[str, int]
     enumerated: bool
     dtype: jnp.dtype
+    row_arguments: tuple[str, ...] = ()
 
     def _params(self, theta: Array, z: Array) -> dict[str, Array]:
         return self.globals.unravel(theta.astype(self.dtype)) | self.locals.unravel(z.astype(self.dtype))
@@ -132,7 +136,9 @@ class Program:
         names = [name for site in self.globals.names for name in (site, _LOG_DET.format(site))]
         return _total(terms[name] for name in names if name in terms)
 
-    def log_factor(self, theta: Array, z: Array, data: Arrays, mask: Array | None = None) -> Array:
+    def log_factor(
+        self, theta: Array, z: Array, data: Arrays, mask: Array | None = None, row_scale: Array | float = 1.0
+    ) -> Array:
         """Log of the client's factor: local latents with their Jacobian, and observations; padded rows are masked out.
 
         Parameters
@@ -143,19 +149,21 @@ class Program:
             The client's arrays.
         mask
             True for the client's real rows; ``None`` keeps all.
+        row_scale
+            Factor of the rows' terms: rows over batch size, where ``data`` are a mini-batch.
         """
         terms = self.site_log_probs(theta, z, data)
         if self.enumerated:
             return self._log_joint_enumerated(theta, z, data) - self._prior_terms(terms)
         prior = {name for site in self.globals.names for name in (site, _LOG_DET.format(site))}
-        return _total(self._masked(name, term, mask) for name, term in terms.items() if name not in prior)
+        return _total(self._masked(name, term, mask, row_scale) for name, term in terms.items() if name not in prior)
 
-    def _masked(self, name: str, term: Array, mask: Array | None) -> Array:
+    def _masked(self, name: str, term: Array, mask: Array | None, row_scale: Array | float) -> Array:
         axis = self.row_axes.get(name)
         if mask is None or axis is None:
             return term
         # where, not a product: 0 x NaN is NaN
-        return jnp.where(mask.reshape((-1,) + (1,) * (term.ndim - axis - 1)), term, 0.0)
+        return row_scale * jnp.where(mask.reshape((-1,) + (1,) * (term.ndim - axis - 1)), term, 0.0)
 
     def _log_joint_enumerated(self, theta: Array, z: Array, data: Arrays) -> Array:
         from numpyro.contrib.funsor import config_enumerate, enum, log_density

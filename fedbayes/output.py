@@ -107,38 +107,85 @@ def constrained(program: Program, client: ClientArrays, draws: Array) -> dict[st
     return {name: np.asarray(value).reshape(*draws.shape[:2], *value.shape[1:]) for name, value in flat.items()}
 
 
-_PER_ROUND = ("kl", "change", "monte_carlo_noise", "step")
-_PER_CLIENT = ("code", "k_hat", "effective_draws", "influence")
-
-
-def rounds_dataset(history: Sequence[Mapping[str, np.ndarray]], names: Sequence[str]) -> "xr.Dataset":
-    """Diagnostics of each round: dimensions round, client and replicate."""
+def chain_diagnostics(theta: np.ndarray) -> "xr.Dataset":
+    """ArviZ's R-hat and bulk effective sample size of chains ``(chain, draw, d)``: variables ``r_hat`` and ``ess``."""
+    import arviz as az
     import xarray as xr
 
-    replicates = max((record["change"].shape[0] for record in history if "change" in record), default=1)
+    chains = to_arviz({"posterior": {"theta": theta}}, {}, {}, {})
 
-    def gather(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def found(result: Any) -> "xr.DataArray":
+        return (result["posterior"] if "posterior" in result else result)["theta"]
+
+    return xr.Dataset({"r_hat": found(az.rhat(chains)), "ess": found(az.ess(chains))})
+
+
+# dimensions after `round`, and the order in which the records have them
+_CLIENT, _REPLICATE, _COORDINATE = "client", "replicate", "coordinate"
+_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "kl": (_REPLICATE,),
+    "change": (_REPLICATE,),
+    "monte_carlo_noise": (_REPLICATE,),
+    "step": (_REPLICATE,),
+    "code": (_CLIENT, _REPLICATE),
+    "k_hat": (_CLIENT, _REPLICATE),
+    "effective_draws": (_CLIENT, _REPLICATE),
+    "influence": (_CLIENT, _REPLICATE),
+    "smallest_cavity_eigenvalue": (_REPLICATE, _CLIENT),
+    "gradient_norm": (_CLIENT, _REPLICATE),
+    "drift": (_CLIENT, _REPLICATE),
+    "participation": (_CLIENT, _REPLICATE),
+    "slope": (_REPLICATE, _COORDINATE),
+    "slope_position": (_REPLICATE, _COORDINATE),
+}
+_EVERY_FIT = ("code", "change")
+
+
+def rounds_dataset(history: Sequence[Mapping[str, np.ndarray]], names: Sequence[str], size: int) -> "xr.Dataset":
+    """Diagnostics of each round or block of rounds: dimensions round, client, replicate and coordinate.
+
+    The coordinate ``round`` counts the rounds done by then.
+    """
+    import xarray as xr
+
+    found = {name for record in history for name in record} | {*_EVERY_FIT}
+    replicates = max((record["code"].shape[-1] for record in history if record["code"].ndim > 1), default=1)
+    sizes = {_CLIENT: len(names), _REPLICATE: replicates, _COORDINATE: size}
+
+    def gather(name: str, dims: tuple[str, ...]) -> np.ndarray:
+        shape = tuple(sizes[dim] for dim in dims)
         full = [
-            np.broadcast_to(record[name], shape) if name in record else np.full(shape, np.nan) for record in history
+            np.full(shape, np.nan) if name not in r else np.broadcast_to(_fitted(r[name], shape), shape)
+            for r in history
         ]
         return np.stack(full)
 
-    num = len(names)
-    variables: dict[str, Any] = {name: (("round", "replicate"), gather(name, (replicates,))) for name in _PER_ROUND}
-    variables |= {name: (("round", "client", "replicate"), gather(name, (num, replicates))) for name in _PER_CLIENT}
-    eigenvalues = gather("smallest_cavity_eigenvalue", (replicates, num))
-    variables["smallest_cavity_eigenvalue"] = (("round", "client", "replicate"), np.swapaxes(eigenvalues, 1, 2))
-    variables["code"] = (variables["code"][0], np.nan_to_num(variables["code"][1], nan=ResultCode.INACTIVE).astype(int))
-    variables["active"] = (("round", "client"), np.stack([record["active"] for record in history]))
-    nobody = np.full(num, "")
-    variables["solver"] = (("round", "client"), np.stack([record.get("solver", nobody) for record in history]))
+    variables: dict[str, Any] = {
+        name: (("round", *dims), gather(name, dims)) for name, dims in _VARIABLES.items() if name in found
+    }
+    dims, codes = variables["code"]
+    variables["code"] = (dims, np.nan_to_num(codes, nan=ResultCode.INACTIVE).astype(int))
+    variables["active"] = (("round", _CLIENT), np.stack([record["active"] for record in history]))
+    nobody = np.full(len(names), "")
+    variables["solver"] = (("round", _CLIENT), np.stack([record.get("solver", nobody) for record in history]))
     variables["phase"] = (("round",), np.asarray([str(record["phase"]) for record in history]))
     variables["seconds"] = (("round",), np.asarray([float(record["seconds"]) for record in history]))
-    dataset = xr.Dataset(variables, coords={"round": np.arange(1, len(history) + 1), "client": list(names)})
-    for name, text in _MEANINGS.items():
-        dataset[name].attrs["long_name"] = text
+    rounds = np.asarray([int(record.get("rounds", 1)) for record in history])
+    variables["rounds"] = (("round",), rounds)
+    coords: dict[str, Any] = {"round": np.cumsum(rounds), _CLIENT: list(names)}
+    if any(_COORDINATE in dims for dims, _ in variables.values()):
+        coords[_COORDINATE] = np.arange(size)
+    dataset = xr.Dataset(variables, coords=coords).transpose("round", _CLIENT, _REPLICATE, ...)
+    for name in dataset.data_vars:
+        if text := _MEANINGS.get(str(name)):
+            dataset[name].attrs["long_name"] = text
     dataset["code"].attrs["meanings"] = "; ".join(f"{int(code)}: {code.meaning}" for code in ResultCode)
     return dataset
+
+
+def _fitted(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A record's array with as many axes as wanted: nobody active leaves codes without replicates."""
+    return value.reshape(value.shape + (1,) * (len(shape) - value.ndim))
 
 
 _MEANINGS = {
@@ -151,5 +198,11 @@ _MEANINGS = {
     "effective_draws": "effective number of draws",
     "influence": "how far the client moves the others' mean, in their sds (root mean square)",
     "smallest_cavity_eigenvalue": "smallest eigenvalue of the cavity's precision in units of the global's",
+    "gradient_norm": "norm of the gradient of the client's energy where its steps begin, shared coordinates",
+    "drift": "how far the client's steps of one round lead, shared coordinates (root mean square)",
+    "participation": "fraction of the rounds in which the client was drawn",
+    "slope": "gradient of the joint energy at the synchronisations, shared coordinates; zero in mean without bias",
+    "slope_position": "position times that gradient; the temperature in mean without bias (Stein's identity)",
+    "rounds": "communication rounds that the record stands for",
     "seconds": "wall time",
 }

@@ -12,10 +12,11 @@ import numpy as np
 
 from fedbayes import checks
 from fedbayes.clients import Client, ClientArrays, prepare_clients
+from fedbayes.errors import ModelError
 from fedbayes.model import Block, Model, Program
 from fedbayes.padding import bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.prior import Prior, make_prior
-from fedbayes.sites import split
+from fedbayes.sites import split, trace_sites
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,13 @@ class Problem:
     buckets: tuple[Bucket, ...]
     arrays: tuple[ClientArrays, ...]
 
+    def num_rows(self) -> np.ndarray:
+        """Rows of each client, shape ``(K,)``; ones where the rows are not known, so that all count the same."""
+        rows = np.ones(len(self.names))
+        for bucket in self.buckets:
+            rows[bucket.members] = np.asarray(bucket.clients.mask).sum(axis=1)
+        return rows
+
     def description(self) -> str:
         """Clients and globals in words, with a digest of names, data and precision."""
         digest = hashlib.sha256(str(self.buckets[0].clients.program.dtype).encode())
@@ -87,9 +95,21 @@ class Problem:
 
 
 def make_problem(
-    model: Model, clients: Mapping[str, Mapping[str, Any]], *, local: Sequence[str] = (), dtype: Any = np.float64
+    model: Model,
+    clients: Mapping[str, Mapping[str, Any]],
+    *,
+    local: Sequence[str] = (),
+    dtype: Any = np.float64,
+    rows: bool = False,
 ) -> Problem:
     """Check a model and its clients' data, split the program, and pad and group the clients.
+
+    Parameters
+    ----------
+    model, clients, local, dtype
+        As in :func:`~fedbayes.fit_federated`.
+    rows
+        Mini-batches are wanted: every program's rows must be known, also where all clients have equally many.
 
     Raises
     ------
@@ -119,7 +139,8 @@ def make_problem(
     template = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[1:], leaf.dtype), buckets[0].clients.data)
     prior = make_prior(lambda theta: first.log_prior(theta, template), first.globals.size)
     checks.outcomes_vary(model, names, arrays, prior)
-    return Problem(names, first.globals, prior, tuple(buckets), tuple(arrays))
+    problem = Problem(names, first.globals, prior, tuple(buckets), tuple(arrays))
+    return _with_rows(problem, tuple(local)) if rows else problem
 
 
 def _group_buckets(
@@ -149,7 +170,7 @@ def _group_buckets(
         checks.same_globals([(names[members[i]], program) for i, program in zip((small, large), programs, strict=True)])
         axes = checks.row_axes(programs, [group[small], group[large]])
         if axes is not None:
-            program = replace(programs[0], row_axes=axes)
+            program = replace(programs[0], row_axes=axes, row_arguments=tuple(arguments))
             if checks.padding_is_exact(program, programs[0], group[small], arguments, rows[large]):
                 return _padded_buckets(program, group, members, arguments, rows)
     return _exact_buckets(program_of, names, group, members)
@@ -206,6 +227,37 @@ def _bucket(
     data = {name: jnp.asarray(np.stack([arrays[name] for arrays in padded])) for name in padded[0]}
     place = np.asarray(members)
     return Bucket(Client(data, jnp.asarray(mask), jnp.asarray(place), program), place)
+
+
+def _with_rows(problem: Problem, local: tuple[str, ...]) -> Problem:
+    """The problem with every program's rows known; a :class:`ModelError` where a factor is no product over rows."""
+    buckets = tuple(
+        bucket if bucket.clients.program.row_arguments else _rows_found(problem, bucket, local)
+        for bucket in problem.buckets
+    )
+    return replace(problem, buckets=buckets)
+
+
+def _rows_found(problem: Problem, bucket: Bucket, local: tuple[str, ...]) -> Bucket:
+    program, group = bucket.clients.program, [problem.arrays[member] for member in bucket.members]
+    first = group[0]
+    sites = trace_sites(program.model, program.static, first.arrays).values()
+    lengths = {len(first.arrays[site.argument]) for site in sites if site.argument and first.arrays[site.argument].ndim}
+    if len(lengths) == 1:
+        rows = lengths.pop()
+        arguments = [name for name, array in first.arrays.items() if array.ndim and len(array) == rows]
+        longer = ClientArrays(pad(first.arrays, arguments, rows + 1), first.static)
+        data = {name: jnp.asarray(array) for name, array in longer.arrays.items()}
+        other = split(program.model, longer.static, data, local, program.dtype)
+        axes = checks.row_axes([program, other], [first, longer])
+        if axes:
+            found = replace(program, row_axes=axes, row_arguments=tuple(arguments))
+            if checks.padding_is_exact(found, program, first, arguments, rows + 1):
+                return _bucket(found, group, list(bucket.members), arguments, rows)
+    raise ModelError(
+        f"The factor of client '{problem.names[bucket.members[0]]}' is not a product over its rows (a latent per row, "
+        "`to_event` over rows, or enumerated latents), so it has no mini-batches. Leave out `batch_size` and `clip`."
+    )
 
 
 @contextmanager

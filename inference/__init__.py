@@ -4,8 +4,9 @@ if __name__ != "fedbayes.inference":
     raise ImportError(f"this is `fedbayes.inference`, not `{__name__}`: write `import fedbayes.inference`")
 
 from fedbayes.inference.ep import EP
+from fedbayes.inference.fald import FALD
 from fedbayes.inference.mode import Laplace
 
-METHODS = {"ep": EP, "laplace": Laplace}
+METHODS = {"ep": EP, "fald": FALD, "laplace": Laplace}
 
-__all__ = ["EP", "METHODS", "Laplace"]
+__all__ = ["EP", "FALD", "METHODS", "Laplace"]

@@ -109,6 +109,7 @@ class EP:
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02
     num_replicates: int = 4
+    needs_rows = False
 
     def __post_init__(self) -> None:
         if self.damping is not None and not 0.0 < self.damping <= 1.0:
@@ -262,7 +263,7 @@ def _choose(config: EP, size: int, variants: Sequence[str], infos: Mapping[str, 
     return np.where(per_client["heavy_tailed"] > 0.5, "nuts", chosen).tolist()  # of most replicates
 
 
-def _init_client(client: Client, key: Array) -> Warm:
+def _init_client(client: Client, shared: Shared, key: Array) -> Warm:
     size = client.program.globals.size + client.num_locals
     return Warm(cold_start(size), jnp.full((NUM_CHAINS, size), jnp.nan), jnp.full((), 0.5))
 

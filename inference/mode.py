@@ -74,6 +74,7 @@ class Laplace:
 
     tolerance: float = 1e-3
     num_draws: int = 256
+    needs_rows = False
 
     def __post_init__(self) -> None:
         if not self.tolerance > 0.0:
@@ -154,7 +155,7 @@ def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) 
     return FederatedAlgorithm(
         name="mode",
         init=init,
-        init_client=lambda client, key: cold_start(client.num_locals),
+        init_client=lambda client, shared, key: cold_start(client.num_locals),
         broadcast=lambda state: (state.position, jnp.zeros((num_clients, 0))),
         local_updates={"newton": local_update},
         choose=choose,

@@ -159,7 +159,7 @@ def test_local_update_under_eval_shape(name, problem):
     client = problem.client("bo")
     shared, personal = jax.eval_shape(lambda: algorithm.broadcast(algorithm.init(KEY, None)))
     personal = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), personal)
-    private = jax.eval_shape(algorithm.init_client, client, KEY)
+    private = jax.eval_shape(algorithm.init_client, client, shared, KEY)
     for update in algorithm.local_updates.values():
         _, after, info = jax.eval_shape(update, shared, personal, private, client, KEY)
         assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(

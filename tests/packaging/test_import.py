@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-OPTIONAL = ["flwr", "funsor", "matplotlib", "pandas"]
+OPTIONAL = ["dp_accounting", "flwr", "funsor", "matplotlib", "pandas"]
 
 SIDE_EFFECTS = """
 import os, warnings

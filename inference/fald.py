@@ -1,0 +1,461 @@
+"""Federated averaging Langevin dynamics, FA-LD (Deng, Zhang, Ma, Song and Lin, UAI 2024, algorithms 1 to 4).
+
+Clients start each round at the server's position and run K local Langevin steps; the server averages. With the client
+energies ``f_c = -log f_c(theta, z) / p_c - log p(theta)``, so that ``sum_c p_c f_c`` is the energy of the joint
+posterior with the prior counted once,
+
+    u_c <- u_c - eta (grad_u f_c - own_c + total) + sqrt(2 eta tau) (rho xi + sqrt((1 - rho^2) / p_c) xi_c)
+    v_c <- v_c + eta grad_v log f_c               + sqrt(2 eta tau) zeta_c
+
+with noise ``xi`` shared by all clients and ``xi_c``, ``zeta_c`` private. ``u`` are the globals in the federation's
+shared coordinates and ``v`` the client's locals in its own (:mod:`fedbayes.inference.coordinates`); ``own_c`` and
+``total`` are the control variate: the client's and everybody's gradient at an anchor. A local enters one client's
+energy only, so its step is that of the joint target: no ``1 / p_c``, neither in its gradient nor in its noise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, Sampling
+from fedbayes.clients import Client
+from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.inference import fald_checks
+from fedbayes.inference.coordinates import Coordinates, Own, own_coordinates, shared_coordinates
+from fedbayes.inference.langevin_plan import Plan, make_plan, no_plan
+from fedbayes.inference.mode import ModeState, federated_mode
+from fedbayes.prior import Prior
+from fedbayes.problem import Problem
+
+if TYPE_CHECKING:
+    from fedbayes.federation import Progressing
+
+Schedule = Callable[[Array], Array]
+_DIVERGED = 1e6  # in posterior sds
+
+
+class FALDState(NamedTuple):
+    """The server's state.
+
+    Attributes
+    ----------
+    position
+        The chain, in the shared coordinates, shape ``(d,)``.
+    coordinates
+        What maps it to the globals.
+    plan
+        Step size, local steps, rounds per draw, and what theory says of them.
+    total
+        Everybody's gradient at the anchor, shape ``(d,)``.
+    round
+        Rounds done.
+    counts
+        How often each client counts in the coming round, shape ``(N,)``: its weight, or how often it was drawn.
+    noise
+        Data of the key of the coming round's shared noise.
+    """
+
+    position: Array
+    coordinates: Coordinates
+    plan: Plan
+    total: Array
+    round: Array
+    counts: Array
+    noise: Array
+
+
+class Shared(NamedTuple):
+    """The broadcast, see :class:`FALDState`."""
+
+    position: Array
+    coordinates: Coordinates
+    step_size: Array
+    smoothness: Array
+    convexity: Array
+    local_steps: Array
+    total: Array
+    round: Array
+    noise: Array
+
+
+class Private(NamedTuple):
+    """What a client keeps: its locals in its own coordinates ``(m,)``, what maps them, its gradient at the anchor."""
+
+    v: Array
+    coordinates: Own
+    own: Array
+
+
+class Message(NamedTuple):
+    """A client's contribution times its count, and the count: sums over clients make weighted means.
+
+    Attributes
+    ----------
+    position
+        Where its steps ended, shape ``(d,)``.
+    slope
+        The gradient of its energy where they began.
+    own
+        The gradient at the anchor.
+    count
+        Weight of the three.
+    """
+
+    position: Array
+    slope: Array
+    own: Array
+    count: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class FALD:
+    """Federated averaging Langevin dynamics.
+
+    Parameters
+    ----------
+    local_steps
+        Langevin steps K of a client per round; ``None``: ``sqrt(1 + kappa)``, which minimises the bound of theorem 5.7.
+    step_size
+        ``eta`` in the shared coordinates, in which the posterior has about unit curvature (with ``"dense"``);
+        ``"decaying"``: ``1 / (2 L + m k / 12)`` (theorem 5.8); a function of the local iteration ``k``, such as an
+        optax schedule; ``None``: the largest that keeps the bias predicted to first order below ``bias`` and is at
+        most ``1 / (2 L)``.
+    noise_correlation
+        ``rho`` in ``[0, 1]``: 1 shares all noise, which is never less accurate and cheapest; less leaves the clients
+        private noise, which privacy needs.
+    temperature
+        ``tau``: draws follow the posterior to the power ``1 / tau``.
+    weights
+        ``"rows"``: ``p_c = n_c / n``; ``"equal"``; or one number per client name, summing to one. They change the path
+        and the noise, not the target.
+    scheme
+        ``"full"``; ``"with_replacement"``: ``num_active`` clients drawn by their weights (scheme I);
+        ``"without_replacement"``: drawn uniformly (scheme II), which needs equal weights. Partial participation
+        inflates the posterior however small the steps, unless ``noise_correlation`` is 1.
+    num_active
+        Clients S per round of the partial schemes.
+    allow_unbalanced
+        Lets scheme II run with unequal weights, whose mean is then biased.
+    batch_size
+        Rows per local step, drawn without replacement; ``None``: all.
+    clip
+        Largest norm of one row's gradient, in the shared coordinates: bounds the sensitivity for differential privacy,
+        and biases the posterior where it bites.
+    control_variate
+        Each client's gradient is shifted by ``total - own_c``, the gradients at an anchor, so that local steps of
+        heterogeneous clients no longer drift apart: exact in the mean for quadratic energies. It is the control variate
+        of VR-FALD* (Plassier, Moulines and Durmus 2022). The conducive gradients of FSGLD (el Mekkaoui et al. 2021)
+        need a likelihood surrogate of each client instead; here one gradient at the federated mode does.
+    refresh
+        Move the anchor to the chain every so many rounds; ``None``: it stays at the start.
+    preconditioner
+        ``"dense"`` or ``"diagonal"``: coordinates whitened by the curvature at the federated mode; ``"none"``.
+    start
+        ``"mode"``: chains start from the Laplace approximation at the federated mode (Newton rounds first);
+        ``"zero"``: at zero, with nothing known (needs ``step_size``).
+    bias
+        Largest bias that the defaults may cause, in posterior sds of the mean and as a fraction of an sd.
+    num_chains
+        Independent chains, all at once.
+    num_warmup
+        Draws per chain to throw away.
+    thinning
+        Rounds from one draw to the next; ``None``: about two per autocorrelation time.
+    max_rounds
+        Limit of the rounds; fewer rounds per draw are made where it asks for it.
+    """
+
+    local_steps: int | None = None
+    step_size: float | str | Schedule | None = None
+    noise_correlation: float = 1.0
+    temperature: float = 1.0
+    weights: str | Mapping[str, float] = "rows"
+    scheme: Literal["full", "with_replacement", "without_replacement"] = "full"
+    num_active: int | None = None
+    allow_unbalanced: bool = False
+    batch_size: int | None = None
+    clip: float | None = None
+    control_variate: bool = True
+    refresh: int | None = None
+    preconditioner: Literal["dense", "diagonal", "none"] = "dense"
+    start: Literal["mode", "zero"] = "mode"
+    bias: float = 0.02
+    num_chains: int = 4
+    num_warmup: int = 100
+    thinning: int | None = None
+    max_rounds: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        fald_checks.check_options(self)
+
+    @property
+    def num_replicates(self) -> int:
+        """The chains."""
+        return self.num_chains
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether gradients are taken row by row."""
+        return self.batch_size is not None or self.clip is not None
+
+    def phases(self, problem: Problem) -> list[Phase]:
+        """Newton rounds to the federated mode where the start asks for them, then the chains."""
+        weights = fald_checks.client_weights(self, problem)
+        fald_checks.check_problem(self, problem, weights)
+        chains = Phase(_algorithm(self, problem, weights), self.max_rounds, True, _sampling(self))
+        if self.start == "zero":
+            return [chains]
+        return [Phase(federated_mode(problem, num_draws=64, tolerance=1e-3), 50, True), chains]
+
+
+def _sampling(config: FALD) -> Sampling:
+    def first(plan: Plan) -> Plan:
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[0], plan)  # the same for all chains
+
+    def check(current: "Progressing", problem: Problem) -> None:
+        if current.rounds_in_phase == 0:
+            fald_checks.check_start(current, problem, config, first(current.state.plan))
+        else:
+            _check_alive(current, problem, first(current.state.plan))
+
+    return Sampling(
+        num_warmup=config.num_warmup,
+        stride=lambda state: config.thinning or int(first(state.plan).rounds_per_draw),
+        check=check,
+        report=lambda state: {name: float(np.max(value)) for name, value in first(state.plan)._asdict().items()},
+    )
+
+
+def _check_alive(current: "Progressing", problem: Problem, plan: Plan) -> None:
+    if np.all(np.abs(np.nan_to_num(current.state.position, nan=np.inf)) < _DIVERGED):
+        codes = current.history[-1]["code"]
+        if not np.any(np.all(codes == ResultCode.NOT_FINITE, axis=0)):
+            return
+    worst = problem.names[int(np.argmax(plan.curvatures))]
+    raise FederatedError(
+        f"The chain diverged by round {current.rounds_in_phase}, with step size {float(plan.step_size):.3g}. Try "
+        f"`FALD(step_size={float(plan.step_size) / 4:.2g})`; the client with the largest curvature is '{worst}'."
+    )
+
+
+def _algorithm(config: FALD, problem: Problem, weights: np.ndarray) -> FederatedAlgorithm:
+    prior, size = problem.prior, problem.prior.size
+    everybody = jnp.asarray(weights)
+
+    def init(key: Array, previous: ModeState | None) -> FALDState:
+        start_key, noise_key = jax.random.split(key)
+        coordinates = shared_coordinates(previous, size, config.preconditioner, config.start)
+        plan, position = no_plan(config, weights), jnp.zeros(size)
+        if previous is not None:
+            plan = make_plan(config, previous, coordinates, weights)
+            spread = jax.random.normal(start_key, (size,)) * jnp.sqrt(config.temperature)
+            position = coordinates.from_whitened(spread, previous.global_().precision)
+        noise = jax.random.key_data(noise_key)
+        return FALDState(position, coordinates, plan, jnp.zeros(size), jnp.zeros(()), everybody, noise)
+
+    def broadcast(state: FALDState) -> tuple[Shared, Array]:
+        plan = state.plan
+        shared = Shared(
+            position=state.position,
+            coordinates=state.coordinates,
+            step_size=plan.step_size,
+            smoothness=plan.smoothness,
+            convexity=plan.convexity,
+            local_steps=plan.local_steps,
+            total=state.total,
+            round=state.round,
+            noise=state.noise,
+        )
+        return shared, state.counts
+
+    has_locals = any(bucket.clients.num_locals for bucket in problem.buckets)
+    return FederatedAlgorithm(
+        name="FALD",
+        init=init,
+        init_client=partial(_init_client, prior, everybody),
+        broadcast=broadcast,
+        local_updates={"langevin": partial(_local_update, config, prior, everybody)},
+        choose=_choose,
+        aggregate=partial(_aggregate, config, everybody),
+        posterior=None,
+        reduction="sum",
+        draw=lambda state: state.coordinates.globals_at(state.position),
+        private_draw=(lambda shared, own: own.coordinates.locals_at(shared.position, own.v)) if has_locals else None,
+        participants=lambda state: state.counts > 0,
+    )
+
+
+def _choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
+    return list(variants)
+
+
+def _init_client(prior: Prior, weights: Array, client: Client, shared: Shared, key: Array) -> Private:
+    """Private coordinates and the gradient at the anchor, which is the origin of the shared coordinates."""
+    own = own_coordinates(client, shared.coordinates)
+    origin, v = jnp.zeros(prior.size), jnp.zeros(client.num_locals)
+    slope, _ = _energy_slopes(None, prior, weights[client.index], client, shared.coordinates, own, origin, v, key)
+    return Private(jax.random.normal(key, v.shape), own, slope)
+
+
+def _energy_slopes(
+    config: FALD | None,
+    prior: Prior,
+    weight: Array,
+    client: Client,
+    shared: Coordinates,
+    own: Own,
+    u: Array,
+    v: Array,
+    key: Array,
+) -> tuple[Array, Array]:
+    """Gradient of the client's energy in ``u``, and of minus its log factor in ``v``; of a mini-batch if asked for."""
+
+    def position(x: Array) -> Array:
+        u, v = x[: prior.size], x[prior.size :]
+        return jnp.concatenate([shared.globals_at(u), own.locals_at(u, v)])
+
+    x = jnp.concatenate([u, v])
+    if config is None or (config.batch_size is None and config.clip is None):
+        slope = jax.grad(lambda x: client.log_factor(position(x)))(x)
+    else:
+        slope = _batch_slope(config, client, position, x, key)
+    prior_slope = jax.grad(lambda u: prior.log_density(shared.globals_at(u)))(u)
+    return -slope[: prior.size] / weight - prior_slope, -slope[prior.size :]
+
+
+def _batch_slope(config: FALD, client: Client, position: Callable[[Array], Array], x: Array, key: Array) -> Array:
+    """Unbiased gradient of the log factor from a batch, with each row's gradient clipped where ``clip`` says so."""
+    num_rows = jnp.sum(client.mask)
+    rows, real, scale = jnp.arange(client.mask.shape[0]), client.mask, jnp.ones(())
+    if config.batch_size is not None:
+        _, rows = jax.lax.top_k(
+            jnp.where(client.mask, jax.random.uniform(key, client.mask.shape), -1.0), config.batch_size
+        )
+        real, scale = jnp.ones(rows.shape, bool), num_rows / config.batch_size
+    if config.clip is None:
+        return jax.grad(lambda x: client.log_factor_of_rows(position(x), rows, scale))(x)
+    each = jax.vmap(lambda row: jax.grad(lambda x: client.log_factor_of_rows(position(x), row[None], 1.0))(x))(rows)
+    norm = jnp.sqrt(jnp.sum(each**2, axis=1, keepdims=True))
+    clipped = jnp.where(real[:, None], each * jnp.minimum(1.0, config.clip / jnp.maximum(norm, 1e-300)), 0.0)
+    return scale * jnp.sum(clipped, axis=0)
+
+
+def _step_size(config: FALD, shared: Shared, iteration: Array) -> Array:
+    """``eta_k`` at the local iteration ``k``."""
+    if callable(config.step_size):
+        return jnp.asarray(config.step_size(iteration), jnp.float64)
+    if config.step_size == "decaying":
+        return 1.0 / (2.0 * shared.smoothness + shared.convexity * iteration / 12.0)
+    return shared.step_size
+
+
+def _local_update(
+    config: FALD,
+    prior: Prior,
+    weights: Array,
+    shared: Shared,
+    count: Array,
+    private: Private,
+    client: Client,
+    key: Array,
+) -> tuple[Message, Private, Info]:
+    weight, rho, size = weights[client.index], config.noise_correlation, prior.size
+    common_key = jax.random.wrap_key_data(shared.noise)
+    correction = jnp.zeros(size)
+    if config.control_variate:  # before the first round nobody knows the total
+        correction = jnp.where(shared.round > 0, shared.total - private.own, 0.0)
+
+    def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        u, v, first = carry
+        batch_key, noise_key = jax.random.split(jax.random.fold_in(key, k))
+        slope, slope_v = _energy_slopes(
+            config, prior, weight, client, shared.coordinates, private.coordinates, u, v, batch_key
+        )
+        eta = _step_size(config, shared, shared.round * shared.local_steps + k)
+        noise, noise_v = _noise(rho, weight, size, client.num_locals, jax.random.fold_in(common_key, k), noise_key)
+        scale = jnp.sqrt(2.0 * eta * config.temperature)
+        u = u - eta * (slope + correction) + scale * noise
+        v = v - eta * slope_v + scale * noise_v
+        return u, v, jnp.where(k == 0, slope, first)
+
+    begin = (shared.position, private.v, jnp.zeros(size))
+    u, v, first = jax.lax.fori_loop(0, shared.local_steps.astype(int), step, begin)
+    fine = jnp.all(jnp.isfinite(u)) & jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(first))
+    active = count > 0
+    own = private.own
+    if config.refresh is not None:
+        own = jnp.where(_anchor_moves(config, shared.round), first, own)
+    after = private._replace(v=v, own=own)
+    after = jax.tree.map(lambda new, old: jnp.where(fine & active, new, old), after, private)
+    # a gradient without noise would undo what clipping is for
+    reported = first if config.clip is None else jnp.full_like(first, jnp.nan)
+    message = Message(count * u, count * reported, count * own, count)
+    info = {
+        "code": jnp.where(active, jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE), ResultCode.INACTIVE),
+        "gradient_norm": jnp.where(active, jnp.sqrt(jnp.sum(reported**2)), 0.0),
+        "drift": jnp.where(active, jnp.sqrt(jnp.mean((u - shared.position) ** 2)), 0.0),
+        "participation": active.astype(float),
+    }
+    return message, after, info
+
+
+def _noise(
+    rho: float, weight: Array, size: int, num_locals: int, common_key: Array, own_key: Array
+) -> tuple[Array, Array]:
+    """``rho xi + sqrt((1 - rho^2) / p_c) xi_c`` and ``zeta_c`` of one step."""
+    private_globals = 0 if rho == 1.0 else size
+    drawn = jax.random.normal(own_key, (private_globals + num_locals,))
+    noise = jnp.zeros(size) if rho == 0.0 else rho * jax.random.normal(common_key, (size,))
+    if private_globals:
+        noise = noise + jnp.sqrt((1.0 - rho**2) / weight) * drawn[:size]
+    return noise, drawn[private_globals:]
+
+
+def _anchor_moves(config: FALD, round_: Array) -> Array:
+    return (jnp.mod(round_, config.refresh) == 0) & (round_ > 0)
+
+
+def _aggregate(
+    config: FALD, weights: Array, state: FALDState, messages: Message, used: Array, key: Array
+) -> tuple[FALDState, Info]:
+    """Weighted means of what the clients sent; the first round only learns the total at the anchor."""
+    choose_key, noise_key = jax.random.split(key)
+    everything = jax.tree.map(lambda leaf: leaf / messages.count, messages)
+    position, total = everything.position, state.total
+    if config.control_variate:
+        learns = state.round == 0
+        position = jnp.where(learns, state.position, position)
+        if config.refresh is not None:
+            learns |= _anchor_moves(config, state.round)
+        total = jnp.where(learns, everything.own, total)
+    position = jnp.where(messages.count > 0, position, state.position)
+    new = state._replace(
+        position=position,
+        total=total,
+        round=state.round + 1.0,
+        counts=_counts(config, weights, choose_key),
+        noise=jax.random.key_data(noise_key),
+    )
+    info = {
+        "converged": jnp.array(False),
+        "slope": everything.slope,
+        "slope_position": state.position * everything.slope,
+    }
+    return new, info
+
+
+def _counts(config: FALD, weights: Array, key: Array) -> Array:
+    """How often each client counts in a round: its weight, or by scheme I or II."""
+    num = weights.shape[0]
+    if config.scheme == "with_replacement":
+        drawn = jax.random.choice(key, num, (config.num_active,), p=weights)
+        return jnp.sum(jax.nn.one_hot(drawn, num, dtype=weights.dtype), axis=0)
+    if config.scheme == "without_replacement":
+        return (jax.random.permutation(key, num) < config.num_active).astype(weights.dtype)
+    return weights
