@@ -1,5 +1,6 @@
 """Draws to ArviZ, in both of its generations: ``InferenceData`` (0.x) and ``DataTree`` (1.x)."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,14 @@ def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[
     coords = {
         name: np.asarray(value) for name, value in coords.items() if any(name in value for value in dims.values())
     }
-    if int(az.__version__.split(".")[0]) >= 1:
-        result = az.from_dict(groups, coords=coords, dims=dims)
-        for name in groups:
-            result[name].attrs.update(attrs)
-        return result
-    result = az.from_dict(**groups, coords=coords, dims=dims)  # type: ignore[arg-type]  # ArviZ 0.x takes groups as keywords
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="More chains")  # which is no mistake here
+        if int(az.__version__.split(".")[0]) >= 1:
+            result = az.from_dict(groups, coords=coords, dims=dims)
+        else:  # ArviZ 0.x takes groups as keywords, and sorts their variables where dm-tree is installed
+            result = az.from_dict(**groups, coords=coords, dims=dims)  # type: ignore[arg-type]
+            for name, group in groups.items():
+                setattr(result, name, result[name][list(group)])
     for name in groups:
         result[name].attrs.update(attrs)
     return result

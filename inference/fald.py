@@ -247,13 +247,14 @@ def _check_alive(current: "Progressing", problem: Problem, plan: Plan) -> None:
 def _algorithm(config: FALD, problem: Problem, weights: np.ndarray) -> FederatedAlgorithm:
     prior, size = problem.prior, problem.prior.size
     everybody = jnp.asarray(weights)
+    has_locals = any(bucket.clients.num_locals for bucket in problem.buckets)
 
     def init(key: Array, previous: ModeState | None) -> FALDState:
         start_key, noise_key = jax.random.split(key)
         coordinates = shared_coordinates(previous, size, config.preconditioner, config.start)
         plan, position = no_plan(config, weights), jnp.zeros(size)
         if previous is not None:
-            plan = make_plan(config, previous, coordinates, weights)
+            plan = make_plan(config, previous, coordinates, weights, has_locals=has_locals)
             spread = jax.random.normal(start_key, (size,)) * jnp.sqrt(config.temperature)
             position = coordinates.from_whitened(spread, previous.global_().precision)
         noise = jax.random.key_data(noise_key)
@@ -274,7 +275,6 @@ def _algorithm(config: FALD, problem: Problem, weights: np.ndarray) -> Federated
         )
         return shared, state.counts
 
-    has_locals = any(bucket.clients.num_locals for bucket in problem.buckets)
     return FederatedAlgorithm(
         name="FALD",
         init=init,

@@ -77,8 +77,15 @@ def no_plan(config: "FALD", weights: np.ndarray) -> Plan:
     )
 
 
-def make_plan(config: "FALD", mode: ModeState, coordinates: Coordinates, weights: np.ndarray) -> Plan:
-    """Choose what the user left open, with a predicted bias of at most ``config.bias``."""
+def make_plan(
+    config: "FALD", mode: ModeState, coordinates: Coordinates, weights: np.ndarray, *, has_locals: bool
+) -> Plan:
+    """Choose what the user left open, with a predicted bias of at most ``config.bias``.
+
+    With local latents a round is also kept short, ``eta K <= 5 bias``: a client's locals follow its own copy of the globals,
+    which its data pull by ``1 / p_c``, and beyond quadratic energies that widens them by an amount linear in ``eta K`` (8
+    clients with a common scale: 9 percent in the sds at ``eta K = 0.4``, 3 percent at 0.1).
+    """
     p = jnp.asarray(weights)
     hessians, slopes = _energies(mode, coordinates, p)
     mean, square = jnp.einsum("c,cij->ij", p, hessians), jnp.einsum("c,cij,cjk->ik", p, hessians, hessians)
@@ -96,6 +103,8 @@ def make_plan(config: "FALD", mode: ModeState, coordinates: Coordinates, weights
     lean = jnp.where(config.control_variate, 0.0, lean / np.sqrt(config.temperature or 1.0))
 
     eta = jnp.minimum(0.5 / smooth, config.bias / jnp.maximum(0.25 * drift, lean))
+    if has_locals:
+        eta = jnp.minimum(eta, 5.0 * config.bias / steps)
     if _is_number(config.step_size):
         eta = jnp.asarray(config.step_size, jnp.float64)
     rate = eta * steps / largest_eigenvalue(inverse)

@@ -1,5 +1,8 @@
 """A fit interrupted after any round and resumed is the fit without interruption, bit for bit."""
 
+import io
+import json
+
 import jax
 import numpy as np
 import numpyro
@@ -8,6 +11,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.algorithm import replicated
+from fedbayes.chains import concatenated
 from fedbayes.checkpoint import Checkpoint
 from fedbayes.executors import Batched
 from fedbayes.federation import run_phases
@@ -161,6 +165,77 @@ def test_planted_bug_is_seen(phases, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.setattr(Checkpoint, "read", forgetful)
     with pytest.raises(AssertionError):
         assert_same(run(phases, path), uninterrupted)
+
+
+class Dies(Silent):
+    """Killed after a block of draws, before it is written."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def after_round(self, record):
+        if str(record["phase"]) == "FALD":
+            if self.left == 0:
+                raise Killed
+            self.left -= 1
+
+
+@pytest.fixture(scope="module")
+def chains():
+    """A sampler with local latents, compiled once."""
+
+    def hierarchical(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with fb.local():
+            theta = numpyro.sample("theta", dist.Normal(mu, 0.5))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    method = fb.FALD(local_steps=2, num_chains=2, num_warmup=0, thinning=3)
+    with jax.enable_x64(True):
+        problem = make_problem(hierarchical, make_clients())
+        mode, sampler = method.phases(problem)
+        replicates = [replicated(mode.algorithm, 1), replicated(sampler.algorithm, 2)]
+        phases = [mode._replace(algorithm=replicates[0]), sampler._replace(algorithm=replicates[1])]
+    return problem, phases
+
+
+def sampled(chains, path=None, progress=None):
+    problem, phases = chains
+    with jax.enable_x64(True):
+        return run_phases(
+            phases,
+            problem,
+            Batched(),
+            KEY,
+            num_rounds=None,
+            participation=1.0,
+            progress=progress or Silent(),
+            checkpoint=None if path is None else Checkpoint(path, "these chains"),
+            num_draws=60,  # two draws a block
+        )
+
+
+def test_killed_chains_resume(chains, tmp_path):
+    path, whole = tmp_path / "chains.npz", sampled(chains)
+    assert len(whole.draws) == 30
+    for blocks in (0, 7, 22):
+        with pytest.raises(Killed):
+            sampled(chains, path, Dies(blocks - (len(sampled_blocks(path)) if path.exists() else 0)))
+    resumed = sampled(chains, path)
+    assert_same(resumed, whole)
+    expected, found = concatenated(whole.draws), concatenated(resumed.draws)
+    np.testing.assert_array_equal(found.theta, expected.theta)
+    np.testing.assert_array_equal(found.private[0], expected.private[0])
+    assert expected.private[0].shape == (60, 2, 2, 1)  # draws, clients, chains, locals
+
+
+def sampled_blocks(path):
+    """Blocks in a checkpoint."""
+    with np.load(path) as archive:
+        meta = json.loads(archive["['meta']"].tobytes())
+        history = np.load(io.BytesIO(archive["['history']"].tobytes()))
+        phases = [str(history[f"[{i}]['phase']"]) for i in range(meta["num_records"])]
+    return [phase for phase in phases if phase == "FALD"]
 
 
 @pytest.fixture(scope="module")

@@ -10,23 +10,30 @@ import numpyro.distributions as dist
 import pytest
 
 from fedbayes.algorithm import replicated
+from fedbayes.chains import concatenated
 from fedbayes.errors import ResultCode
 from fedbayes.executors import Batched, Loopback, Sequential
 from fedbayes.federation import run_phases
 from fedbayes.inference.ep import EP
+from fedbayes.inference.fald import FALD
 from fedbayes.inference.mode import Laplace
 from fedbayes.problem import make_problem
 from fedbayes.progress import Silent
 
 KEY = jax.random.key(8)
 SMALL = {"num_draws": 64, "tolerance": 1e-9}
+CHAINS = {"num_chains": 2, "local_steps": 3, "thinning": 2, "num_warmup": 0}
 ALGORITHMS = {
     "laplace": Laplace(num_draws=64),
     "ep": EP(**SMALL, num_replicates=2, solver="importance", start="prior"),
     "ep-from-mode": EP(**SMALL, num_replicates=1, solver="laplace", start="mode", damping=0.7),
     "ep-variational": EP(**SMALL, num_replicates=1, solver="variational", start="prior"),
     "ep-diagonal": EP(**SMALL, num_replicates=1, solver="importance", start="prior", family="diagonal"),
+    "fald": FALD(**CHAINS, noise_correlation=0.5, refresh=2),
+    "fald-partial": FALD(**CHAINS, noise_correlation=0.0, scheme="with_replacement", num_active=2),
 }
+SAMPLERS = ("fald", "fald-partial")
+GAUSSIANS = tuple(name for name in ALGORITHMS if name not in SAMPLERS)
 NO_DRAWS = ("laplace", "ep-from-mode")  # without locals no randomness at all
 ROUNDS = 2
 
@@ -69,9 +76,10 @@ def make_phases(name, problem):
     return [phase._replace(algorithm=replicated(phase.algorithm, n)) for phase, n in zip(phases, numbers, strict=True)]
 
 
-def run(name, problem, executor=None, *, phases=None, rounds=ROUNDS, participation=1.0, progress=None):
-    """The last state of an algorithm, and the Gaussian that stands for the posterior."""
+def run(name, problem, executor=None, *, phases=None, rounds=None, participation=1.0, progress=None):
+    """The last state of an algorithm, and the Gaussian that stands for the posterior, or a sampler's draws."""
     phases = make_phases(name, problem) if phases is None else phases
+    rounds = rounds or (None if name in SAMPLERS else ROUNDS)
     current = run_phases(
         phases,
         problem,
@@ -81,8 +89,10 @@ def run(name, problem, executor=None, *, phases=None, rounds=ROUNDS, participati
         participation=participation,
         progress=progress or Silent(),
         checkpoint=None,
+        num_draws=4,
     )
-    return current, phases[-1].algorithm.posterior(current.state)
+    posterior = phases[-1].algorithm.posterior
+    return current, concatenated(current.draws) if posterior is None else posterior(current.state)
 
 
 def assert_equal(ours, theirs, rtol=0.0, atol=0.0):
@@ -112,10 +122,10 @@ EXECUTORS = {
 
 
 SLOW = ("ep-variational", "ep-diagonal")
-PAIRS = [("ep", executor) for executor in EXECUTORS] + [
+PAIRS = [(name, executor) for name in ("ep", "fald") for executor in EXECUTORS] + [
     pytest.param(name, executor, marks=[pytest.mark.slow] if name in SLOW else [])
     for name in ALGORITHMS
-    if name != "ep"
+    if name not in ("ep", "fald")
     for executor in ("chunk of 1", "loopback")
 ]
 
@@ -149,7 +159,7 @@ def test_state_keeps_its_shapes_and_dtypes(name, problem, reference):
     start = jax.eval_shape(phase.algorithm.init, KEY, None)
     shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(start)]
     assert shapes == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(reference(name)[0].state)]
-    assert all(dtype == np.float64 for _, dtype in shapes)
+    assert all(dtype in (np.float64, np.uint32) for _, dtype in shapes)  # uint32: the key of the shared noise
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -168,7 +178,7 @@ def test_local_update_under_eval_shape(name, problem):
         assert "code" in info
 
 
-@pytest.mark.parametrize("name", ["laplace", "ep"])
+@pytest.mark.parametrize("name", ["laplace", "ep", "fald"])
 def test_renaming_changes_nothing(name, reference):
     renamed = {f"{k}th": data for k, data in enumerate(make_clients().values())}
     _, posterior = run(name, make_problem(Counted(), renamed))
@@ -231,9 +241,11 @@ class Traces(Silent):
 @pytest.mark.parametrize(
     ("name", "executor"),
     [
-        *((name, Batched) for name in ALGORITHMS if name not in SLOW),
+        *((name, Batched) for name in GAUSSIANS if name not in SLOW),
         *(pytest.param(name, Batched, marks=pytest.mark.slow) for name in SLOW),
         ("laplace", Sequential),
+        ("fald", Batched),
+        ("fald", Sequential),
     ],
 )
 def test_local_update_compiles_once(name, executor):
@@ -268,7 +280,7 @@ def conjugate(y):
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 1, 5)])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", GAUSSIANS)
 def test_one_client_and_one_row_are_exact(name, sizes):
     rng = np.random.default_rng(1)
     data = [rng.normal(1.0, 1.5, size=n) for n in sizes]

@@ -1,0 +1,175 @@
+"""FA-LD against NUTS on the pooled data: four hospitals, a hierarchical model, label-skewed clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+import fedbayes as fb
+from fedbayes.inference import fald
+from fedbayes.models import heart_disease
+
+KEY = jax.random.key(11)
+
+
+def nuts(model, num_samples: int = 4000, **data) -> dict[str, np.ndarray]:
+    with jax.enable_x64(True):
+        mcmc = MCMC(
+            NUTS(model), num_warmup=1000, num_samples=num_samples, num_chains=4, chain_method="vectorized",
+            progress_bar=False,
+        )  # fmt: skip
+        mcmc.run(jax.random.key(0), **data)
+        return {name: np.asarray(value) for name, value in mcmc.get_samples().items()}
+
+
+def pooled(clients: dict) -> dict:
+    return {name: jnp.concatenate([data[name] for data in clients.values()]) for name in next(iter(clients.values()))}
+
+
+def coefficients(posterior) -> np.ndarray:
+    columns = [
+        np.asarray(posterior[name]).reshape(-1, *np.shape(posterior[name])[2:]) for name in ("intercept", "beta")
+    ]
+    return np.column_stack(columns)
+
+
+@pytest.mark.slow
+def test_four_hospitals_match_pooled_nuts() -> None:
+    """Means within 0.1 sd (rms) and sds within 10 percent, in R-hat below 1.01, with ten local steps."""
+    clients = heart_disease.clients()
+    draws = nuts(heart_disease.model, **pooled(clients))
+    reference = np.column_stack([draws["intercept"], draws["beta"]])
+    fit = fb.fit_federated(
+        heart_disease.model, clients, method=fb.FALD(local_steps=10), key=KEY, progress=False,
+        coords=heart_disease.COORDS, dims=heart_disease.DIMS,
+    )  # fmt: skip
+    assert fit.converged  # R-hat below 1.01
+    found, sd = coefficients(fit.idata.posterior), reference.std(axis=0)
+    rms = np.sqrt(np.mean(((found.mean(axis=0) - reference.mean(axis=0)) / sd) ** 2))
+    print(f"rms {rms:.4f}, sd ratios {np.round(found.std(axis=0) / sd, 3)}")
+    assert rms < 0.1
+    np.testing.assert_allclose(found.std(axis=0), sd, rtol=0.1)
+    assert fit.rounds.attrs["sd_bias"] <= 0.02 + 1e-12
+    # Stein's identity: without bias the position times the gradient has the temperature as its mean
+    late = fit.rounds["slope_position"].isel(round=slice(-45, None)).mean(["round", "replicate"])
+    np.testing.assert_allclose(late, 1.0, atol=0.15)
+
+
+def hierarchical(x, y=None) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.LogNormal(-1.0, 0.5))
+    with fb.local():
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ mu + tau * b), obs=y)
+
+
+def hierarchical_clients() -> dict:
+    rng, clients = np.random.default_rng(0), {}
+    for k in range(8):
+        n = rng.integers(20, 60)
+        x, b = rng.normal(size=(n, 2)), 0.6 * rng.normal()
+        y = (rng.random(n) < 1 / (1 + np.exp(-(x @ [1.0, -0.5] + b)))).astype(int)
+        clients[f"c{k}"] = {"x": x, "y": y}
+    return clients
+
+
+@pytest.fixture(scope="module")
+def hierarchical_reference() -> dict[str, np.ndarray]:
+    clients = hierarchical_clients()
+
+    def joint() -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        tau = numpyro.sample("tau", dist.LogNormal(-1.0, 0.5))
+        for name, data in clients.items():
+            b = numpyro.sample(f"b_{name}", dist.Normal(0.0, 1.0))
+            numpyro.sample(f"y_{name}", dist.Bernoulli(logits=data["x"] @ mu + tau * b), obs=data["y"])
+
+    return nuts(joint)
+
+
+def gaps(fit: fb.FederatedFit, reference: dict) -> tuple[np.ndarray, np.ndarray]:
+    """Differences of means in sds, and ratios of sds: mu, log tau, and three clients' own latents."""
+    posterior = fit.idata.posterior
+    found = [np.asarray(posterior["mu"])[..., 0], np.asarray(posterior["mu"])[..., 1], np.log(posterior["tau"].values)]
+    wanted = [reference["mu"][:, 0], reference["mu"][:, 1], np.log(reference["tau"])]
+    for name in ("c0", "c3", "c5"):
+        found.append(np.asarray(fit.client_posterior(name).posterior["b"]))
+        wanted.append(reference[f"b_{name}"])
+    pairs = list(zip(found, wanted, strict=True))
+    return np.array([(f.mean() - w.mean()) / w.std() for f, w in pairs]), np.array(
+        [f.std() / w.std() for f, w in pairs]
+    )
+
+
+@pytest.mark.slow
+def test_hierarchical_clients_match_pooled_nuts(hierarchical_reference) -> None:
+    """Local latents step by the joint target, and come back on their client's own posterior alone."""
+    method = fb.FALD(local_steps=10)
+    fit = fb.fit_federated(hierarchical, hierarchical_clients(), method=method, key=KEY, progress=False)
+    means, sds = gaps(fit, hierarchical_reference)
+    print(np.round(means, 3), np.round(sds, 3))
+    assert fit.converged
+    assert np.all(np.abs(means) < 0.15)
+    np.testing.assert_allclose(sds, 1.0, atol=0.1)
+    assert "b" not in fit.idata.posterior
+
+
+@pytest.mark.slow
+def test_locals_scaled_like_globals_are_seen(hierarchical_reference, monkeypatch) -> None:
+    """Negative control: the locals' gradient divided by the client's weight, as a global's is."""
+    correct = fald._energy_slopes
+
+    def wrong(config, prior, weight, *arguments):
+        slope, slope_v = correct(config, prior, weight, *arguments)
+        return slope, slope_v / weight
+
+    monkeypatch.setattr(fald, "_energy_slopes", wrong)
+    method = fb.FALD(local_steps=10)
+    fit = fb.fit_federated(hierarchical, hierarchical_clients(), method=method, key=KEY, progress=False)
+    _, sds = gaps(fit, hierarchical_reference)
+    assert np.all(sds[3:] < 0.7)
+
+
+def skewed(x, y=None) -> None:
+    beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+def skewed_clients() -> dict:
+    """Two clients, nearly all cases at one and hardly any at the other."""
+    rng = np.random.default_rng(5)
+    x = np.column_stack([np.ones(400), rng.normal(size=400)])
+    y = (rng.random(400) < 1 / (1 + np.exp(-x @ [0.3, 1.0]))).astype(int)
+    first = rng.random(400) < np.where(y == 1, 0.85, 0.15)
+    return {"cases": {"x": x[first], "y": y[first]}, "controls": {"x": x[~first], "y": y[~first]}}
+
+
+@pytest.mark.slow
+def test_drift_of_label_skewed_clients_is_as_predicted_and_goes_with_the_control_variate() -> None:
+    """The bias of the means is linear in ``eta (K - 1)``, of the predicted size, and gone with the anchor."""
+    clients = skewed_clients()
+    reference = nuts(skewed, num_samples=10_000, **pooled(clients))["beta"]
+    sd = reference.std(axis=0)
+
+    def bias(steps: int, control_variate: bool) -> tuple[float, float]:
+        method = fb.FALD(
+            local_steps=steps, step_size=0.01, control_variate=control_variate, num_chains=200, num_warmup=20,
+            thinning=max(1, 200 // steps),
+        )  # fmt: skip
+        fit = fb.fit_federated(skewed, clients, method=method, key=KEY, num_draws=100, progress=False)
+        mean = np.asarray(fit.idata.posterior["beta"]).mean(axis=(0, 1))
+        rms = np.sqrt(np.mean(((mean - reference.mean(axis=0)) / sd) ** 2))
+        return float(rms), fit.rounds.attrs["mean_bias"]
+
+    (small, small_predicted), (large, large_predicted) = bias(6, False), bias(16, False)
+    print(small, small_predicted, large, large_predicted)
+    assert large_predicted == pytest.approx(3.0 * small_predicted, rel=1e-6)
+    assert small == pytest.approx(small_predicted, rel=0.25)
+    assert large == pytest.approx(large_predicted, rel=0.35)  # second order begins to show
+    anchored, predicted = bias(16, True)
+    print(anchored)
+    assert predicted == 0.0
+    assert anchored < 0.15 * large
