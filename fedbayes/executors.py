@@ -250,9 +250,8 @@ class Loopback(Sequential):
         request = {"shared": work.shared, "personal": personal, "key": jax.random.key_data(work.key)}
         sent = encode(request)
         received = decode(sent, request)
-        there = work._replace(
-            shared=jax.tree.map(jnp.asarray, received["shared"]), key=jax.random.wrap_key_data(received["key"])
-        )
+        key = jax.random.wrap_key_data(received["key"], impl=jax.random.key_impl(work.key))
+        there = work._replace(shared=jax.tree.map(jnp.asarray, received["shared"]), key=key)
         arrived = jax.tree.map(jnp.asarray, received["personal"])
         message, state, info = super()._one(update, there, arrived, state, client)
         reply = encode((message, info))

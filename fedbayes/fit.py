@@ -163,7 +163,8 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     configured = {type(method()).__name__: method for method in inference.METHODS.values()}[meta["method"]](
         **meta["options"]
     )
-    key, runner = jax.random.wrap_key_data(jnp.asarray(meta["key"], jnp.uint32)), Batched()
+    key = jax.random.wrap_key_data(jnp.asarray(meta["key"], jnp.uint32), impl=meta["key_impl"])
+    runner = Batched()
     with jax.enable_x64(True):
         needs_rows = configured.needs_rows
         problem = make_problem(model, clients, local=shown.local, dtype=meta["dtype"], rows=needs_rows)

@@ -313,6 +313,7 @@ class FederatedFit:
             "method": type(self._method).__name__,
             "options": asdict(self._method),  # type: ignore[call-overload]  # methods are dataclasses of plain values
             "key": np.asarray(jax.random.key_data(self._key)).tolist(),
+            "key_impl": jax.random.key_impl(self._key),
             "dtype": str(self._problem.buckets[0].clients.program.dtype),
             "shown": self._shown._asdict(),
         }

@@ -120,7 +120,9 @@ def chain_diagnostics(theta: np.ndarray) -> "xr.Dataset":
     def found(result: Any) -> "xr.DataArray":
         return (result["posterior"] if "posterior" in result else result)["theta"]
 
-    return xr.Dataset({"r_hat": found(az.rhat(chains)), "ess": found(az.ess(chains))})
+    # ArviZ allows more than the draws there are, for antithetic chains; of many short ones that is noise
+    ess = np.minimum(found(az.ess(chains)), theta.shape[0] * theta.shape[1])
+    return xr.Dataset({"r_hat": found(az.rhat(chains)), "ess": ess})
 
 
 # dimensions after `round`, and the order in which the records have them

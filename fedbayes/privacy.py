@@ -17,11 +17,14 @@ Mironov (CSF 2017): Renyi differential privacy. Wang, Balle, Kasiviswanathan (AI
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy.special import log_ndtr
 from scipy.stats import binom
+
+if TYPE_CHECKING:
+    from fedbayes.fitted import FederatedFit
 
 _SCHEMES = ("full", "with_replacement", "without_replacement")
 _LEAST_RATIO = 1e-5  # below it dp-accounting loses digits; the bound at a larger ratio is valid, if larger
@@ -136,6 +139,47 @@ class Mechanism:
         private = self.temperature * (1.0 - self.noise_correlation**2)
         shares = zip(self.weights, self.fractions, strict=True)
         return tuple(self.sensitivity * math.sqrt(self.step_size / (2.0 * private * p)) / gamma for p, gamma in shares)
+
+
+def mechanism_of(fit: "FederatedFit") -> Mechanism:
+    """What a fit by :class:`~fedbayes.FALD` has released.
+
+    Raises
+    ------
+    TypeError
+        Another method.
+    ValueError
+        Something else than noisy steps was computed from the records, or their sensitivity is not bounded.
+    """
+    from fedbayes.inference.fald import FALD
+    from fedbayes.inference.fald_checks import client_weights
+
+    config = fit.method
+    if not isinstance(config, FALD):
+        raise TypeError(f"The fit is by {type(config).__name__}; only FALD's steps have noise to account for.")
+    if config.start != "zero" or config.control_variate:
+        raise ValueError(
+            f"The fit has `start={config.start!r}` and `control_variate={config.control_variate}`: a mode, curvatures "
+            "or gradients were sent without noise. Write `FALD(start='zero', step_size=..., clip=...)`."
+        )
+    problem, rounds = fit._problem, int(fit.rounds["rounds"].sum())
+    steps, largest = int(fit.rounds.attrs["local_steps"]), config.step_size
+    if callable(largest):
+        largest = float(np.max(np.asarray(largest(np.arange(rounds * steps)))))
+    return Mechanism(
+        step_size=float(largest),  # type: ignore[arg-type]  # a number where the start is zero
+        local_steps=steps,
+        num_rounds=rounds,
+        num_clients=len(problem.names),
+        num_active=config.num_active or len(problem.names),
+        scheme=config.scheme,
+        weights=client_weights(config, problem).tolist(),
+        num_rows=problem.num_rows().astype(int).tolist(),
+        batch_size=config.batch_size,
+        noise_correlation=config.noise_correlation,
+        temperature=config.temperature,
+        sensitivity=math.inf if config.clip is None else 2.0 * config.clip,
+    )
 
 
 @dataclass(frozen=True)

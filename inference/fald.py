@@ -25,7 +25,7 @@ from jax import Array
 
 from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, Sampling
 from fedbayes.clients import Client
-from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.errors import ResultCode
 from fedbayes.inference import fald_checks
 from fedbayes.inference.coordinates import Coordinates, Own, own_coordinates, shared_coordinates
 from fedbayes.inference.langevin_plan import Plan, make_plan, no_plan
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from fedbayes.federation import Progressing
 
 Schedule = Callable[[Array], Array]
-_DIVERGED = 1e6  # in posterior sds
 
 
 class FALDState(NamedTuple):
@@ -149,9 +148,11 @@ class FALD:
         and biases the posterior where it bites.
     control_variate
         Each client's gradient is shifted by ``total - own_c``, the gradients at an anchor, so that local steps of
-        heterogeneous clients no longer drift apart: exact in the mean for quadratic energies. It is the control variate
-        of VR-FALD* (Plassier, Moulines and Durmus 2022). The conducive gradients of FSGLD (el Mekkaoui et al. 2021)
-        need a likelihood surrogate of each client instead; here one gradient at the federated mode does.
+        heterogeneous clients no longer drift apart: with the anchor at the mode exact in the mean for quadratic
+        energies, far from it worse than nothing. It is the control variate of VR-FALD* (Plassier, Moulines and Durmus
+        2022). The conducive gradients of FSGLD (el Mekkaoui et al. 2021) need a likelihood surrogate of each client
+        instead; here one gradient at the federated mode does. ``None``: yes, with ``start="mode"`` and without
+        ``clip``.
     refresh
         Move the anchor to the chain every so many rounds; ``None``: it stays at the start.
     preconditioner
@@ -181,7 +182,7 @@ class FALD:
     allow_unbalanced: bool = False
     batch_size: int | None = None
     clip: float | None = None
-    control_variate: bool = True
+    control_variate: bool | None = None
     refresh: int | None = None
     preconditioner: Literal["dense", "diagonal", "none"] = "dense"
     start: Literal["mode", "zero"] = "mode"
@@ -192,6 +193,8 @@ class FALD:
     max_rounds: int = 1_000_000
 
     def __post_init__(self) -> None:
+        if self.control_variate is None:
+            object.__setattr__(self, "control_variate", self.start == "mode" and self.clip is None)
         fald_checks.check_options(self)
 
     @property
@@ -222,25 +225,13 @@ def _sampling(config: FALD) -> Sampling:
         if current.rounds_in_phase == 0:
             fald_checks.check_start(current, problem, config, first(current.state.plan))
         else:
-            _check_alive(current, problem, first(current.state.plan))
+            fald_checks.check_alive(current, problem, config, first(current.state.plan))
 
     return Sampling(
         num_warmup=config.num_warmup,
-        stride=lambda state: config.thinning or int(first(state.plan).rounds_per_draw),
+        stride=lambda state: config.thinning or int(np.nan_to_num(first(state.plan).rounds_per_draw, nan=1.0)),
         check=check,
         report=lambda state: {name: float(np.max(value)) for name, value in first(state.plan)._asdict().items()},
-    )
-
-
-def _check_alive(current: "Progressing", problem: Problem, plan: Plan) -> None:
-    if np.all(np.abs(np.nan_to_num(current.state.position, nan=np.inf)) < _DIVERGED):
-        codes = current.history[-1]["code"]
-        if not np.any(np.all(codes == ResultCode.NOT_FINITE, axis=0)):
-            return
-    worst = problem.names[int(np.argmax(plan.curvatures))]
-    raise FederatedError(
-        f"The chain diverged by round {current.rounds_in_phase}, with step size {float(plan.step_size):.3g}. Try "
-        f"`FALD(step_size={float(plan.step_size) / 4:.2g})`; the client with the largest curvature is '{worst}'."
     )
 
 
@@ -250,15 +241,17 @@ def _algorithm(config: FALD, problem: Problem, weights: np.ndarray) -> Federated
     has_locals = any(bucket.clients.num_locals for bucket in problem.buckets)
 
     def init(key: Array, previous: ModeState | None) -> FALDState:
-        start_key, noise_key = jax.random.split(key)
+        start_key, noise_key, choose_key = jax.random.split(key, 3)
         coordinates = shared_coordinates(previous, size, config.preconditioner, config.start)
         plan, position = no_plan(config, weights), jnp.zeros(size)
         if previous is not None:
             plan = make_plan(config, previous, coordinates, weights, has_locals=has_locals)
             spread = jax.random.normal(start_key, (size,)) * jnp.sqrt(config.temperature)
             position = coordinates.from_whitened(spread, previous.global_().precision)
+        # the total at the anchor is everybody's
+        counts = everybody if config.control_variate else _counts(config, everybody, choose_key)
         noise = jax.random.key_data(noise_key)
-        return FALDState(position, coordinates, plan, jnp.zeros(size), jnp.zeros(()), everybody, noise)
+        return FALDState(position, coordinates, plan, jnp.zeros(size), jnp.zeros(()), counts, noise)
 
     def broadcast(state: FALDState) -> tuple[Shared, Array]:
         plan = state.plan
@@ -366,7 +359,7 @@ def _local_update(
     key: Array,
 ) -> tuple[Message, Private, Info]:
     weight, rho, size = weights[client.index], config.noise_correlation, prior.size
-    common_key = jax.random.wrap_key_data(shared.noise)
+    common_key = jax.random.wrap_key_data(shared.noise, impl=jax.random.key_impl(key))
     correction = jnp.zeros(size)
     if config.control_variate:  # before the first round nobody knows the total
         correction = jnp.where(shared.round > 0, shared.total - private.own, 0.0)
@@ -395,7 +388,8 @@ def _local_update(
     after = jax.tree.map(lambda new, old: jnp.where(fine & active, new, old), after, private)
     # a gradient without noise would undo what clipping is for
     reported = first if config.clip is None else jnp.full_like(first, jnp.nan)
-    message = Message(count * u, count * reported, count * own, count)
+    sent = own if config.control_variate else jnp.zeros(size)
+    message = Message(count * u, count * reported, count * sent, count)
     info = {
         "code": jnp.where(active, jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE), ResultCode.INACTIVE),
         "gradient_norm": jnp.where(active, jnp.sqrt(jnp.sum(reported**2)), 0.0),

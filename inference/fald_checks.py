@@ -1,10 +1,12 @@
 """What can be wrong with FA-LD's options, said before sampling starts."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
+import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.errors import ClientDataError, FederatedError
+from fedbayes.errors import ClientDataError, FederatedError, ResultCode
 from fedbayes.problem import Problem
 
 if TYPE_CHECKING:
@@ -16,8 +18,28 @@ _CHOICES = {
     "scheme": ("full", "with_replacement", "without_replacement"),
     "preconditioner": ("dense", "diagonal", "none"),
     "start": ("mode", "zero"),
+    "control_variate": (True, False),
+    "allow_unbalanced": (True, False),
 }
-_COUNTS = ("local_steps", "num_active", "batch_size", "refresh", "thinning", "num_chains", "max_rounds")
+_LEAST = {
+    "local_steps": 1,
+    "num_active": 1,
+    "batch_size": 1,
+    "refresh": 1,
+    "thinning": 1,
+    "num_chains": 1,
+    "max_rounds": 1,
+    "num_warmup": 0,
+}
+_OPTIONAL = ("local_steps", "num_active", "batch_size", "refresh", "thinning", "clip")
+_TINY, _HUGE = float(np.finfo(float).tiny), float(np.finfo(float).max)
+_RANGES = {
+    "noise_correlation": (0.0, 1.0, "a number in [0, 1]: 1 shares all noise, 0 none"),
+    "temperature": (0.0, _HUGE, "a finite number, zero or more: 1 is the posterior, 0 federated averaging"),
+    "bias": (_TINY, np.inf, "a positive number, such as 0.02"),
+    "clip": (_TINY, np.inf, "a positive number, or leave it out"),
+}
+_DIVERGED = 1e6  # in posterior sds
 
 
 def check_options(config: "FALD") -> None:
@@ -25,35 +47,57 @@ def check_options(config: "FALD") -> None:
     for name, known in _CHOICES.items():
         if getattr(config, name) not in known:
             raise ValueError(f"`{name}` is {getattr(config, name)!r}; it is one of {list(known)}.")
-    for name in _COUNTS:
+    for name, least in _LEAST.items():
         value = getattr(config, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"`{name}` is {value!r}; it is a whole number, at least 1.")
-    if not isinstance(config.num_warmup, int) or config.num_warmup < 0:
-        raise ValueError(f"`num_warmup` is {config.num_warmup!r}; it is a number of draws, zero or more.")
-    if not 0.0 <= config.noise_correlation <= 1.0:
-        raise ValueError(f"`noise_correlation` is {config.noise_correlation}; rho lies in [0, 1].")
-    if not config.temperature >= 0.0 or not np.isfinite(config.temperature):
-        raise ValueError(f"`temperature` is {config.temperature}; 1 is the posterior, 0 federated averaging.")
-    for name in ("bias", "clip"):
+        if not (_is_left_out(name, value) or (type(value) is int and value >= least)):
+            raise ValueError(f"`{name}` is {value!r}; it is a whole number (an `int`), at least {least}.")
+    for name, (least, most, wanted) in _RANGES.items():
         value = getattr(config, name)
-        if value is not None and not value > 0.0:
-            raise ValueError(f"`{name}` is {value}; it must be positive.")
+        if not (_is_left_out(name, value) or (_is_number(value) and least <= value <= most)):
+            raise ValueError(f"`{name}` is {value!r}; write {wanted}.")
+    if config.max_rounds <= config.num_warmup:
+        raise ValueError(
+            f"`max_rounds` is {config.max_rounds}, but `num_warmup` throws away {config.num_warmup} draws, a round or "
+            "more each: none would be left. Raise `max_rounds` or lower `num_warmup`."
+        )
     _check_step(config)
+    _check_weights(config)
     _check_scheme(config)
     _check_privacy(config)
 
 
+def _is_left_out(name: str, value: object) -> bool:
+    return value is None and name in _OPTIONAL
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_step(config: "FALD") -> None:
     step = config.step_size
-    if isinstance(step, str) and step != "decaying":
-        raise ValueError(f"`step_size` is {step!r}; write a number, 'decaying', a schedule, or leave it out.")
-    if isinstance(step, int | float) and not (step > 0.0 and np.isfinite(step)):
-        raise ValueError(f"`step_size` is {step}; a Langevin step needs a positive one.")
-    if config.start == "zero" and (step is None or step == "decaying"):
+    named = step is None or (isinstance(step, str) and step == "decaying")
+    if not (named or _is_number(step) or callable(step)):
+        raise ValueError(
+            f"`step_size` is {step!r}; write a number (an `int` or `float`), 'decaying', a function of the local "
+            "iteration, or leave it out."
+        )
+    if isinstance(step, int | float) and not 0.0 < step < np.inf:
+        raise ValueError(
+            f"`step_size` is {step}; a Langevin step is positive and finite. Leave it out for the default."
+        )
+    if config.start == "zero" and named:
         raise ValueError(
             f"`step_size` is {step!r} with `start='zero'`: nothing is known of the curvature there. Write a number, "
             "such as 0.1 / n for n rows in all, or `start='mode'`."
+        )
+
+
+def _check_weights(config: "FALD") -> None:
+    given = config.weights
+    if not isinstance(given, Mapping) and not (isinstance(given, str) and given in ("rows", "equal")):
+        raise ValueError(
+            f"`weights` is {given!r}; write 'rows', 'equal', or a mapping from each client's name to its number."
         )
 
 
@@ -65,6 +109,11 @@ def _check_scheme(config: "FALD") -> None:
         )
     if config.scheme != "full" and config.num_active is None:
         raise ValueError(f"`scheme` is {config.scheme!r}; say how many clients a round has, `num_active=...`.")
+    if config.control_variate and config.start == "zero" and config.refresh is None:
+        raise ValueError(
+            "`control_variate=True` with `start='zero'` anchors the clients far from the mode, where it biases the mean. "
+            "Write `start='mode'`, `refresh=10`, or leave it out."
+        )
     if config.refresh is not None:
         for reason, wrong in {
             "no control variate": not config.control_variate,
@@ -88,28 +137,29 @@ def _check_privacy(config: "FALD") -> None:
 
 def client_weights(config: "FALD", problem: Problem) -> np.ndarray:
     """``p_c``, shape ``(N,)``."""
-    names, given = problem.names, config.weights
-    if isinstance(given, str):
-        if given not in ("rows", "equal"):
-            raise ValueError(f"`weights` is {given!r}; write 'rows', 'equal', or a number for each client.")
-        rows = problem.num_rows() if given == "rows" else np.ones(len(names))
+    names = problem.names
+    if isinstance(config.weights, str):
+        rows = problem.num_rows() if config.weights == "rows" else np.ones(len(names))
         return rows / rows.sum()
+    given = {str(name): weight for name, weight in config.weights.items()}
     if set(given) != set(names):
-        raise ValueError(f"`weights` names the clients {sorted(given)}; the clients are {sorted(names)}.")
+        raise ValueError(
+            f"`weights` names the clients {sorted(given)}; the clients are {sorted(names)}. Give each of them a number."
+        )
+    for name, weight in given.items():
+        if not (_is_number(weight) and 0.0 < weight < np.inf):
+            raise ValueError(f"`weights` of client '{name}' is {weight!r}; write a positive number.")
     weights = np.asarray([given[name] for name in names], float)
-    if not np.all(weights > 0.0):
-        worst = names[int(np.argmin(weights))]
-        raise ValueError(f"`weights` of client '{worst}' is {weights.min()}; weights are positive.")
-    if abs(weights.sum() - 1.0) > 1e-9:
-        raise ValueError(f"`weights` sum to {weights.sum():.6g}; they must sum to 1: divide them by their sum.")
-    return weights
+    if abs(weights.sum() - 1.0) > 1e-6:
+        raise ValueError(f"`weights` sum to {weights.sum():.9g}; they must sum to 1: divide them by their sum.")
+    return weights / weights.sum()
 
 
 def check_problem(config: "FALD", problem: Problem, weights: np.ndarray) -> None:
     """Refuse options that don't fit the clients."""
     num = len(problem.names)
     if config.num_active is not None and config.num_active > num:
-        raise ValueError(f"`num_active` is {config.num_active}, but there are {num} clients.")
+        raise ValueError(f"`num_active` is {config.num_active}, but there are {num} clients. Write {num} or less.")
     uneven = not np.allclose(weights, 1.0 / num, rtol=1e-9)
     if config.scheme == "without_replacement" and uneven and not config.allow_unbalanced:
         raise ValueError(
@@ -132,7 +182,8 @@ def check_problem(config: "FALD", problem: Problem, weights: np.ndarray) -> None
 
 
 def check_start(current: "Progressing", problem: Problem, config: "FALD", plan: "Plan") -> None:
-    """Refuse chains that can't start: a gradient that is not finite, a mode without curvature, an unstable step."""
+    """Refuse chains that can't start: a mode without curvature, a gradient that is not finite, an unstable step."""
+    _check_curvature(current, config, plan)
     for bucket, private in zip(problem.buckets, current.clients, strict=True):
         good = np.all(np.isfinite(private.own), axis=(1, 2))
         if not np.all(good):
@@ -141,12 +192,9 @@ def check_start(current: "Progressing", problem: Problem, config: "FALD", plan: 
                 f"The gradient of client '{name}' is not finite where the chains start ({config.start}). Give the "
                 "globals proper priors, rescale the data, or try the other `start`."
             )
-    if not np.all(np.isfinite(current.state.position)):
-        raise FederatedError(
-            "The Newton rounds found no mode with positive curvature to start from. Give the globals proper priors, or "
-            "write `FALD(start='zero', step_size=...)`."
-        )
-    step, worst = float(plan.step_size), int(np.argmax(plan.curvatures))
+    step, worst = _step_at(config, plan, 0.0), int(np.argmax(plan.curvatures))
+    if not 0.0 <= step < np.inf:
+        raise ValueError(f"`step_size` gives {step} at iteration 0; a schedule gives positive numbers.")
     limit = 2.0 / float(np.max(plan.curvatures))
     if step > limit:
         raise ValueError(
@@ -154,3 +202,43 @@ def check_start(current: "Progressing", problem: Problem, config: "FALD", plan: 
             f"{float(plan.curvatures[worst]):.3g} in the shared coordinates, which diverges above {limit:.3g}. Theory "
             f"asks for at most {limit / 4:.3g}."
         )
+
+
+def _check_curvature(current: "Progressing", config: "FALD", plan: "Plan") -> None:
+    known = (current.state.coordinates.white, current.state.position, plan.rounds_per_draw)
+    if not all(np.all(np.isfinite(value)) for value in known):
+        raise FederatedError(
+            "The Newton rounds found no mode with positive curvature to start from. Give the globals proper priors, or "
+            "write `FALD(start='zero', step_size=...)`."
+        )
+    if config.thinning is None and plan.rounds_per_draw > config.max_rounds:
+        raise FederatedError(
+            f"One draw would take {float(plan.rounds_per_draw):.2g} rounds, more than `max_rounds`, "
+            f"{config.max_rounds}: some direction has next to no curvature. Write `preconditioner='dense'`, rescale "
+            "the globals, or write `thinning=...`."
+        )
+
+
+def _step_at(config: "FALD", plan: "Plan", iteration: float) -> float:
+    """The step size at a local iteration; of the default and of ``"decaying"`` the first."""
+    if not callable(config.step_size):
+        return float(plan.step_size)
+    step = np.asarray(config.step_size(jnp.asarray(iteration)))
+    if step.shape != ():
+        raise ValueError(
+            f"`step_size` gives shape {step.shape} at iteration {iteration:g}; a schedule gives one number."
+        )
+    return float(step)
+
+
+def check_alive(current: "Progressing", problem: Problem, config: "FALD", plan: "Plan") -> None:
+    """Refuse to go on with chains that have diverged."""
+    lost = np.any(np.all(current.history[-1]["code"] == ResultCode.NOT_FINITE, axis=0))
+    if not lost and np.all(np.abs(np.nan_to_num(current.state.position, nan=np.inf)) < _DIVERGED):
+        return
+    done = current.rounds_in_phase
+    step = _step_at(config, plan, float(done * plan.local_steps))
+    advice = "Write a smaller schedule" if callable(config.step_size) else f"Try `FALD(step_size={step / 4:.2g})`"
+    worst = problem.names[int(np.argmax(plan.curvatures))]
+    known = f"the client with the largest curvature is '{worst}'" if config.start == "mode" else "or `start='mode'`"
+    raise FederatedError(f"The chain diverged by round {done}, with step size {step:.3g}. {advice}; {known}.")

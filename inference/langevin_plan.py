@@ -82,9 +82,9 @@ def make_plan(
 ) -> Plan:
     """Choose what the user left open, with a predicted bias of at most ``config.bias``.
 
-    With local latents a round is also kept short, ``eta K <= 5 bias``: a client's locals follow its own copy of the globals,
-    which its data pull by ``1 / p_c``, and beyond quadratic energies that widens them by an amount linear in ``eta K`` (8
-    clients with a common scale: 9 percent in the sds at ``eta K = 0.4``, 3 percent at 0.1).
+    With local latents a round is also kept short, ``eta K <= 5 bias``: a client's locals follow its own copy of the
+    globals, which its data pull by ``1 / p_c``, and beyond quadratic energies that widens them by an amount linear in
+    ``eta K`` (8 clients with a common scale: 9 percent in the sds at ``eta K = 0.4``, 3 percent at 0.1).
     """
     p = jnp.asarray(weights)
     hessians, slopes = _energies(mode, coordinates, p)

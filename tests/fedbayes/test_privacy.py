@@ -2,14 +2,27 @@
 
 import math
 import sys
+import warnings
 from dataclasses import replace
 
+import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedbayes.privacy import Guarantee, Mechanism, deng_2024, gaussian_profile, largest_step_size, renyi
+import fedbayes as fb
+from fedbayes.privacy import (
+    Guarantee,
+    Mechanism,
+    deng_2024,
+    gaussian_profile,
+    largest_step_size,
+    mechanism_of,
+    renyi,
+)
 
 DELTAS = {"delta0": 1e-8, "delta1": 1e-6, "delta2": 1e-6}
 PLAIN = {"delta0": 1e-8, "delta1": 0.0, "delta2": 0.0}
@@ -385,3 +398,47 @@ def test_deltas_out_of_range(name, value):
 def test_the_bound_needs_a_delta(delta):
     with pytest.raises(ValueError, match=rf"`delta` is {delta}; it lies in \(0, 1\)"):
         renyi(mechanism(), delta=delta)
+
+
+def coin(y):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Bernoulli(logits=theta), obs=y)
+
+
+def private_fit(**options):
+    clients = {name: {"y": np.arange(n) % 2} for name, n in (("a", 8), ("b", 12))}
+    plain = {"start": "zero", "preconditioner": "none", "control_variate": False, "step_size": 1e-4, "num_warmup": 2}
+    method = fb.FALD(**(plain | {"local_steps": 5, "noise_correlation": 0.0, "clip": 1.0, "batch_size": 4} | options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fb.NotConvergedWarning)  # ten rounds don't mix
+        return fb.fit_federated(coin, clients, method=method, key=jax.random.key(0), num_draws=8, progress=False)
+
+
+def test_a_fit_says_what_it_released():
+    found = mechanism_of(private_fit(step_size=lambda k: 1e-4 / (1.0 + k)))
+    assert (found.step_size, found.local_steps, found.num_rounds) == (1e-4, 5, 10)
+    assert (found.num_rows, found.batch_size, found.sensitivity) == ((8, 12), 4, 2.0)
+    np.testing.assert_allclose(found.weights, (0.4, 0.6))
+    assert found.scheme == "full"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip": None}, "clip"),
+        ({"noise_correlation": 1.0}, "shared"),
+        ({"start": "mode", "step_size": None}, "without noise"),
+        ({"clip": None, "control_variate": True}, "without noise"),
+    ],
+)
+def test_a_fit_without_privacy_gives_no_number(options, message):
+    with pytest.raises(ValueError, match=message):
+        mechanism_of(private_fit(**options))
+
+
+def test_another_method_has_no_noise_to_account_for():
+    fit = fb.fit_federated(
+        coin, {"a": {"y": np.array([0, 1, 1])}}, method="laplace", key=jax.random.key(0), progress=False
+    )
+    with pytest.raises(TypeError, match="by Laplace; only FALD's steps have noise"):
+        mechanism_of(fit)

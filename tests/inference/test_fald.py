@@ -58,7 +58,7 @@ class Quadratic(NamedTuple):
 
 NOTES = Quadratic(np.array([1.0, 9.0]), np.array([-1.0, 1.0]), np.array([0.5, 0.5]))
 UNEVEN = Quadratic(np.array([1.0, 4.0, 9.0]), np.array([-1.0, 2.0, 0.5]), np.array([0.2, 0.3, 0.5]))
-PLAIN = {"start": "zero", "preconditioner": "none", "control_variate": False, "num_warmup": 0, "num_chains": CHAINS}
+PLAIN = {"start": "zero", "preconditioner": "none", "num_warmup": 0, "num_chains": CHAINS}
 
 
 def draws_of(model, clients, method, num_draws, num_rounds=None, key=KEY):
@@ -163,10 +163,8 @@ def test_unbalanced_clients_drawn_by_weight_follow_their_law():
     )  # fmt: skip
     draws = draws_of(gaussian, UNEVEN.data(), method, 1)[-1, :, 0]
     share = theory.participation_share(UNEVEN.weights, 2, "with_replacement")
-    first, later = (
-        theory.round_law(UNEVEN.theory(), np.full(3, 0.02), rho=0.3, share=part) for part in (0.0, share)
-    )  # the first round is always everybody's
-    *_, (mean, covariance) = theory.trajectory([first, *repeat(later, 4)], np.zeros(1))
+    law = theory.round_law(UNEVEN.theory(), np.full(3, 0.02), rho=0.3, share=share)
+    *_, (mean, covariance) = theory.trajectory(repeat(law, 5), np.zeros(1))
     assert abs(draws.mean() - mean[0]) < 4.0 * np.sqrt(covariance[0, 0] / CHAINS)
     assert abs(draws.var() / covariance[0, 0] - 1.0) < 6.0 * np.sqrt(2.0 / CHAINS)
 
@@ -201,7 +199,7 @@ def test_refreshed_anchor_keeps_the_mean():
 def step_keys(round_, client, chain, step):
     """The keys of one step's shared and private noise, by identity."""
     init = jax.random.fold_in(jax.random.fold_in(KEY, 0), chain)
-    noise = jax.random.split(init)[1]
+    noise = jax.random.split(init, 3)[1]
     for r in range(round_):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(KEY, 0), r), chain)
         noise = jax.random.split(key)[1]

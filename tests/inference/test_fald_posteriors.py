@@ -108,7 +108,7 @@ def gaps(fit: fb.FederatedFit, reference: dict) -> tuple[np.ndarray, np.ndarray]
 def test_hierarchical_clients_match_pooled_nuts(hierarchical_reference) -> None:
     """Local latents step by the joint target, and come back on their client's own posterior alone."""
     method = fb.FALD(local_steps=10)
-    fit = fb.fit_federated(hierarchical, hierarchical_clients(), method=method, key=KEY, progress=False)
+    fit = fb.fit_federated(hierarchical, hierarchical_clients(), method=method, key=KEY, num_draws=2000, progress=False)
     means, sds = gaps(fit, hierarchical_reference)
     print(np.round(means, 3), np.round(sds, 3))
     assert fit.converged
