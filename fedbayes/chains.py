@@ -5,7 +5,7 @@ A draw is the chain's position at a synchronisation, every ``stride`` rounds. Di
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -37,8 +37,8 @@ class DrawBlock(NamedTuple):
         The clients' own parts, per bucket, ``(draws, clients, replicates, m)``.
     """
 
-    theta: np.ndarray
-    private: list[np.ndarray]
+    theta: Any
+    private: list[Any]
 
 
 class Pace(NamedTuple):
@@ -174,7 +174,7 @@ def _accumulated(so_far: Array, value: Array) -> Array:
     return so_far + value if jnp.issubdtype(value.dtype, jnp.floating) else jnp.maximum(so_far, value)
 
 
-def summary(records: list[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def summary(records: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """One record for many rounds: means of floats, maxima of codes, the sum of seconds, whether ever active."""
     # the diagnostics of a client that sat out a round count as zero there
     reduce: dict[str, Callable] = {"f": lambda a: np.nan_to_num(a).mean(axis=0), "U": lambda a: a[-1]}

@@ -16,7 +16,7 @@ energy only, so its step is that of the joint target: no ``1 / p_c``, neither in
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from fedbayes.problem import Problem
 if TYPE_CHECKING:
     from fedbayes.federation import Progressing
 
-Schedule = Callable[[Array], Array]
+Schedule = Callable[[Any], Any]
 
 
 class FALDState(NamedTuple):
@@ -102,14 +102,14 @@ class Message(NamedTuple):
         The gradient of its energy where they began.
     own
         The gradient at the anchor.
-    count
-        Weight of the three.
+    weight
+        Of the three.
     """
 
     position: Array
     slope: Array
     own: Array
-    count: Array
+    weight: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +383,7 @@ def _local_update(
     active = count > 0
     own = private.own
     if config.refresh is not None:
-        own = jnp.where(_anchor_moves(config, shared.round), first, own)
+        own = jnp.where(_anchor_moves(config.refresh, shared.round), first, own)
     after = private._replace(v=v, own=own)
     after = jax.tree.map(lambda new, old: jnp.where(fine & active, new, old), after, private)
     # a gradient without noise would undo what clipping is for
@@ -411,8 +411,8 @@ def _noise(
     return noise, drawn[private_globals:]
 
 
-def _anchor_moves(config: FALD, round_: Array) -> Array:
-    return (jnp.mod(round_, config.refresh) == 0) & (round_ > 0)
+def _anchor_moves(refresh: int, round_: Array) -> Array:
+    return (jnp.mod(round_, refresh) == 0) & (round_ > 0)
 
 
 def _aggregate(
@@ -420,15 +420,15 @@ def _aggregate(
 ) -> tuple[FALDState, Info]:
     """Weighted means of what the clients sent; the first round only learns the total at the anchor."""
     choose_key, noise_key = jax.random.split(key)
-    everything = jax.tree.map(lambda leaf: leaf / messages.count, messages)
+    everything = jax.tree.map(lambda leaf: leaf / messages.weight, messages)
     position, total = everything.position, state.total
     if config.control_variate:
         learns = state.round == 0
         position = jnp.where(learns, state.position, position)
         if config.refresh is not None:
-            learns |= _anchor_moves(config, state.round)
+            learns |= _anchor_moves(config.refresh, state.round)
         total = jnp.where(learns, everything.own, total)
-    position = jnp.where(messages.count > 0, position, state.position)
+    position = jnp.where(messages.weight > 0, position, state.position)
     new = state._replace(
         position=position,
         total=total,
@@ -447,9 +447,10 @@ def _aggregate(
 def _counts(config: FALD, weights: Array, key: Array) -> Array:
     """How often each client counts in a round: its weight, or by scheme I or II."""
     num = weights.shape[0]
+    active = config.num_active or num
     if config.scheme == "with_replacement":
-        drawn = jax.random.choice(key, num, (config.num_active,), p=weights)
+        drawn = jax.random.choice(key, num, (active,), p=weights)
         return jnp.sum(jax.nn.one_hot(drawn, num, dtype=weights.dtype), axis=0)
     if config.scheme == "without_replacement":
-        return (jax.random.permutation(key, num) < config.num_active).astype(weights.dtype)
+        return (jax.random.permutation(key, num) < active).astype(weights.dtype)
     return weights

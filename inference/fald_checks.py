@@ -39,7 +39,7 @@ _RANGES = {
     "bias": (_TINY, np.inf, "a positive number, such as 0.02"),
     "clip": (_TINY, np.inf, "a positive number, or leave it out"),
 }
-_DIVERGED = 1e6  # in posterior sds
+_DIVERGED = {True: 1e6, False: 1e30}  # in posterior sds where coordinates are whitened, else in the model's units
 
 
 def check_options(config: "FALD") -> None:
@@ -51,9 +51,9 @@ def check_options(config: "FALD") -> None:
         value = getattr(config, name)
         if not (_is_left_out(name, value) or (type(value) is int and value >= least)):
             raise ValueError(f"`{name}` is {value!r}; it is a whole number (an `int`), at least {least}.")
-    for name, (least, most, wanted) in _RANGES.items():
+    for name, (low, high, wanted) in _RANGES.items():
         value = getattr(config, name)
-        if not (_is_left_out(name, value) or (_is_number(value) and least <= value <= most)):
+        if not (_is_left_out(name, value) or (_is_number(value) and low <= value <= high)):
             raise ValueError(f"`{name}` is {value!r}; write {wanted}.")
     if config.max_rounds <= config.num_warmup:
         raise ValueError(
@@ -111,8 +111,8 @@ def _check_scheme(config: "FALD") -> None:
         raise ValueError(f"`scheme` is {config.scheme!r}; say how many clients a round has, `num_active=...`.")
     if config.control_variate and config.start == "zero" and config.refresh is None:
         raise ValueError(
-            "`control_variate=True` with `start='zero'` anchors the clients far from the mode, where it biases the mean. "
-            "Write `start='mode'`, `refresh=10`, or leave it out."
+            "`control_variate=True` with `start='zero'` anchors the clients far from the mode, where it biases the "
+            "mean. Write `start='mode'`, `refresh=10`, or leave it out."
         )
     if config.refresh is not None:
         for reason, wrong in {
@@ -234,7 +234,8 @@ def _step_at(config: "FALD", plan: "Plan", iteration: float) -> float:
 def check_alive(current: "Progressing", problem: Problem, config: "FALD", plan: "Plan") -> None:
     """Refuse to go on with chains that have diverged."""
     lost = np.any(np.all(current.history[-1]["code"] == ResultCode.NOT_FINITE, axis=0))
-    if not lost and np.all(np.abs(np.nan_to_num(current.state.position, nan=np.inf)) < _DIVERGED):
+    far = _DIVERGED[config.start == "mode" and config.preconditioner != "none"]
+    if not lost and np.all(np.abs(np.nan_to_num(current.state.position, nan=np.inf)) < far):
         return
     done = current.rounds_in_phase
     step = _step_at(config, plan, float(done * plan.local_steps))

@@ -100,7 +100,7 @@ def make_plan(
     inverse = white.T @ white
     shift = 0.5 * (steps - 1.0) * inverse @ jnp.einsum("c,cij,cj->i", p, hessians, slopes)
     lean = jnp.sqrt(jnp.mean(shift**2 / jnp.diagonal(inverse)))
-    lean = jnp.where(config.control_variate, 0.0, lean / np.sqrt(config.temperature or 1.0))
+    lean = jnp.where(bool(config.control_variate), 0.0, lean / np.sqrt(config.temperature or 1.0))
 
     eta = jnp.minimum(0.5 / smooth, config.bias / jnp.maximum(0.25 * drift, lean))
     if has_locals:

@@ -103,6 +103,10 @@ BAD_OPTIONS = [
         r"`step_size` is None with `start='zero'`: nothing is known .* Write a number, such as 0.1 / n",
     ),
     ({"start": "zero", "step_size": "decaying"}, r"`step_size` is 'decaying' with `start='zero'`"),
+    (
+        {"start": "zero", "step_size": 0.01, "control_variate": True},
+        r"`control_variate=True` with `start='zero'` anchors .* Write `start='mode'`, `refresh=10`, or leave it out",
+    ),
     ({"noise_correlation": -0.1}, rf"`noise_correlation` is -0.1; {IN_UNIT}"),
     ({"noise_correlation": 1.1}, rf"`noise_correlation` is 1.1; {IN_UNIT}"),
     ({"noise_correlation": np.nan}, rf"`noise_correlation` is nan; {IN_UNIT}"),
@@ -119,7 +123,10 @@ BAD_OPTIONS = [
     ({"clip": 0.0, "control_variate": False}, r"`clip` is 0.0; write a positive number, or leave it out"),
     ({"clip": -1.0, "control_variate": False}, r"`clip` is -1.0; write a positive number"),
     ({"clip": np.nan, "control_variate": False}, r"`clip` is nan; write a positive number"),
-    ({"clip": 1.0}, r"`clip` is 1.0, but the control variate sends .* unclipped .* Write `control_variate=False`"),
+    (
+        {"clip": 1.0, "control_variate": True},
+        r"`clip` is 1.0, but the control variate sends .* unclipped .* Write `control_variate=False`",
+    ),
     (
         {"scheme": "partial"},
         r"`scheme` is 'partial'; it is one of \['full', 'with_replacement', 'without_replacement'\]",
@@ -159,7 +166,8 @@ def test_options(options, message):
         {"step_size": 1},
         {"step_size": "decaying"},
         {"step_size": lambda k: 0.1 / (1.0 + k), "start": "zero"},
-        {"clip": 1.0, "control_variate": False},
+        {"clip": 1.0},
+        {"start": "zero", "step_size": 0.01, "control_variate": True, "refresh": 10},
     ],
 )
 def test_options_at_the_border_are_taken(options):
@@ -411,3 +419,16 @@ def test_chains_that_diverge(case):
     options, program, message = DIVERGING[case]
     with pytest.raises(fb.FederatedError, match=message):
         fit(FALD(**FEW, **options), program)
+
+
+def test_large_units_are_no_divergence():
+    """Without a preconditioner positions are in the model's units: here from zero to about three million."""
+
+    def wealth(y):
+        mu = numpyro.sample("mu", dist.Normal(2e6, 1e6))
+        numpyro.sample("y", dist.Normal(mu, 1e6), obs=y)
+
+    clients = {name: {"y": 3e6 + 1e6 * client["y"]} for name, client in GOOD.items()}
+    with pytest.warns(fb.NotConvergedWarning, match="The chains have not mixed"):
+        found = fit(FALD(**FEW, step_size=1e9, start="zero"), wealth, clients, num_draws=30)
+    assert found.idata.posterior["mu"].max() > 1e6
