@@ -151,7 +151,7 @@ def show(line: Line, notes: tuple | None) -> None:
 def draw(rows: list[list[Line]], reference: tuple[float, ...]) -> plt.Figure:
     """One row of panels per setting."""
     figure, axes = plt.subplots(len(rows), 3, figsize=(11.5, 10.0), sharex=True, sharey="col")
-    figure.subplots_adjust(left=0.045, right=0.9, top=0.835, bottom=0.055, wspace=0.6, hspace=0.42)
+    figure.subplots_adjust(left=0.045, right=0.9, top=0.835, bottom=0.055, wspace=0.62, hspace=0.42)
     figure.text(0.045, 0.967, "Local steps save rounds, until clients differ", fontsize=14, fontweight="bold")
     figure.text(0.045, 0.952, SUBTITLE, fontsize=9, color=GREY, va="top", linespacing=1.4)
     for title, lines, panels in zip(SETTINGS.values(), rows, axes, strict=True):
@@ -216,7 +216,7 @@ def main() -> None:
             lines.append(Line(*federated(split, step_size, steps), f"K = {steps}", color))
             show(lines[-1], NOTES.get((step_size, steps)) if split == "random" else None)
         rows.append(lines)
-    for name, variate in (("100, from mode", False), ("100, anchored", True)):
+    for name, variate in (("100, mode", False), ("100, anchored", True)):
         run = federated("sorted", 1e-4, 100, start="mode", control_variate=variate)
         rows[-1].append(Line(*run, name, COLORS[100], "--"))
         show(rows[-1][-1], None)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 R_HAT_LIMIT = 1.01
+BIAS_LIMIT = 0.1  # of an sd, measured by the chains themselves
 
 
 class Answer(Protocol):
@@ -151,8 +152,13 @@ class SampledAnswer:
     """
 
     def __init__(self, problem: Problem, current: Progressing, num_warmup: int) -> None:
-        self.block: DrawBlock = jax.tree.map(lambda leaf: leaf[num_warmup:], concatenated(current.draws))
+        everything = concatenated(current.draws)
+        self.block: DrawBlock = jax.tree.map(lambda leaf: leaf[num_warmup:], everything)
         self._problem = problem
+        records = [record for record in current.history if "slope_position" in record]
+        done = np.cumsum([int(record["rounds"]) for record in records])
+        late = done > done[-1] * num_warmup / len(everything.theta)
+        self._records = [record for record, counts in zip(records, late, strict=True) if counts]
 
     @cached_property
     def gaussian(self) -> Gaussian:
@@ -194,10 +200,30 @@ class SampledAnswer:
         """R-hat and bulk effective sample size of each unconstrained global, by ArviZ."""
         return output.chain_diagnostics(np.swapaxes(self.block.theta, 0, 1))
 
+    @cached_property
+    def measured_sd_bias(self) -> tuple[float, float]:
+        """Relative bias of the sds by Stein's identity: the mean over coordinates, and what is sure of the worst.
+
+        ``E[u_i grad_i U] = tau`` under the target; of a Gaussian law that is too wide, ``tau`` times the inflation of
+        its variance. "Sure" is four standard errors below the estimate. NaN where gradients were not sent (``clip``).
+        """
+        stretch = np.stack([record["slope_position"] for record in self._records])
+        flat = stretch.reshape(-1, stretch.shape[-1])
+        error = flat.std(axis=0, ddof=1) / np.sqrt(len(flat)) if len(flat) > 1 else np.full(flat.shape[1], np.inf)
+        sure = np.max(flat.mean(axis=0) - 4.0 * error)
+        return float(np.sqrt(np.maximum(flat.mean(), 0.0)) - 1.0), float(np.sqrt(np.maximum(sure, 0.0)) - 1.0)
+
+    @property
+    def dropped(self) -> list[str]:
+        """Clients whose steps were not finite in some round after warm-up, and so are missing from the posterior."""
+        worst = np.max([record["code"] for record in self._records], axis=(0, 2))
+        return [name for name, code in zip(self._problem.names, worst, strict=True) if code == ResultCode.NOT_FINITE]
+
     @property
     def converged(self) -> bool:
-        """Whether no R-hat exceeds 1.01."""
-        return bool(self.diagnostics["r_hat"].max() < R_HAT_LIMIT)  # NaN is no
+        """Whether no R-hat exceeds 1.01, no client was dropped, and no bias above ten percent of an sd is measured."""
+        mixed = bool(self.diagnostics["r_hat"].max() < R_HAT_LIMIT)  # NaN is no
+        return mixed and not self.dropped and not self.measured_sd_bias[1] > BIAS_LIMIT
 
     @property
     def monte_carlo_error(self) -> float:
@@ -212,25 +238,43 @@ class SampledAnswer:
             f"  chains    {chains} of {draws} draws: R-hat at most {worst:.3f}, effective draws at least {least:.0f}",
             f"  error     Monte Carlo {self.monte_carlo_error:.2g} posterior sds",
         ]
-        known = rounds.attrs
-        if np.isfinite(known.get("sd_bias", np.nan)):
-            extra = f", participation {known['participation_bias']:.1%}" if known["participation_bias"] else ""
-            lines.append(
-                f"  bias      predicted: sds {known['sd_bias']:+.1%}{extra}, means {known['mean_bias']:.2g} sds "
-                f"(step {known['step_size']:.2g}, {known['local_steps']:.0f} local steps, "
-                f"{known['rounds_per_draw']:.0f} rounds a draw)"
-            )
+        known, measured = rounds.attrs, self.measured_sd_bias[0]
+        predicted = [f"sds {known['sd_bias']:+.1%}"] if np.isfinite(known["sd_bias"]) else []
+        if known["participation_bias"]:
+            predicted.append(f"{known['participation_bias']:+.1%} by participation")
+        if np.isfinite(known["mean_bias"]):
+            predicted.append(f"means {known['mean_bias']:.2g} sds")
+        shown = f"sds {measured:+.1%}" if np.isfinite(measured) else "not with clipping"
+        lines.append(f"  bias      predicted {', '.join(predicted) or 'nothing'}; measured {shown}")
+        lines.append(
+            f"  steps     {known['step_size']:.2g}, {known['local_steps']:.0f} local ones a round, "
+            f"{known['rounds_per_draw']:.0f} rounds a draw"
+        )
         return lines
 
     def trouble(self, rounds: "xr.Dataset") -> str:
-        """R-hat, and the clients whose messages were no good."""
+        """R-hat, bias, and the clients that were dropped."""
         worst, least = float(self.diagnostics["r_hat"].max()), float(self.diagnostics["ess"].min())
-        parts = [
-            f"The chains have not mixed: R-hat is {worst:.3f} (below {R_HAT_LIMIT} is wanted) and the fewest effective "
-            f"draws are {least:.0f}.",
-            *bad_clients(rounds.isel(round=-1)),
-            "Raise `thinning`, `num_draws` or `num_warmup`.",
-        ]
+        parts = []
+        if self.block.theta.shape[1] == 1:
+            parts.append("R-hat needs two chains at least: write `FALD(num_chains=4)`.")
+        elif not worst < R_HAT_LIMIT:
+            parts.append(
+                f"The chains have not mixed: R-hat is {worst:.3f} (below {R_HAT_LIMIT} is wanted) and the fewest "
+                f"effective draws are {least:.0f}. Raise `thinning`, `num_draws` or `num_warmup`."
+            )
+        if self.dropped:
+            parts.append(
+                f"The steps of clients {shortened(self.dropped)} were not finite in some rounds, which then went on "
+                "without them: the posterior lacks part of their data. Write a smaller `step_size`."
+            )
+        if (bias := self.measured_sd_bias[1]) > BIAS_LIMIT:
+            smaller = float(rounds.attrs["step_size"]) / 4.0
+            parts.append(
+                f"The chains are too wide: by Stein's identity the sds are off by {bias:.0%} or more somewhere. "
+                "Mini-batches and partial participation widen them, and so does a step too large for the curvature "
+                f"away from the mode: try `FALD(step_size={smaller:.2g})`."
+            )
         return " ".join(parts)
 
     def attrs(self) -> dict[str, Any]:

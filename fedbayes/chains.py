@@ -54,6 +54,11 @@ def pace(sampling: Sampling, state: Any, budget: int, num_draws: int) -> Pace:
     wanted = sampling.num_warmup + num_draws
     stride = max(1, min(sampling.stride(state), budget // wanted))
     draws = min(wanted, budget)
+    if draws <= sampling.num_warmup:
+        raise ValueError(
+            f"{budget} rounds leave no draws after the {sampling.num_warmup} of the warm-up. Raise `num_rounds`, or "
+            "write a smaller `num_warmup`."
+        )
     return Pace(draws, stride, -(-draws // _BLOCKS))
 
 

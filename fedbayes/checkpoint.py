@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,4 +110,5 @@ def _read_draws(content: bytes) -> list[DrawBlock]:
 
 def fingerprint(problem_text: str, method: object, seed: ArrayLike) -> str:
     """What is being fitted, as text: clients, layout, method and key."""
-    return f"{problem_text}; {method!r}; key {np.asarray(seed).tolist()}"
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(method))  # of a schedule: another place every time
+    return f"{problem_text}; {text}; key {np.asarray(seed).tolist()}"

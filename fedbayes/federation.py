@@ -104,15 +104,16 @@ def run_phases(
     if current is None:
         current = begin_phase(phases, 0, None, problem, executor, key)
     while True:
-        phase = phases[current.phase]
-        progress.start(phase.algorithm.name)
+        phase, program = phases[current.phase], programs[current.phase]
         last = current.phase == len(phases) - 1
         budget = num_rounds if last and num_rounds is not None else phase.max_rounds
-        program = programs[current.phase]
         if phase.sampling is None:
+            progress.start(phase.algorithm.name, None)
             steps = _rounds(program, phase, problem, executor, current, budget, participation, key)
         else:
+            phase.sampling.check(current, problem)
             todo = pace(phase.sampling, current.state, budget, num_draws)
+            progress.start(phase.algorithm.name, todo.draws * todo.stride)
             steps = _blocks(program, phase.sampling, problem, executor, current, todo, key)
         for _ in steps:
             progress.after_round(current.history[-1])
@@ -150,10 +151,9 @@ def _blocks(
     key: Array,
 ) -> Iterator[None]:
     """A sampler's blocks of draws, fused into one program each where the executor allows it."""
-    sampling.check(current, problem)
     phase_key = jax.random.fold_in(key, current.phase)
     fused = Fused(program.algorithm, executor, problem, todo.block) if isinstance(executor, Batched) else None
-    while (left := todo.draws - current.rounds_in_phase // todo.stride) > 0:
+    while (left := todo.draws - sum(len(block.theta) for block in current.draws)) > 0:
         size = min(todo.block, left)
         if fused is not None:
             fused(current, phase_key, todo.stride, size)

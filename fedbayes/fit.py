@@ -191,15 +191,22 @@ def _method(method: str | Method) -> Method:
     if isinstance(method, str):
         if method not in inference.METHODS:
             raise ValueError(
-                f"`method` is {method!r}; the methods are {sorted(inference.METHODS)}, or a configured "
-                f"`fedbayes.EP(...)`."
+                f"`method` is {method!r}; the methods are {sorted(inference.METHODS)}, or a configured one such as "
+                "`fedbayes.EP(...)`."
             )
         return inference.METHODS[method]()
     if isinstance(method, type) or not hasattr(method, "phases"):
         raise TypeError(
-            f"`method` is {method!r}; write a name, {sorted(inference.METHODS)}, or a configured `fedbayes.EP(...)`."
+            f"`method` is {method!r}; write a name, {sorted(inference.METHODS)}, or a configured one, "
+            f"`{_written(method)}`."
         )
     return method
+
+
+def _written(method: object) -> str:
+    known = {type_.__name__ for type_ in inference.METHODS.values()}
+    name = getattr(method, "__name__", "")
+    return f"fedbayes.{name if name in known else 'EP'}(...)"
 
 
 def _executor(executor: str | Executor, mesh: jax.sharding.Mesh | None) -> Executor:

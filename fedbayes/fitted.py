@@ -103,8 +103,11 @@ class FederatedFit:
 
         A sampler's attributes say what it has chosen and what theory predicts of the bias.
         """
-        report = {} if self._phase.sampling is None else self._phase.sampling.report(self._current.state)
-        size = self._problem.globals.size
+        size, report = self._problem.globals.size, {}
+        if self._phase.sampling is not None:
+            spent = sum(int(record["rounds"]) for record in self._current.history if "rounds" in record)
+            report = self._phase.sampling.report(self._current.state)
+            report["rounds_per_draw"] = spent / sum(len(block.theta) for block in self._current.draws)
         return output.rounds_dataset(self._current.history, self._problem.names, size).assign_attrs(report)
 
     @property
@@ -223,7 +226,8 @@ class FederatedFit:
             model = self._problem.buckets[0].clients.program.model
             problem = make_problem(model, {name: new_client}, local=self._shown.local, dtype=dtype)
             client = problem.client(name)
-            return self._personal(client, problem, name, *self._personal_draws(client, self.posterior))
+            draws, attrs = self._personal_draws(client, self.posterior)
+            return self._personal(client, problem, name, draws, attrs | {"draws": f"by {attrs['solver']}"})
 
     def _personal(
         self, client: Client, problem: Problem, name: str, draws: Array, attrs: Mapping[str, float | str]
@@ -304,14 +308,25 @@ class FederatedFit:
         """Write the fit to a folder: ``posterior.nc``, ``rounds.nc``, and the rest for :func:`fedbayes.load_fit`.
 
         The clients' data and the model are not in it.
+
+        Raises
+        ------
+        ValueError
+            An option of the method is a function, which can't be written to a file.
         """
+        options = asdict(self._method)  # type: ignore[call-overload]  # methods are dataclasses of plain values
+        if functions := [name for name, value in options.items() if callable(value)]:
+            raise ValueError(
+                f"`{functions[0]}` of the method is a function, which can't be saved. Write the parts that you need: "
+                "`fit.idata.to_netcdf(path)`, `fit.rounds.to_netcdf(path)`."
+            )
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         self.idata.to_netcdf(str(folder / "posterior.nc"))
         self.rounds.to_netcdf(folder / "rounds.nc", engine="h5netcdf")
         meta = {
             "method": type(self._method).__name__,
-            "options": asdict(self._method),  # type: ignore[call-overload]  # methods are dataclasses of plain values
+            "options": options,
             "key": np.asarray(jax.random.key_data(self._key)).tolist(),
             "key_impl": jax.random.key_impl(self._key),
             "dtype": str(self._problem.buckets[0].clients.program.dtype),

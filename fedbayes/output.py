@@ -207,7 +207,7 @@ _MEANINGS = {
     "drift": "how far the client's steps of one round lead, shared coordinates (root mean square)",
     "participation": "fraction of the rounds in which the client was drawn",
     "slope": "gradient of the joint energy at the synchronisations, shared coordinates; zero in mean without bias",
-    "slope_position": "position times that gradient; the temperature in mean without bias (Stein's identity)",
+    "slope_position": "position times that gradient over the temperature; one in mean without bias (Stein's identity)",
     "rounds": "communication rounds that the record stands for",
     "seconds": "wall time",
 }

@@ -115,7 +115,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     for index, name in enumerate(dict.fromkeys(phase.tolist())):
         color, marker = _PHASES[index % len(_PHASES)]
         here = (phase == name) & shown
-        label = f"{name} phase, {_count(int(np.sum(phase == name)), 'round')}"
+        label = f"{name} phase, {_count(int(rounds['rounds'][phase == name].sum()), 'round')}"
         ax.plot(number[here], change[here], marker, color=color, markersize=8, markeredgecolor="white", label=label)
     noisy = shown & (noise > 0.0)
     if noisy.any():
@@ -137,7 +137,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     ax.set_ylabel("change, sd (rms)")
     _title(
         ax,
-        f"{'Converged' if fit.converged else 'Not converged'} after {_count(len(number), 'round')}",
+        f"{'Converged' if fit.converged else 'Not converged'} after {_count(int(number[-1]), 'round')}",
         "How far each round moved the posterior, in posterior standard deviations",
     )
     _plain(ax)

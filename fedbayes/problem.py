@@ -60,10 +60,12 @@ class Problem:
     arrays: tuple[ClientArrays, ...]
 
     def num_rows(self) -> np.ndarray:
-        """Rows of each client, shape ``(K,)``; ones where the rows are not known, so that all count the same."""
-        rows = np.ones(len(self.names))
+        """Rows of each client, shape ``(K,)``; the longest leading axis of its arrays where its rows are not known."""
+        lengths = [[len(array) for array in client.arrays.values() if array.ndim] for client in self.arrays]
+        rows = np.asarray([max(found, default=1) for found in lengths], float)
         for bucket in self.buckets:
-            rows[bucket.members] = np.asarray(bucket.clients.mask).sum(axis=1)
+            if bucket.clients.program.row_arguments:
+                rows[bucket.members] = np.asarray(bucket.clients.mask).sum(axis=1)
         return rows
 
     def description(self) -> str:

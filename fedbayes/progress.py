@@ -9,8 +9,8 @@ from tqdm.auto import tqdm
 class Progress(Protocol):
     """Told of each round."""
 
-    def start(self, phase: str) -> None:
-        """A phase begins; its first round compiles."""
+    def start(self, phase: str, total: int | None) -> None:
+        """A phase begins, of so many rounds where that is known; its first round compiles."""
         ...
 
     def after_round(self, record: dict[str, np.ndarray]) -> None:
@@ -25,7 +25,7 @@ class Progress(Protocol):
 class Silent:
     """No progress shown."""
 
-    def start(self, phase: str) -> None:
+    def start(self, phase: str, total: int | None) -> None:
         """See :class:`Progress`."""
 
     def after_round(self, record: dict[str, np.ndarray]) -> None:
@@ -41,16 +41,16 @@ class Bar:
     def __init__(self) -> None:
         self._bar: tqdm | None = None
 
-    def start(self, phase: str) -> None:
+    def start(self, phase: str, total: int | None) -> None:
         """See :class:`Progress`."""
         self.close()
-        self._bar = tqdm(desc=phase, unit=" rounds", postfix="compiling")
+        self._bar = tqdm(desc=phase, total=total, unit=" rounds", postfix="compiling")
 
     def after_round(self, record: dict[str, np.ndarray]) -> None:
         """See :class:`Progress`."""
         if self._bar is not None:
             self._bar.set_postfix_str(_news(record), refresh=False)
-            self._bar.update()
+            self._bar.update(int(record.get("rounds", 1)))
 
     def close(self) -> None:
         """See :class:`Progress`."""
@@ -65,4 +65,6 @@ def _news(record: dict[str, np.ndarray]) -> str:
         news.append(f"change {np.max(record['change']):.3g} sd")
     if "k_hat" in record and np.any(np.isfinite(record["k_hat"])):
         news.append(f"k-hat {np.nanmax(record['k_hat']):.2f}")
+    if "drift" in record:
+        news.append(f"drift {np.max(record['drift']):.2g}")
     return ", ".join(news)

@@ -231,7 +231,7 @@ def _sampling(config: FALD) -> Sampling:
         num_warmup=config.num_warmup,
         stride=lambda state: config.thinning or int(np.nan_to_num(first(state.plan).rounds_per_draw, nan=1.0)),
         check=check,
-        report=lambda state: {name: float(np.max(value)) for name, value in first(state.plan)._asdict().items()},
+        report=lambda state: {k: float(v) for k, v in first(state.plan)._asdict().items() if np.ndim(v) == 0},
     )
 
 
@@ -439,7 +439,7 @@ def _aggregate(
     info = {
         "converged": jnp.array(False),
         "slope": everything.slope,
-        "slope_position": state.position * everything.slope,
+        "slope_position": state.position * everything.slope / (config.temperature or 1.0),
     }
     return new, info
 

@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     Attributes
     ----------
     step_size, local_steps, rounds_per_draw
-        ``eta``, ``K``, and rounds from one draw to the next.
+        ``eta`` (of a schedule the first one), ``K``, and rounds from one draw to the next.
     smoothness, convexity
         Largest and smallest curvature L and m over the clients.
     curvatures
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
 def no_plan(config: "FALD", weights: np.ndarray) -> Plan:
     """The user's own numbers, with nothing known of the curvature."""
     unknown = jnp.full((), jnp.nan)
-    eta = jnp.asarray(config.step_size, jnp.float64) if _is_number(config.step_size) else unknown
+    eta = _first_step(config, unknown, unknown)
     steps = jnp.asarray(float(config.local_steps or 10))
     return Plan(
         step_size=eta,
@@ -105,8 +105,7 @@ def make_plan(
     eta = jnp.minimum(0.5 / smooth, config.bias / jnp.maximum(0.25 * drift, lean))
     if has_locals:
         eta = jnp.minimum(eta, 5.0 * config.bias / steps)
-    if _is_number(config.step_size):
-        eta = jnp.asarray(config.step_size, jnp.float64)
+    eta = _first_step(config, smooth, eta)
     rate = eta * steps / largest_eigenvalue(inverse)
     return Plan(
         step_size=eta,
@@ -121,8 +120,15 @@ def make_plan(
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _first_step(config: "FALD", smooth: Array, default: Array) -> Array:
+    """The first step of those that the user gave, if it is a step at all; else the default."""
+    step = config.step_size
+    if callable(step):
+        first = jnp.asarray(step(jnp.zeros(())), jnp.float64)
+        return jnp.where(first > 0.0, first, default)  # a warm-up starts at zero
+    if isinstance(step, str):
+        return 0.5 / smooth
+    return default if step is None else jnp.asarray(step, jnp.float64)
 
 
 def _energies(mode: ModeState, coordinates: Coordinates, p: Array) -> tuple[Array, Array]:

@@ -99,8 +99,8 @@ def test_repr_says_rounds_mixing_and_bias(fit) -> None:
     for text in (
         "mode + 5,040 FALD rounds",
         "2 of 400 draws: R-hat at most",
-        "bias      predicted: sds +",
-        "4 local steps",
+        "bias      predicted sds +",
+        "4 local ones a round, 12 rounds a draw",
     ):
         assert text in repr(fit)
 
@@ -181,3 +181,89 @@ def test_another_generator_of_random_numbers(clients) -> None:
         runs[executor] = fit.idata.posterior["mu"].values
     assert np.all(np.isfinite(runs["batched"]))
     assert runs["loopback"].shape == runs["batched"].shape
+
+
+def test_a_budget_without_draws_is_refused(clients) -> None:
+    with pytest.raises(ValueError, match=r"20 rounds leave no draws after the 20 of the warm-up\. Raise `num_rounds`"):
+        fb.fit_federated(model, clients, method=METHOD, key=KEY, num_rounds=20, progress=False)
+
+
+def test_one_chain_has_no_r_hat(clients) -> None:
+    with pytest.warns(fb.NotConvergedWarning, match=r"R-hat needs two chains at least: write `FALD\(num_chains=4\)`"):
+        fb.fit_federated(
+            model, clients, method=fb.FALD(num_chains=1, num_warmup=5), key=KEY, num_draws=20, progress=False
+        )
+
+
+def test_a_schedule_is_not_saved_by_halves(clients, tmp_path) -> None:
+    method = fb.FALD(step_size=lambda k: 0.05 + 0.0 * k, local_steps=5, num_warmup=5, thinning=20)
+    fit = fb.fit_federated(model, clients, method=method, key=KEY, num_draws=100, progress=False)
+    assert fit.rounds.attrs["step_size"] == pytest.approx(0.05)
+    with pytest.raises(ValueError, match="`step_size` of the method is a function, which can't be saved"):
+        fit.save(tmp_path / "fit")
+    assert not (tmp_path / "fit").exists()
+
+
+def test_a_checkpoint_knows_a_schedule_again(clients, tmp_path) -> None:
+    def run():
+        method = fb.FALD(step_size=lambda k: 0.05 + 0.0 * k, local_steps=5, num_warmup=5, thinning=20)
+        path = tmp_path / "fit.npz"
+        return fb.fit_federated(
+            model, clients, method=method, key=KEY, num_draws=100, checkpoint=path, progress=False
+        ).idata.posterior["mu"]
+
+    np.testing.assert_array_equal(run(), run())
+
+
+def kinked(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+    numpyro.sample("y", dist.Laplace(mu, 1.0), obs=y)
+
+
+def test_a_curvature_that_says_nothing_is_found_out() -> None:
+    """The log density of a Laplace likelihood has no curvature: all that the plan sees is the prior's."""
+    rng = np.random.default_rng(0)
+    clients = {name: {"y": 1.0 + rng.laplace(size=200)} for name in "abc"}
+    with pytest.warns(
+        fb.NotConvergedWarning, match=r"too wide: by Stein's identity the sds are off by .*`FALD\(step_size="
+    ):
+        fit = fb.fit_federated(kinked, clients, method="fald", key=KEY, num_draws=200, progress=False)
+    assert not fit.converged
+
+
+def plain(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+    numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 10}, {"scheme": "with_replacement", "num_active": 1, "noise_correlation": 0.0}]
+)
+def test_noise_that_widens_the_posterior_is_found_out(options) -> None:
+    """By mini-batches or by partial participation: measured by Stein's identity, close to the truth."""
+    rng = np.random.default_rng(0)
+    clients = {name: {"y": 1.0 + rng.normal(size=200)} for name in "abc"}
+    method = fb.FALD(local_steps=5, num_chains=8, **options)
+    with pytest.warns(fb.NotConvergedWarning, match="too wide"):
+        fit = fb.fit_federated(plain, clients, method=method, key=KEY, num_draws=500, progress=False)
+    inflation = float(fit.idata.posterior["mu"].std()) * np.sqrt(600.01) - 1.0
+    measured, sure = fit._answer.measured_sd_bias
+    assert measured == pytest.approx(inflation, rel=0.25)
+    assert 0.1 < sure < measured
+
+
+def test_a_client_that_drops_out_is_named() -> None:
+    """Its log density is not defined where the others' draws go."""
+
+    def edged(y, edge):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        numpyro.factor("edge", 0.0 * jnp.sum(jnp.sqrt(edge - mu)))
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    clients = {
+        "a": {"y": np.array([0.1, -0.2, 0.3]), "edge": np.array([1e9])},
+        "b": {"y": np.array([0.0, 0.1, 0.2]), "edge": np.array([0.5])},
+    }
+    with pytest.warns(fb.NotConvergedWarning, match="The steps of clients b were not finite in some rounds"):
+        fit = fb.fit_federated(edged, clients, method=fb.FALD(num_warmup=10), key=KEY, num_draws=200, progress=False)
+    assert not fit.converged
