@@ -106,6 +106,8 @@ class Sampling(NamedTuple):
     ----------
     num_warmup
         Draws to throw away.
+    temperature
+        The draws follow the posterior to the power of its inverse.
     stride
         ``(state) -> rounds`` between two draws.
     check
@@ -115,6 +117,7 @@ class Sampling(NamedTuple):
     """
 
     num_warmup: int
+    temperature: float
     stride: Callable[[ServerState], int]
     check: Callable[["Progressing", "Problem"], None]
     report: Callable[[ServerState], dict[str, float]]

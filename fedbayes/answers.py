@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes import output
-from fedbayes.algorithm import Phase
+from fedbayes.algorithm import Phase, Sampling
 from fedbayes.chains import DrawBlock, concatenated
 from fedbayes.errors import ResultCode
 from fedbayes.federation import Progressing
@@ -151,10 +151,10 @@ class SampledAnswer:
         All draws: globals ``(draw, chain, d)``, and the clients' own parts per bucket ``(draw, client, chain, m)``.
     """
 
-    def __init__(self, problem: Problem, current: Progressing, num_warmup: int) -> None:
-        everything = concatenated(current.draws)
+    def __init__(self, problem: Problem, current: Progressing, sampling: Sampling) -> None:
+        everything, num_warmup = concatenated(current.draws), sampling.num_warmup
         self.block: DrawBlock = jax.tree.map(lambda leaf: leaf[num_warmup:], everything)
-        self._problem = problem
+        self._problem, self._temperature = problem, sampling.temperature or 1.0
         records = [record for record in current.history if "slope_position" in record]
         done = np.cumsum([int(record["rounds"]) for record in records])
         late = done > done[-1] * num_warmup / len(everything.theta)
@@ -204,11 +204,14 @@ class SampledAnswer:
     def measured_sd_bias(self) -> tuple[float, float]:
         """Relative bias of the sds by Stein's identity: the mean over coordinates, and what is sure of the worst.
 
-        ``E[u_i grad_i U] = tau`` under the target; of a Gaussian law that is too wide, ``tau`` times the inflation of
-        its variance. "Sure" is four standard errors below the estimate. NaN where gradients were not sent (``clip``).
+        ``Cov(u_i, grad_i U) = tau`` under the target; of a Gaussian law that is too wide, ``tau`` times the inflation
+        of its variance. "Sure" is four standard errors below the estimate. NaN where no gradients were sent (``clip``).
         """
-        stretch = np.stack([record["slope_position"] for record in self._records])
-        flat = stretch.reshape(-1, stretch.shape[-1])
+        names = ("slope_position", "position", "slope")
+        product, position, slope = (np.stack([record[name] for record in self._records]) for name in names)
+        mean, level = position.mean(axis=(0, 1)), slope.mean(axis=(0, 1)) / self._temperature
+        centred = product - mean * slope / self._temperature - level * position + mean * level
+        flat = centred.reshape(-1, centred.shape[-1])
         error = flat.std(axis=0, ddof=1) / np.sqrt(len(flat)) if len(flat) > 1 else np.full(flat.shape[1], np.inf)
         sure = np.max(flat.mean(axis=0) - 4.0 * error)
         return float(np.sqrt(np.maximum(flat.mean(), 0.0)) - 1.0), float(np.sqrt(np.maximum(sure, 0.0)) - 1.0)
@@ -289,7 +292,7 @@ class SampledAnswer:
 def make_answer(problem: Problem, phase: Phase, current: Progressing) -> GaussianAnswer | SampledAnswer:
     """The answer of a fit's last phase."""
     if phase.sampling is not None:
-        return SampledAnswer(problem, current, phase.sampling.num_warmup)
+        return SampledAnswer(problem, current, phase.sampling)
     if phase.algorithm.posterior is None:
         raise TypeError(f"The algorithm '{phase.algorithm.name}' has neither a `posterior` nor draws.")
     return GaussianAnswer(phase.algorithm.posterior(current.state), current)

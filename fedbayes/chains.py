@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import FederatedAlgorithm, Sampling
-from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
 from fedbayes.executors import Batched
 from fedbayes.problem import Problem
@@ -22,7 +21,6 @@ from fedbayes.problem import Problem
 if TYPE_CHECKING:
     from fedbayes.federation import Progressing
 
-_CACHE_BYTES = 1 << 20  # of data that stay near a core
 _BLOCKS = 50  # progress, checkpoint and diagnostics this often in a run
 
 
@@ -78,16 +76,17 @@ def fused_block(algorithm: FederatedAlgorithm, executor: Batched, problem: Probl
     """
     (update,) = algorithm.local_updates.values()
     batched = executor.batched(update)
+    devices = 1 if executor.mesh is None else executor.mesh.size
     back = np.argsort(np.concatenate([bucket.members for bucket in problem.buckets]))
 
     def replies(state: Any, states: list, clients: list, key: Array) -> tuple[Any, list, Any]:
         shared, personal = algorithm.broadcast(state)
         answers, after = [], []
         for bucket, mine, client in zip(problem.buckets, states, clients, strict=True):
-            addressed = jax.tree.map(lambda leaf, at=bucket.members: leaf[at], personal)
-            groups = (*_grouped((addressed, mine), client.mask.shape[1]), client)
-            answer = jax.lax.map(lambda part: batched(shared, *part, key), groups)
-            message, new, info = _ungrouped(answer, len(bucket.members))
+            num, addressed = len(bucket.members), jax.tree.map(lambda leaf, at=bucket.members: leaf[at], personal)
+            mine, addressed, client = _filled((mine, addressed, client), num, devices)
+            answer = batched(shared, addressed, mine, client, key)
+            message, new, info = jax.tree.map(lambda leaf, n=num: leaf[:n], answer)
             answers.append((message, info))
             after.append(new)
         messages, infos = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *answers)
@@ -102,7 +101,6 @@ def fused_block(algorithm: FederatedAlgorithm, executor: Batched, problem: Probl
     def run(
         state: Any, states: list, clients: list, key: Array, first: Array, stride: Array, size: Array
     ) -> tuple[Any, list, DrawBlock, dict]:
-        clients = [_grouped(client, _group_size(executor, client)) for client in clients]
         shapes = jax.eval_shape(one_round, state, states, clients, key)[2]
         totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
@@ -128,30 +126,12 @@ def fused_block(algorithm: FederatedAlgorithm, executor: Batched, problem: Probl
     return jax.jit(run)
 
 
-def _group_size(executor: Batched, clients: Client) -> int:
-    """Clients that run together: so few that their data stay in cache through a round's local steps."""
-    members = clients.mask.shape[0]
-    if executor.mesh is not None:
-        return -(-members // executor.mesh.size) * executor.mesh.size
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(clients.data)) // members
-    groups = -(-members // max(1, _CACHE_BYTES // max(size, 1)))
-    return -(-members // groups)
-
-
-def _grouped(tree: Any, size: int) -> Any:
-    """Leading axis of clients to (groups, size), with copies of the first to fill up the last group."""
-
-    def reshape(leaf: Array) -> Array:
-        groups = -(-leaf.shape[0] // size)
-        places = np.resize(np.arange(leaf.shape[0]), groups * size)
-        return leaf[places].reshape(groups, size, *leaf.shape[1:])
-
-    return jax.tree.map(reshape, tree)
-
-
-def _ungrouped(tree: Any, num: int) -> Any:
-    """The inverse of :func:`_grouped`."""
-    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])[:num], tree)
+def _filled(tree: Any, num: int, devices: int) -> Any:
+    """A leading axis of ``num`` clients, with copies of the first ones so that every device has as many."""
+    if num % devices == 0:
+        return tree
+    places = np.resize(np.arange(num), -(-num // devices) * devices)
+    return jax.tree.map(lambda leaf: leaf[places], tree)
 
 
 def draw_of(algorithm: FederatedAlgorithm, state: Any, states: list) -> DrawBlock:

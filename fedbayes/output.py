@@ -140,6 +140,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "gradient_norm": (_CLIENT, _REPLICATE),
     "drift": (_CLIENT, _REPLICATE),
     "participation": (_CLIENT, _REPLICATE),
+    "position": (_REPLICATE, _COORDINATE),
     "slope": (_REPLICATE, _COORDINATE),
     "slope_position": (_REPLICATE, _COORDINATE),
 }
@@ -206,8 +207,10 @@ _MEANINGS = {
     "gradient_norm": "norm of the gradient of the client's energy where its steps begin, shared coordinates",
     "drift": "how far the client's steps of one round lead, shared coordinates (root mean square)",
     "participation": "fraction of the rounds in which the client was drawn",
+    "position": "position at the synchronisations, shared coordinates",
     "slope": "gradient of the joint energy at the synchronisations, shared coordinates; zero in mean without bias",
-    "slope_position": "position times that gradient over the temperature; one in mean without bias (Stein's identity)",
+    "slope_position": "position times that gradient over the temperature; its mean less the product of the two means "
+    "is one without bias (Stein's identity)",
     "rounds": "communication rounds that the record stands for",
     "seconds": "wall time",
 }

@@ -229,6 +229,7 @@ def _sampling(config: FALD) -> Sampling:
 
     return Sampling(
         num_warmup=config.num_warmup,
+        temperature=config.temperature,
         stride=lambda state: config.thinning or int(np.nan_to_num(first(state.plan).rounds_per_draw, nan=1.0)),
         check=check,
         report=lambda state: {k: float(v) for k, v in first(state.plan)._asdict().items() if np.ndim(v) == 0},
@@ -438,6 +439,7 @@ def _aggregate(
     )
     info = {
         "converged": jnp.array(False),
+        "position": state.position,
         "slope": everything.slope,
         "slope_position": state.position * everything.slope / (config.temperature or 1.0),
     }

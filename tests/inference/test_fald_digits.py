@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 CHAINS = 2
 LOCAL_STEPS = (1, 10, 20, 50)
 # By step size, K and round: accuracy, Brier score and expected calibration error of the notes' run (section 4.2), and
-# their sds from chain to chain, measured once with 16 chains and another key. The notes name no split; on others these
-# scores move by ten sds and more (accuracy and Brier score by 0.015), so theirs must have been the one below.
+# their sds from chain to chain, measured once with 16 chains and another key. The notes name no split. The one below is
+# taken for theirs: from split to split the Brier score has an sd of 0.013 (12 splits), ten times that between chains.
 NOTES = {
     (1e-3, 1, 50): ((0.935, 0.206, 0.286), (0.0039, 0.0021, 0.0044)),
     (1e-3, 1, 200): ((0.956, 0.107, 0.167), (0.0034, 0.0012, 0.0043)),
@@ -85,7 +85,7 @@ def predictions(step_size, local_steps, *, num_draws=20, temperature=0.05, progr
 
 
 def deviation(found, case):
-    """Differences from the notes, in sds: of one chain there and the mean of ours here, and the notes' third digit."""
+    """Differences from the notes in standard errors: their one chain, the mean of ours, and their rounding."""
     notes, sds = map(np.asarray, NOTES[case])
     return np.abs(found - notes) / (sds * np.sqrt(1.0 + 1.0 / CHAINS) + 0.0005)
 
@@ -125,9 +125,8 @@ BATCH_SLOPE = fald._batch_slope
 BUGS = {
     "batch not scaled up": {"patch": unscaled},
     "prior once per client": {"program": prior_per_client},
-    "noise of temperature 1": {"temperature": 1.0},
-    "step over 10 clients": {"step_size": 1e-4},
-    "one local step whatever K": {"local_steps": 1},
+    "noise of temperature 1": {"temperature": 1.0, "local_steps": 50},  # shows once the way from zero is done
+    "step divided by the clients": {"step_size": 1e-4},
 }
 
 
@@ -137,5 +136,4 @@ def test_planted_bug_is_seen(bug, monkeypatch):
     if "patch" in options:
         monkeypatch.setattr(fald, "_batch_slope", options.pop("patch"))
     found = predictions(**options, num_draws=5)[50]
-    print(bug, found, deviation(found, (1e-3, 10, 50)))
-    assert np.any(deviation(found, (1e-3, 10, 50)) > 4.0)
+    assert np.any(deviation(found, (1e-3, options["local_steps"], 50)) > 5.0)
