@@ -1,6 +1,6 @@
 """Handwritten digits by FA-LD (Deng et al. 2024, section 7.2, on scikit-learn's digits): what local steps K are worth.
 
-``python benchmarks/digits.py`` writes ``docs/digits_fald.png`` and prints the table; about ten minutes on two cores.
+``python benchmarks/digits.py`` writes ``docs/digits_fald.png`` and prints the table; some eight minutes on two cores.
 
 Softmax regression, 1430 rows at 10 clients and 367 held out, temperature 0.05, batches of 50, one draw every 10 rounds.
 Predictions average the class probabilities over all draws so far, from zero and without warm-up: R-hat says of each of
