@@ -166,8 +166,10 @@ class SampledAnswer:
         means = self.block.theta.mean(axis=0)
         size = means.shape[1]
         covariances = [np.atleast_2d(np.cov(chain.T)) for chain in np.swapaxes(self.block.theta, 0, 1)]
-        if len(self.block.theta) <= size + 1:  # too few draws for one chain's covariance
-            covariances = [np.atleast_2d(np.cov(self.block.theta.reshape(-1, size).T))] * len(means)
+        if len(self.block.theta) <= 2 * size:  # too few draws for one chain's covariance, or for any
+            flat = self.block.theta.reshape(-1, size)
+            pooled = np.atleast_2d(np.cov(flat.T)) if len(flat) > 2 * size else np.diag(flat.var(axis=0))
+            covariances = [pooled] * len(means)
         return jax.vmap(gaussian_from_moments)(jnp.asarray(means), jnp.asarray(np.stack(covariances)))
 
     def draws(self, key: Array, num: int) -> Array:
@@ -271,7 +273,9 @@ class SampledAnswer:
                 f"The steps of clients {shortened(self.dropped)} were not finite in some rounds, which then went on "
                 "without them: the posterior lacks part of their data. Write a smaller `step_size`."
             )
-        if (bias := self.measured_sd_bias[1]) > BIAS_LIMIT:
+        # not of chains on their way from far off, whose transient is no bias
+        arrived = worst < R_HAT_LIMIT or np.isfinite(rounds.attrs["sd_bias"])
+        if arrived and (bias := self.measured_sd_bias[1]) > BIAS_LIMIT:
             smaller = float(rounds.attrs["step_size"]) / 4.0
             parts.append(
                 f"The chains are too wide: by Stein's identity the sds are off by {bias:.0%} or more somewhere. "

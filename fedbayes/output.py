@@ -115,6 +115,9 @@ def chain_diagnostics(theta: np.ndarray) -> "xr.Dataset":
     import arviz as az
     import xarray as xr
 
+    if len(theta) == 1:  # R-hat compares chains
+        unknown = np.full(theta.shape[2], np.nan)
+        return xr.Dataset({"r_hat": ("coordinate", unknown), "ess": ("coordinate", unknown)})
     chains = to_arviz({"posterior": {"theta": theta}}, {}, {}, {})
 
     def found(result: Any) -> "xr.DataArray":

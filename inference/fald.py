@@ -149,7 +149,7 @@ class FALD:
     control_variate
         Each client's gradient is shifted by ``total - own_c``, the gradients at an anchor, so that local steps of
         heterogeneous clients no longer drift apart: with the anchor at the mode exact in the mean for quadratic
-        energies, far from it worse than nothing. It is the control variate of VR-FALD* (Plassier, Moulines and Durmus
+        energies, far from it a bias of its own. It is the control variate of VR-FALD* (Plassier, Moulines and Durmus
         2022). The conducive gradients of FSGLD (el Mekkaoui et al. 2021) need a likelihood surrogate of each client
         instead; here one gradient at the federated mode does. ``None``: yes, with ``start="mode"`` and without
         ``clip``.
@@ -329,7 +329,7 @@ def _batch_slope(config: FALD, client: Client, position: Callable[[Array], Array
     rows, real, scale = jnp.arange(client.mask.shape[0]), client.mask, jnp.ones(())
     if config.batch_size is not None:
         _, rows = jax.lax.top_k(
-            jnp.where(client.mask, jax.random.uniform(key, client.mask.shape), -1.0), config.batch_size
+            jnp.where(client.mask, jax.random.uniform(key, client.mask.shape, jnp.float32), -1.0), config.batch_size
         )
         real, scale = jnp.ones(rows.shape, bool), num_rows / config.batch_size
     if config.clip is None:

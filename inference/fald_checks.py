@@ -112,7 +112,7 @@ def _check_scheme(config: "FALD") -> None:
     if config.control_variate and config.start == "zero" and config.refresh is None:
         raise ValueError(
             "`control_variate=True` with `start='zero'` anchors the clients far from the mode, where it biases the "
-            "mean. Write `start='mode'`, `refresh=10`, or leave it out."
+            "mean. Write `start='mode'`, `refresh=1`, or leave it out."
         )
     if config.refresh is not None:
         for reason, wrong in {

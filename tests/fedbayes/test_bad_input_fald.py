@@ -105,7 +105,7 @@ BAD_OPTIONS = [
     ({"start": "zero", "step_size": "decaying"}, r"`step_size` is 'decaying' with `start='zero'`"),
     (
         {"start": "zero", "step_size": 0.01, "control_variate": True},
-        r"`control_variate=True` with `start='zero'` anchors .* Write `start='mode'`, `refresh=10`, or leave it out",
+        r"`control_variate=True` with `start='zero'` anchors .* Write `start='mode'`, `refresh=1`, or leave it out",
     ),
     ({"noise_correlation": -0.1}, rf"`noise_correlation` is -0.1; {IN_UNIT}"),
     ({"noise_correlation": 1.1}, rf"`noise_correlation` is 1.1; {IN_UNIT}"),
