@@ -43,6 +43,7 @@ def fake_fit(num_clients=50, num_rounds=4):
                 np.array([[0.0, 0.0], [0.0, 0.0], [0.01, 0.02], [0.01, 0.02]]),
             ),
             "phase": (("round",), np.array(["mode", "mode", "EP", "EP"])),
+            "rounds": (("round",), np.ones(num_rounds, int)),
         },
         coords={"round": np.arange(1, num_rounds + 1)},
     )

@@ -428,7 +428,7 @@ def test_a_fit_says_what_it_released():
         ({"clip": None}, "clip"),
         ({"noise_correlation": 1.0}, "shared"),
         ({"start": "mode", "step_size": None}, "without noise"),
-        ({"clip": None, "control_variate": True}, "without noise"),
+        ({"clip": None, "batch_size": None, "control_variate": True, "refresh": 1}, "without noise"),
     ],
 )
 def test_a_fit_without_privacy_gives_no_number(options, message):
