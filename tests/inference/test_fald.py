@@ -91,18 +91,28 @@ def assert_law(draws, mean, variance, *, sds=4.0):
 # --- the exact law of quadratic clients
 
 
+# table 3.B of the method notes: step, K, rounds to stationarity from zero, mean, variance at rho = 0, 0.5 and 1
+GOLDEN = {
+    "K=5": (0.01, 5, 120, 0.769353, {0.0: 0.220019, 0.5: 0.219519, 1.0: 0.218018}),
+    "K=10": (0.01, 10, 80, 0.729205, {0.0: 0.242219, 0.5: 0.240045, 1.0: 0.233522}),
+    "K=50": (0.01, 50, 40, 0.430039, {0.0: 0.415943, 0.5: 0.391651, 1.0: 0.318775}),
+}
+MORE_GOLDEN = {
+    "K=1": (0.01, 1, 400, 0.800000, {0.0: 0.205128, 0.5: 0.205128, 1.0: 0.205128}),
+    "K=2": (0.01, 2, 200, 0.792492, {0.0: 0.208551, 0.5: 0.208507, 1.0: 0.208375}),
+    "K=100": (0.01, 100, 20, 0.223976, {0.0: 0.510465, 0.5: 0.472758, 1.0: 0.359636}),
+    "K=1000": (0.01, 1000, 4, 0.000022, {0.0: 0.560686, 0.5: 0.515827, 1.0: 0.381251}),
+    "small step, K=10": (0.001, 10, 400, 0.793454, {0.0: 0.203475, 0.5: 0.203452, 1.0: 0.203384}),
+    "small step, K=100": (0.001, 100, 60, 0.724152, {0.0: 0.240522, 0.5: 0.238216, 1.0: 0.231298}),
+}
+
+
 @pytest.mark.parametrize("rho", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize(
-    ("steps", "rounds", "mean", "variance"),
-    [
-        (5, 120, 0.769353, {0.0: 0.220019, 0.5: 0.219519, 1.0: 0.218018}),
-        (10, 80, 0.729205, {0.0: 0.242219, 0.5: 0.240045, 1.0: 0.233522}),
-        (50, 40, 0.430039, {0.0: 0.415943, 0.5: 0.391651, 1.0: 0.318775}),
-    ],
-)
-def test_golden_stationary_law(steps, rounds, mean, variance, rho):
-    """Table 3.B of the method notes: one-dimensional, two clients with curvatures 1 and 9, eta = 0.01."""
-    method = FALD(local_steps=steps, step_size=0.01, noise_correlation=rho, thinning=rounds, **PLAIN)
+@pytest.mark.parametrize("row", [*GOLDEN, *(pytest.param(row, marks=pytest.mark.slow) for row in MORE_GOLDEN)])
+def test_golden_stationary_law(row, rho):
+    """Two clients in one dimension with curvatures 1 and 9, and all rows of the table."""
+    step, steps, rounds, mean, variance = (GOLDEN | MORE_GOLDEN)[row]
+    method = FALD(local_steps=steps, step_size=step, noise_correlation=rho, thinning=rounds, **PLAIN)
     draws = draws_of(gaussian, NOTES.data(), method, 1)
     assert_law(draws[-1, :, 0], mean, variance[rho])
 
@@ -368,13 +378,13 @@ CORRECT = fald._noise
 def test_wrongly_scaled_noise_is_seen(bug, monkeypatch):
     monkeypatch.setattr(fald, "_noise", bug)
     with pytest.raises(AssertionError):
-        test_golden_stationary_law(5, 120, 0.769353, {0.0: 0.220019}, 0.0)
+        test_golden_stationary_law("K=5", 0.0)
 
 
 def test_common_noise_drawn_per_client_is_seen(monkeypatch):
     monkeypatch.setattr(fald, "_noise", private_common_noise)
     with pytest.raises(AssertionError):
-        test_golden_stationary_law(5, 120, 0.769353, {1.0: 0.218018}, 1.0)
+        test_golden_stationary_law("K=5", 1.0)
 
 
 def test_prior_in_every_client_is_seen(monkeypatch):
