@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import FederatedAlgorithm, Sampling
-from fedbayes.errors import ResultCode
+from fedbayes.errors import usable
 from fedbayes.executors import Batched
 from fedbayes.problem import Problem
 
@@ -94,7 +94,7 @@ def fused_block(algorithm: FederatedAlgorithm, executor: Batched, problem: Probl
 
     def one_round(state: Any, states: list, clients: list, key: Array) -> tuple[Any, list, dict]:
         messages, states, infos = replies(state, states, clients, key)
-        used = (infos["code"] == ResultCode.OK) | (infos["code"] == ResultCode.UNRELIABLE)
+        used = usable(infos["code"])
         state, info = algorithm.aggregate(state, total(messages, used, jnp), jnp.sum(used, axis=0), key)
         return state, states, {**info, **infos}
 

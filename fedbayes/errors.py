@@ -1,6 +1,7 @@
 """What can go wrong: bad input raises before work starts; a failure in a round is data, reported per client."""
 
 from enum import IntEnum
+from typing import Any
 
 
 class ClientDataError(ValueError):
@@ -32,6 +33,11 @@ class ResultCode(IntEnum):
     def meaning(self) -> str:
         """The code in words."""
         return _MEANINGS[self]
+
+
+def usable(codes: Any) -> Any:
+    """Whether messages with these codes count: an array of NumPy or JAX in, booleans out."""
+    return (codes == ResultCode.OK) | (codes == ResultCode.UNRELIABLE)
 
 
 _MEANINGS = {

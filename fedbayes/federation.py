@@ -12,7 +12,7 @@ from jax import Array
 from fedbayes.algorithm import FederatedAlgorithm, Phase, Sampling
 from fedbayes.chains import DrawBlock, Fused, Pace, draw_of, pace, summary, total
 from fedbayes.checkpoint import Checkpoint
-from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.errors import FederatedError, ResultCode, usable
 from fedbayes.executors import Batched, Executor, Round
 from fedbayes.problem import Problem
 from fedbayes.progress import Progress
@@ -238,7 +238,7 @@ def run_round(
         )
         codes_active = np.asarray(replies.infos["code"])
         full = jax.tree.map(lambda leaf: _scattered(leaf, active, num_clients), replies.messages)
-        good = np.isin(codes_active, (ResultCode.OK, ResultCode.UNRELIABLE))
+        good = usable(codes_active)
         used = np.zeros((num_clients, *codes_active.shape[1:]), bool)
         used[active] = good
         codes = np.full(used.shape, ResultCode.INACTIVE)
@@ -251,9 +251,8 @@ def run_round(
         current.variants = algorithm.choose(current.variants, infos | info)
         record = {name: np.asarray(leaf) for name, leaf in info.items()} | infos | {"solver": variants}
         quiet = bool(np.all(record.pop("converged")))
-        quiet &= (
-            list(current.variants) == variants.tolist()
-        )  # a client that changes its solver has the last word still to say
+        # a client that changes its solver has the last word still to say
+        quiet &= list(current.variants) == variants.tolist()
         current.quiet = (current.quiet | mask) if quiet else np.zeros(num_clients, bool)
         heard = np.all(good.reshape(len(active), -1), axis=1)
         current.converged = bool(np.all(current.quiet)) and bool(np.all(heard))

@@ -59,7 +59,8 @@ def fit_federated(
     num_rounds
         Most rounds of the method's main phase; it stops earlier at its tolerance. ``None``: the method's own limit.
     participation
-        Fraction of the clients that take part in each round, drawn afresh, or a function ``(round, key) -> mask``.
+        Fraction of the clients that take part in each round, drawn afresh, or a function ``(round, key) -> mask``. FALD
+        draws its own, by ``scheme`` and ``num_active``.
     local
         Names of client-local latents, for a model that does not use ``fedbayes.local()``.
     coords, dims
@@ -75,8 +76,8 @@ def fit_federated(
     progress
         Show a bar.
     checkpoint
-        File that holds the state after each round; an interrupted fit started again with the same arguments resumes
-        from it.
+        File that holds the state after each round, or a sampler's block of rounds; an interrupted fit started again
+        with the same arguments resumes from it.
     dtype
         Precision in which the model runs; natural parameters are float64 whatever it is.
 

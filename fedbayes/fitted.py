@@ -105,9 +105,9 @@ class FederatedFit:
         """
         size, report = self._problem.globals.size, {}
         if self._phase.sampling is not None:
-            spent = sum(int(record["rounds"]) for record in self._current.history if "rounds" in record)
             report = self._phase.sampling.report(self._current.state)
-            report["rounds_per_draw"] = spent / sum(len(block.theta) for block in self._current.draws)
+            num_draws = sum(len(block.theta) for block in self._current.draws)
+            report["rounds_per_draw"] = self._current.rounds_in_phase / num_draws
         return output.rounds_dataset(self._current.history, self._problem.names, size).assign_attrs(report)
 
     @property

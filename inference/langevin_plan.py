@@ -20,6 +20,7 @@ from jax import Array
 
 from fedbayes.gaussian import whitener
 from fedbayes.inference.coordinates import Coordinates
+from fedbayes.inference.langevin_theory import covariance_inflation, participation_share
 from fedbayes.inference.mode import ModeState
 
 if TYPE_CHECKING:
@@ -144,9 +145,7 @@ def _energies(mode: ModeState, coordinates: Coordinates, p: Array) -> tuple[Arra
 def largest_eigenvalue(matrix: Array) -> Array:
     """Largest eigenvalue of a symmetric matrix by the power method, from below; matrix products alone."""
     size = matrix.shape[0]
-    shift = jnp.max(
-        jnp.sum(jnp.abs(matrix), axis=1)
-    )  # a bound on all eigenvalues: the largest becomes the dominant one
+    shift = jnp.max(jnp.sum(jnp.abs(matrix), axis=1))  # bounds all eigenvalues, so that the largest dominates
     start = jnp.cos(jnp.arange(size) ** 2 + 1.0)
 
     def multiply(_: int, x: Array) -> Array:
@@ -158,8 +157,8 @@ def largest_eigenvalue(matrix: Array) -> Array:
 
 
 def participation_bias(config: "FALD", num: int) -> float:
-    """``sqrt(r) - 1`` with ``r = 1 + (1 - rho^2) C_S (N - 1) / S``, for equal curvatures and weights."""
-    if config.scheme == "full" or config.num_active is None or num == 1:
+    """``sqrt(r) - 1`` with the inflation r of partial participation, for equal weights."""
+    if config.scheme == "full" or config.num_active is None:
         return 0.0
-    spread = 1.0 if config.scheme == "with_replacement" else (num - config.num_active) / (num - 1)
-    return float(np.sqrt(1.0 + (1.0 - config.noise_correlation**2) * spread * (num - 1) / config.num_active) - 1.0)
+    share = participation_share(np.full(num, 1.0 / num), config.num_active, config.scheme)
+    return float(np.sqrt(covariance_inflation(num, share, config.noise_correlation)) - 1.0)

@@ -171,7 +171,8 @@ def test_options(options, message):
     ],
 )
 def test_options_at_the_border_are_taken(options):
-    FALD(**options)
+    method = FALD(**options)
+    assert {name: getattr(method, name) for name in options} == options
 
 
 MISFITS = {
@@ -391,7 +392,10 @@ def test_chains_that_cannot_start(case, monkeypatch):
 
 
 def test_schedule_that_starts_at_zero_is_taken():
-    fit(FALD(step_size=lambda k: 0.1 * jnp.minimum(1.0, k / 20.0), noise_correlation=1.0, num_chains=4, thinning=10))
+    warming_up = lambda k: 0.1 * jnp.minimum(1.0, k / 20.0)  # noqa: E731
+    found = fit(FALD(step_size=warming_up, noise_correlation=1.0, num_chains=4, thinning=10))
+    assert found.converged
+    assert found.rounds.attrs["step_size"] > 0.0  # planned by the default step, not by zero
 
 
 DIVERGING = {

@@ -17,6 +17,7 @@ from fedbayes.federation import run_phases
 from fedbayes.inference import fald
 from fedbayes.inference import langevin_theory as theory
 from fedbayes.inference.fald import FALD
+from fedbayes.inference.langevin_plan import participation_bias
 from fedbayes.problem import make_problem
 from fedbayes.progress import Silent
 
@@ -164,6 +165,16 @@ def test_partial_participation_inflates_as_derived(scheme, rho):
     variance = factor / (1.0 - eta / 2.0)
     assert abs(draws.mean() - 2.0) < 4.0 * np.sqrt(variance / CHAINS)
     assert abs(draws.var() / variance - 1.0) < 6.0 * np.sqrt(2.0 / CHAINS)  # a mixture: heavier tails than a Gaussian
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rho", "factor"),
+    [("with_replacement", 0.0, 2.8), ("without_replacement", 0.5, 1.75), ("with_replacement", 1.0, 1.0)],
+)
+def test_plan_reports_the_inflation(scheme, rho, factor):
+    method = FALD(scheme=scheme, num_active=5, noise_correlation=rho)
+    assert participation_bias(method, 10) == pytest.approx(np.sqrt(factor) - 1.0)
+    assert participation_bias(FALD(), 10) == 0.0
 
 
 def test_unbalanced_clients_drawn_by_weight_follow_their_law():
