@@ -116,7 +116,7 @@ def federated(split: str, step_size: float, local_steps: int, **options: Any) ->
         num_chains=CHAINS,
         num_warmup=0,
         thinning=EVERY,
-        **{"start": "zero", "control_variate": False} | options,
+        **{"init": "zero", "control_variate": False} | options,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fb.NotConvergedWarning)  # see the top
@@ -217,7 +217,7 @@ def main() -> None:
             show(lines[-1], NOTES.get((step_size, steps)) if split == "random" else None)
         rows.append(lines)
     for name, variate in (("100, mode", False), ("100, anchored", True)):
-        run = federated("sorted", 1e-4, 100, start="mode", control_variate=variate)
+        run = federated("sorted", 1e-4, 100, init="mode", control_variate=variate)
         rows[-1].append(Line(*run, name, COLORS[100], "--"))
         show(rows[-1][-1], None)
     figure = draw(rows, reference)

@@ -69,7 +69,7 @@ def fedbayes_rounds(
     try:
         problem = make_problem(model, clients)
         method = fald.FALD(
-            local_steps=STEPS, step_size=1e-6, noise_correlation=rho, num_chains=1, num_warmup=0, start="zero",
+            local_steps=STEPS, step_size=1e-6, noise_correlation=rho, num_chains=1, num_warmup=0, init="zero",
             preconditioner="none", control_variate=False,
         )  # fmt: skip
         (phase,) = method.phases(problem)

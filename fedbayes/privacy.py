@@ -157,10 +157,10 @@ def mechanism_of(fit: "FederatedFit") -> Mechanism:
     config = fit.method
     if not isinstance(config, FALD):
         raise TypeError(f"The fit is by {type(config).__name__}; only FALD's steps have noise to account for.")
-    if config.start != "zero" or config.control_variate:
+    if config.init != "zero" or config.control_variate:
         raise ValueError(
-            f"The fit has `start={config.start!r}` and `control_variate={config.control_variate}`: a mode, curvatures "
-            "or gradients were sent without noise. Write `FALD(start='zero', step_size=..., clip=...)`."
+            f"The fit has `init={config.init!r}` and `control_variate={config.control_variate}`: a mode, curvatures "
+            "or gradients were sent without noise. Write `FALD(init='zero', step_size=..., clip=...)`."
         )
     problem, rounds = fit._problem, int(fit.rounds["rounds"].sum())
     steps, largest = int(fit.rounds.attrs["local_steps"]), config.step_size

@@ -85,7 +85,7 @@ class EP:
     damping
         Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for
         it, so that ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
-    start
+    init
         ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds, cheaper than EP's), where
         cavities are narrow and moments easy; ``"prior"``: at one, so that the first cavity is the prior.
     moments
@@ -104,7 +104,7 @@ class EP:
     num_draws: int | None = None
     solver: Literal["auto", "importance", "nuts", "laplace", "variational"] = "auto"
     damping: float | None = None
-    start: Literal["mode", "prior"] = "mode"
+    init: Literal["mode", "prior"] = "mode"
     moments: Literal["score", "covariance"] = "score"
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02
@@ -116,7 +116,7 @@ class EP:
             raise ValueError(f"`damping` is {self.damping}; it is the step of a round and lies in (0, 1].")
         for name, known in (
             ("solver", (*_SOLVERS, "auto")),
-            ("start", ("mode", "prior")),
+            ("init", ("mode", "prior")),
             ("moments", tuple(_MOMENTS)),
         ):
             if getattr(self, name) not in known:
@@ -150,7 +150,7 @@ class EP:
         """Newton rounds to the federated mode where the start asks for them, then EP."""
         num_draws = self.draws_for(problem.globals.size)
         ep = Phase(_algorithm(self, problem, num_draws), 30, False)
-        if self.start == "mode":
+        if self.init == "mode":
             return [Phase(federated_mode(problem, num_draws=64), 25, True), ep]
         return [ep]
 

@@ -151,13 +151,13 @@ class FALD:
         heterogeneous clients no longer drift apart: with the anchor at the mode exact in the mean for quadratic
         energies, far from it a bias of its own. It is the control variate of VR-FALD* (Plassier, Moulines and Durmus
         2022). The conducive gradients of FSGLD (el Mekkaoui et al. 2021) need a likelihood surrogate of each client
-        instead; here one gradient at the federated mode does. ``None``: yes, with ``start="mode"`` and without
+        instead; here one gradient at the federated mode does. ``None``: yes, with ``init="mode"`` and without
         ``clip``.
     refresh
         Move the anchor to the chain every so many rounds; ``None``: it stays at the start.
     preconditioner
         ``"dense"`` or ``"diagonal"``: coordinates whitened by the curvature at the federated mode; ``"none"``.
-    start
+    init
         ``"mode"``: chains start from the Laplace approximation at the federated mode (Newton rounds first);
         ``"zero"``: at zero, with nothing known (needs ``step_size``).
     bias
@@ -185,7 +185,7 @@ class FALD:
     control_variate: bool | None = None
     refresh: int | None = None
     preconditioner: Literal["dense", "diagonal", "none"] = "dense"
-    start: Literal["mode", "zero"] = "mode"
+    init: Literal["mode", "zero"] = "mode"
     bias: float = 0.02
     num_chains: int = 4
     num_warmup: int = 100
@@ -194,7 +194,7 @@ class FALD:
 
     def __post_init__(self) -> None:
         if self.control_variate is None:
-            object.__setattr__(self, "control_variate", self.start == "mode" and self.clip is None)
+            object.__setattr__(self, "control_variate", self.init == "mode" and self.clip is None)
         fald_checks.check_options(self)
 
     @property
@@ -212,7 +212,7 @@ class FALD:
         weights = fald_checks.client_weights(self, problem)
         fald_checks.check_problem(self, problem, weights)
         chains = Phase(_algorithm(self, problem, weights), self.max_rounds, True, _sampling(self))
-        if self.start == "zero":
+        if self.init == "zero":
             return [chains]
         return [Phase(federated_mode(problem, num_draws=64, tolerance=1e-3), 50, True), chains]
 
@@ -243,7 +243,7 @@ def _algorithm(config: FALD, problem: Problem, weights: np.ndarray) -> Federated
 
     def init(key: Array, previous: ModeState | None) -> FALDState:
         start_key, noise_key, choose_key = jax.random.split(key, 3)
-        coordinates = shared_coordinates(previous, size, config.preconditioner, config.start)
+        coordinates = shared_coordinates(previous, size, config.preconditioner, config.init)
         plan, position = no_plan(config, weights), jnp.zeros(size)
         if previous is not None:
             plan = make_plan(config, previous, coordinates, weights, has_locals=has_locals)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CHOICES = {
     "scheme": ("full", "with_replacement", "without_replacement"),
     "preconditioner": ("dense", "diagonal", "none"),
-    "start": ("mode", "zero"),
+    "init": ("mode", "zero"),
     "control_variate": (True, False),
     "allow_unbalanced": (True, False),
 }
@@ -86,10 +86,10 @@ def _check_step(config: "FALD") -> None:
         raise ValueError(
             f"`step_size` is {step}; a Langevin step is positive and finite. Leave it out for the default."
         )
-    if config.start == "zero" and named:
+    if config.init == "zero" and named:
         raise ValueError(
-            f"`step_size` is {step!r} with `start='zero'`: nothing is known of the curvature there. Write a number, "
-            "such as 0.1 / n for n rows in all, or `start='mode'`."
+            f"`step_size` is {step!r} with `init='zero'`: nothing is known of the curvature there. Write a number, "
+            "such as 0.1 / n for n rows in all, or `init='mode'`."
         )
 
 
@@ -109,10 +109,10 @@ def _check_scheme(config: "FALD") -> None:
         )
     if config.scheme != "full" and config.num_active is None:
         raise ValueError(f"`scheme` is {config.scheme!r}; say how many clients a round has, `num_active=...`.")
-    if config.control_variate and config.start == "zero" and config.refresh is None:
+    if config.control_variate and config.init == "zero" and config.refresh is None:
         raise ValueError(
-            "`control_variate=True` with `start='zero'` anchors the clients far from the mode, where it biases the "
-            "mean. Write `start='mode'`, `refresh=1`, or leave it out."
+            "`control_variate=True` with `init='zero'` anchors the clients far from the mode, where it biases the "
+            "mean. Write `init='mode'`, `refresh=1`, or leave it out."
         )
     if config.refresh is not None:
         for reason, wrong in {
@@ -189,8 +189,8 @@ def check_start(current: "Progressing", problem: Problem, config: "FALD", plan: 
         if not np.all(good):
             name = problem.names[bucket.members[int(np.argmin(good))]]
             raise FederatedError(
-                f"The gradient of client '{name}' is not finite where the chains start ({config.start}). Give the "
-                "globals proper priors, rescale the data, or try the other `start`."
+                f"The gradient of client '{name}' is not finite where the chains start ({config.init}). Give the "
+                "globals proper priors, rescale the data, or try the other `init`."
             )
     step, worst = _step_at(config, plan, 0.0), int(np.argmax(plan.curvatures))
     if not 0.0 <= step < np.inf:
@@ -209,7 +209,7 @@ def _check_curvature(current: "Progressing", config: "FALD", plan: "Plan") -> No
     if not all(np.all(np.isfinite(value)) for value in known):
         raise FederatedError(
             "The Newton rounds found no mode with positive curvature to start from. Give the globals proper priors, or "
-            "write `FALD(start='zero', step_size=...)`."
+            "write `FALD(init='zero', step_size=...)`."
         )
     if config.thinning is None and plan.rounds_per_draw > config.max_rounds:
         raise FederatedError(
@@ -234,12 +234,12 @@ def _step_at(config: "FALD", plan: "Plan", iteration: float) -> float:
 def check_alive(current: "Progressing", problem: Problem, config: "FALD", plan: "Plan") -> None:
     """Refuse to go on with chains that have diverged."""
     lost = np.any(np.all(current.history[-1]["code"] == ResultCode.NOT_FINITE, axis=0))
-    far = _DIVERGED[config.start == "mode" and config.preconditioner != "none"]
+    far = _DIVERGED[config.init == "mode" and config.preconditioner != "none"]
     if not lost and np.all(np.abs(np.nan_to_num(current.state.position, nan=np.inf)) < far):
         return
     done = current.rounds_in_phase
     step = _step_at(config, plan, float(done * plan.local_steps))
     advice = "Write a smaller schedule" if callable(config.step_size) else f"Try `FALD(step_size={step / 4:.2g})`"
     worst = problem.names[int(np.argmax(plan.curvatures))]
-    known = f"the client with the largest curvature is '{worst}'" if config.start == "mode" else "or `start='mode'`"
+    known = f"the client with the largest curvature is '{worst}'" if config.init == "mode" else "or `init='mode'`"
     raise FederatedError(f"The chain diverged by round {done}, with step size {step:.3g}. {advice}; {known}.")

@@ -99,13 +99,13 @@ BAD_OPTIONS = [
     ({"step_size": [0.1]}, rf"`step_size` is \[0.1\]; {NUMBER}"),
     ({"step_size": np.float32(0.1)}, rf"`step_size` is np.float32\(0.1\); {NUMBER}"),  # else it would be overlooked
     (
-        {"start": "zero"},
-        r"`step_size` is None with `start='zero'`: nothing is known .* Write a number, such as 0.1 / n",
+        {"init": "zero"},
+        r"`step_size` is None with `init='zero'`: nothing is known .* Write a number, such as 0.1 / n",
     ),
-    ({"start": "zero", "step_size": "decaying"}, r"`step_size` is 'decaying' with `start='zero'`"),
+    ({"init": "zero", "step_size": "decaying"}, r"`step_size` is 'decaying' with `init='zero'`"),
     (
-        {"start": "zero", "step_size": 0.01, "control_variate": True},
-        r"`control_variate=True` with `start='zero'` anchors .* Write `start='mode'`, `refresh=1`, or leave it out",
+        {"init": "zero", "step_size": 0.01, "control_variate": True},
+        r"`control_variate=True` with `init='zero'` anchors .* Write `init='mode'`, `refresh=1`, or leave it out",
     ),
     ({"noise_correlation": -0.1}, rf"`noise_correlation` is -0.1; {IN_UNIT}"),
     ({"noise_correlation": 1.1}, rf"`noise_correlation` is 1.1; {IN_UNIT}"),
@@ -132,7 +132,7 @@ BAD_OPTIONS = [
         r"`scheme` is 'partial'; it is one of \['full', 'with_replacement', 'without_replacement'\]",
     ),
     ({"preconditioner": "full"}, r"`preconditioner` is 'full'; it is one of \['dense', 'diagonal', 'none'\]"),
-    ({"start": "prior"}, r"`start` is 'prior'; it is one of \['mode', 'zero'\]"),
+    ({"init": "prior"}, r"`init` is 'prior'; it is one of \['mode', 'zero'\]"),
     ({"control_variate": "no"}, r"`control_variate` is 'no'; it is one of \[True, False\]"),
     ({"allow_unbalanced": None}, r"`allow_unbalanced` is None; it is one of \[True, False\]"),
     ({"num_active": 2}, r"`num_active` is 2 with `scheme='full'`; say how they are drawn: `scheme='with_replacement'`"),
@@ -165,9 +165,9 @@ def test_options(options, message):
         {"step_size": np.float64(0.1)},
         {"step_size": 1},
         {"step_size": "decaying"},
-        {"step_size": lambda k: 0.1 / (1.0 + k), "start": "zero"},
+        {"step_size": lambda k: 0.1 / (1.0 + k), "init": "zero"},
         {"clip": 1.0},
-        {"start": "zero", "step_size": 0.01, "control_variate": True, "refresh": 10},
+        {"init": "zero", "step_size": 0.01, "control_variate": True, "refresh": 10},
     ],
 )
 def test_options_at_the_border_are_taken(options):
@@ -332,14 +332,14 @@ BAD_STARTS = {
         r"`step_size` gives -0.1 at iteration 0; a schedule gives positive numbers",
     ),
     "schedule, NaN": (
-        {"step_size": lambda k: 0.1 * jnp.log(k - 1.0), "start": "zero"},
+        {"step_size": lambda k: 0.1 * jnp.log(k - 1.0), "init": "zero"},
         model,
         GOOD,
         ValueError,
         r"`step_size` gives nan at iteration 0; a schedule gives positive numbers",
     ),
     "schedule, array": (
-        {"step_size": lambda k: jnp.ones(2), "start": "zero"},
+        {"step_size": lambda k: jnp.ones(2), "init": "zero"},
         model,
         GOOD,
         ValueError,
@@ -353,18 +353,18 @@ BAD_STARTS = {
         r"gradient of client 'b' is not finite where the chains start \(mode\). Give the globals proper priors",
     ),
     "gradient at zero": (
-        {"start": "zero", "step_size": 0.01},
+        {"init": "zero", "step_size": 0.01},
         below_edge,
         EDGES,
         fb.FederatedError,
-        r"gradient of client 'b' is not finite where the chains start \(zero\). .* or try the other `start`",
+        r"gradient of client 'b' is not finite where the chains start \(zero\). .* or try the other `init`",
     ),
     "no curvature": (
         {},
         only_the_sum,
         GOOD,
         fb.FederatedError,
-        r"no mode with positive curvature .* Give the globals proper priors, or write `FALD\(start='zero', step_size",
+        r"no mode with positive curvature .* Give the globals proper priors, or write `FALD\(init='zero', step_size",
     ),
     "no curvature, diagonal": (
         {"preconditioner": "diagonal"},
@@ -400,9 +400,9 @@ def test_schedule_that_starts_at_zero_is_taken():
 
 DIVERGING = {
     "step": (
-        {"step_size": 3.0, "start": "zero"},
+        {"step_size": 3.0, "init": "zero"},
         model,
-        r"diverged by round \d+, with step size 3. Try `FALD\(step_size=0.75\)`; or `start='mode'`",
+        r"diverged by round \d+, with step size 3. Try `FALD\(step_size=0.75\)`; or `init='mode'`",
     ),
     "schedule": (
         {"step_size": lambda k: 0.01 * (1.0 + k)},
@@ -434,5 +434,5 @@ def test_large_units_are_no_divergence():
 
     clients = {name: {"y": 3e6 + 1e6 * client["y"]} for name, client in GOOD.items()}
     with pytest.warns(fb.NotConvergedWarning, match="The chains have not mixed"):
-        found = fit(FALD(**FEW, step_size=1e9, start="zero"), wealth, clients, num_draws=30)
+        found = fit(FALD(**FEW, step_size=1e9, init="zero"), wealth, clients, num_draws=30)
     assert found.idata.posterior["mu"].max() > 1e6

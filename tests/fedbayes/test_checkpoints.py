@@ -20,7 +20,7 @@ from fedbayes.problem import make_problem
 from fedbayes.progress import Silent
 
 KEY = jax.random.key(2)
-METHOD = EP(num_draws=64, num_replicates=2, solver="importance", start="mode", tolerance=1e-9)
+METHOD = EP(num_draws=64, num_replicates=2, solver="importance", init="mode", tolerance=1e-9)
 ROUNDS = 3
 
 

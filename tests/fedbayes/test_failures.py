@@ -13,7 +13,7 @@ from fedbayes.executors import Batched, Replies, Sequential
 from fedbayes.inference.ep import EP
 
 KEY = jax.random.key(3)
-QUICK = EP(num_draws=64, num_replicates=1, start="prior", solver="importance", tolerance=1e-9)
+QUICK = EP(num_draws=64, num_replicates=1, init="prior", solver="importance", tolerance=1e-9)
 
 
 def model(y, spread):

@@ -25,10 +25,10 @@ SMALL = {"num_draws": 64, "tolerance": 1e-9}
 CHAINS = {"num_chains": 2, "local_steps": 3, "thinning": 2, "num_warmup": 0}
 ALGORITHMS = {
     "laplace": Laplace(num_draws=64),
-    "ep": EP(**SMALL, num_replicates=2, solver="importance", start="prior"),
-    "ep-from-mode": EP(**SMALL, num_replicates=1, solver="laplace", start="mode", damping=0.7),
-    "ep-variational": EP(**SMALL, num_replicates=1, solver="variational", start="prior"),
-    "ep-diagonal": EP(**SMALL, num_replicates=1, solver="importance", start="prior", family="diagonal"),
+    "ep": EP(**SMALL, num_replicates=2, solver="importance", init="prior"),
+    "ep-from-mode": EP(**SMALL, num_replicates=1, solver="laplace", init="mode", damping=0.7),
+    "ep-variational": EP(**SMALL, num_replicates=1, solver="variational", init="prior"),
+    "ep-diagonal": EP(**SMALL, num_replicates=1, solver="importance", init="prior", family="diagonal"),
     "fald": FALD(**CHAINS, noise_correlation=0.5, refresh=2),
     "fald-partial": FALD(**CHAINS, noise_correlation=0.0, scheme="with_replacement", num_active=2),
 }

@@ -407,7 +407,7 @@ def coin(y):
 
 def private_fit(**options):
     clients = {name: {"y": np.arange(n) % 2} for name, n in (("a", 8), ("b", 12))}
-    plain = {"start": "zero", "preconditioner": "none", "control_variate": False, "step_size": 1e-4, "num_warmup": 2}
+    plain = {"init": "zero", "preconditioner": "none", "control_variate": False, "step_size": 1e-4, "num_warmup": 2}
     method = fb.FALD(**(plain | {"local_steps": 5, "noise_correlation": 0.0, "clip": 1.0, "batch_size": 4} | options))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fb.NotConvergedWarning)  # ten rounds don't mix
@@ -427,7 +427,7 @@ def test_a_fit_says_what_it_released():
     [
         ({"clip": None}, "clip"),
         ({"noise_correlation": 1.0}, "shared"),
-        ({"start": "mode", "step_size": None}, "without noise"),
+        ({"init": "mode", "step_size": None}, "without noise"),
         ({"clip": None, "batch_size": None, "control_variate": True, "refresh": 1}, "without noise"),
     ],
 )

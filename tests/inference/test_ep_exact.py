@@ -13,7 +13,7 @@ from fedbayes.models import linear
 from fedbayes.problem import make_problem
 
 TAU, NOISE = np.array([0.5, 1.5, 0.8]), 0.7
-EXACT = fb.EP(num_draws=64, num_replicates=1, start="prior", damping=1.0)
+EXACT = fb.EP(num_draws=64, num_replicates=1, init="prior", damping=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_one_undamped_round_is_exact(rounds, model, clients) -> None:
 
 
 def test_damped_rounds_leave_exactly_the_damped_part_of_the_precision(rounds, model, clients) -> None:
-    run = rounds(model, clients, fb.EP(num_draws=64, num_replicates=1, start="prior", damping=0.5))
+    run = rounds(model, clients, fb.EP(num_draws=64, num_replicates=1, init="prior", damping=0.5))
     _, spread = hm2.exact_posterior_mu(clients, TAU, NOISE)
     sites = np.linalg.inv(spread) - np.eye(3)
     for c in range(1, 5):
@@ -177,11 +177,11 @@ def test_log_evidence_is_exact_for_a_gaussian_model() -> None:
     y = np.concatenate([data["y"] for data in clients.values()])
     covariance = np.eye(len(y)) + x @ x.T
     exact = -0.5 * (y @ np.linalg.solve(covariance, y) + np.linalg.slogdet(covariance)[1] + len(y) * np.log(2 * np.pi))
-    for start in ("prior", "mode"):
+    for init in ("prior", "mode"):
         fit = fb.fit_federated(
             linear.model,
             clients,
-            method=fb.EP(num_draws=64, num_replicates=1, start=start),
+            method=fb.EP(num_draws=64, num_replicates=1, init=init),
             key=jax.random.key(0),
             progress=False,
         )

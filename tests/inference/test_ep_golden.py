@@ -27,7 +27,7 @@ GOLDEN = {
     100: (1.0757, 0.0977, 0.1040, 0.1400),
 }
 EXACT_SD = {10: (0.2893, 0.4473), 30: (0.1667, 0.2591), 100: (0.1050, 0.1413)}
-UNDAMPED = fb.EP(num_replicates=1, start="prior", damping=1.0)
+UNDAMPED = fb.EP(num_replicates=1, init="prior", damping=1.0)
 
 
 def model(th) -> None:
@@ -163,7 +163,7 @@ def test_the_bias_of_the_inverse_covariance_accumulates_as_predicted(rounds, mon
     data = {f"client{k}": {"x": rng.standard_normal((40, 4)), "y": rng.standard_normal(40)} for k in range(10)}
     exact = sum(float(np.trace(client["x"].T @ client["x"])) for client in data.values()) + 4 / 100
     use(monkeypatch, partial(independent_draws, 500, corrected))
-    run = rounds(gaussian_model, data, fb.EP(num_replicates=16, start="prior", damping=0.3)).run(20)
+    run = rounds(gaussian_model, data, fb.EP(num_replicates=16, init="prior", damping=0.3)).run(20)
     ratios = []
     for _ in range(40):
         precision = run.run(1).posterior.precision

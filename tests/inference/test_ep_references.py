@@ -37,7 +37,7 @@ def test_heart_three_rounds_from_zero_sites_match_pooled_nuts() -> None:
         nuts.run(jax.random.key(0), jnp.asarray(x, float), y)
         draws = nuts.get_samples()
         pooled = np.column_stack([np.asarray(draws["intercept"]), np.asarray(draws["beta"])])
-    method = fb.EP(start="prior", tolerance=1e-9)  # never content: exactly three rounds
+    method = fb.EP(init="prior", tolerance=1e-9)  # never content: exactly three rounds
     with pytest.warns(fb.NotConvergedWarning, match="did not converge in 3 rounds"):
         fit = fb.fit_federated(
             heart_disease.model, clients, method=method, num_rounds=3, key=jax.random.key(1), progress=False

@@ -59,7 +59,7 @@ class Quadratic(NamedTuple):
 
 NOTES = Quadratic(np.array([1.0, 9.0]), np.array([-1.0, 1.0]), np.array([0.5, 0.5]))
 UNEVEN = Quadratic(np.array([1.0, 4.0, 9.0]), np.array([-1.0, 2.0, 0.5]), np.array([0.2, 0.3, 0.5]))
-PLAIN = {"start": "zero", "preconditioner": "none", "num_warmup": 0, "num_chains": CHAINS}
+PLAIN = {"init": "zero", "preconditioner": "none", "num_warmup": 0, "num_chains": CHAINS}
 
 
 def draws_of(model, clients, method, num_draws, num_rounds=None, key=KEY):
@@ -196,7 +196,7 @@ def test_control_variate_removes_the_bias_of_the_mean():
     centred = NOTES._replace(minima=np.full(2, 0.8))
     law, biased = (theory.round_law(case.theory(), np.full(steps, eta)).stationary() for case in (centred, NOTES))
     assert abs(biased[0][0] - 0.8) > 0.1
-    options = PLAIN | {"start": "mode", "control_variate": True}
+    options = PLAIN | {"init": "mode", "control_variate": True}
     method = FALD(local_steps=steps, step_size=eta, noise_correlation=0.0, thinning=60, **options)
     draws = draws_of(gaussian, NOTES.data(), method, 1)
     assert_law(draws[-1, :, 0], law[0][0], law[1][0, 0])
@@ -205,7 +205,7 @@ def test_control_variate_removes_the_bias_of_the_mean():
 
 def test_refreshed_anchor_keeps_the_mean():
     """The anchor moves to each chain's own position: noise, but no bias of the mean for quadratic clients."""
-    options = PLAIN | {"start": "mode", "control_variate": True}
+    options = PLAIN | {"init": "mode", "control_variate": True}
     method = FALD(local_steps=10, step_size=0.01, noise_correlation=1.0, refresh=3, thinning=61, **options)
     draws = draws_of(gaussian, NOTES.data(), method, 1)[-1, :, 0]
     assert abs(draws.mean() - 0.8) < 4.0 * draws.std() / np.sqrt(CHAINS)

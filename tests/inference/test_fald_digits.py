@@ -66,7 +66,7 @@ def predictions(step_size, local_steps, *, num_draws=20, temperature=0.05, progr
         temperature=temperature,
         batch_size=50,
         noise_correlation=0.0,
-        start="zero",
+        init="zero",
         preconditioner="none",
         control_variate=False,
         num_chains=CHAINS,

@@ -147,7 +147,7 @@ def test_a_client_that_sits_out_keeps_its_state_and_sends_nothing(clients) -> No
     with jax.enable_x64(True):
         problem = make_problem(model, clients)
         method = fb.FALD(
-            local_steps=3, num_chains=1, start="zero", step_size=0.01, scheme="with_replacement", num_active=1
+            local_steps=3, num_chains=1, init="zero", step_size=0.01, scheme="with_replacement", num_active=1
         )
         (phase,) = method.phases(problem)
         algorithm = replicated(phase.algorithm, 1)

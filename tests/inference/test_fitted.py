@@ -156,7 +156,7 @@ def test_local_solvers_match_the_moments_of_one_client(one, solver: str, bias: f
     """Tolerances in posterior sds and relative: quadrature is the truth, Laplace and the variational Gaussian are
     approximations."""
     clients, mean, covariance = one
-    method = fb.EP(solver=solver, num_draws=1024, num_replicates=4, start="prior")
+    method = fb.EP(solver=solver, num_draws=1024, num_replicates=4, init="prior")
     fit = fb.fit_federated(logistic, clients, method=method, key=jax.random.key(0), progress=False)
     found, spread = (value.mean(axis=0) for value in fit.moments())
     sd = np.sqrt(np.diagonal(covariance))
@@ -166,7 +166,7 @@ def test_local_solvers_match_the_moments_of_one_client(one, solver: str, bias: f
 
 def test_diagonal_sites_match_the_marginal_variances(one) -> None:
     clients, mean, covariance = one
-    method = fb.EP(family="diagonal", num_draws=1024, start="prior")
+    method = fb.EP(family="diagonal", num_draws=1024, init="prior")
     fit = fb.fit_federated(logistic, clients, method=method, key=jax.random.key(0), progress=False)
     found, spread = (value.mean(axis=0) for value in fit.moments())
     assert np.count_nonzero(spread - np.diag(np.diagonal(spread))) == 0
