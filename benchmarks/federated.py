@@ -10,7 +10,7 @@ from problems import BenchmarkSet
 from scores import Moments
 
 import fedbayes
-from fedbayes.algorithm import Method, replicated
+from fedbayes.algorithm import Method, phases_of
 from fedbayes.executors import Batched, Replies, Round
 from fedbayes.federation import CompiledServer, Progressing, begin_phase, run_round
 from fedbayes.gaussian import Gaussian
@@ -59,9 +59,7 @@ class Federation:
 
     def __init__(self, problem: BenchmarkSet, method: Method) -> None:
         self.problem = make_problem(problem.model, problem.clients)
-        phases = method.phases(self.problem)
-        counts = [1] * (len(phases) - 1) + [method.num_replicates]
-        self.phases = [p._replace(algorithm=replicated(p.algorithm, n)) for p, n in zip(phases, counts, strict=True)]
+        self.phases = phases_of(method, self.problem)
         self.servers = [CompiledServer(phase.algorithm) for phase in self.phases]
         self.executor = Recording()
         self.current: Progressing | None = None

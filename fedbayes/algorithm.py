@@ -65,6 +65,9 @@ class FederatedAlgorithm(NamedTuple):
         For a sampler, ``(shared, client_state) -> (m,)``: the client's own part of the draw, which stays with it.
     participants
         ``(state) -> (K,)`` booleans: the clients that this round needs; ``None``: all.
+    sample
+        ``(state, key, num) -> (num, d)``: draws of a posterior merged from the clients' own, which need not be
+        Gaussian; fewer where no more are stored.
     """
 
     name: str
@@ -79,6 +82,7 @@ class FederatedAlgorithm(NamedTuple):
     draw: Callable[[ServerState], Array] | None = None
     private_draw: Callable[[Shared, ClientState], Array] | None = None
     participants: Callable[[ServerState], Array] | None = None
+    sample: Callable[[ServerState, Array, int], Array] | None = None
 
 
 class Method(Protocol):
@@ -124,12 +128,29 @@ class Sampling(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One algorithm of a fit with its budget of rounds; a sampler says how its rounds become draws."""
+    """One algorithm of a fit with its budget of rounds; a sampler says how its rounds become draws.
+
+    Attributes
+    ----------
+    main
+        Whether the user's number of rounds is this phase's; what comes before prepares it, what comes after concludes.
+    """
 
     algorithm: FederatedAlgorithm
     max_rounds: int
     full_participation: bool
     sampling: Sampling | None = None
+    main: bool = True
+
+
+def phases_of(method: Method, problem: "Problem") -> list[Phase]:
+    """The method's phases, replicated from the first main one on."""
+    phases = method.phases(problem)
+    first = [phase.main for phase in phases].index(True)
+    return [
+        phase._replace(algorithm=replicated(phase.algorithm, 1 if place < first else method.num_replicates))
+        for place, phase in enumerate(phases)
+    ]
 
 
 def replicated(algorithm: FederatedAlgorithm, num: int) -> FederatedAlgorithm:
@@ -145,11 +166,12 @@ def replicated(algorithm: FederatedAlgorithm, num: int) -> FederatedAlgorithm:
         batched = jax.vmap(update, in_axes=(0, 0, 0, None, 0))
         return lambda shared, personal, state, client, key: batched(shared, personal, state, client, keys(key))
 
+    def init(key: Array, previous: ServerState | None) -> ServerState:
+        # a phase that was not replicated starts all the replicates of the next
+        return jax.vmap(algorithm.init)(keys(key), jax.tree.map(lambda leaf: _repeated(leaf, num), previous))
+
     return algorithm._replace(
-        # a phase starts from the first replicate of the one before
-        init=lambda key, previous: jax.vmap(algorithm.init, (0, None))(
-            keys(key), jax.tree.map(lambda leaf: leaf[0], previous)
-        ),
+        init=init,
         init_client=lambda client, shared, key: jax.vmap(algorithm.init_client, (None, 0, 0))(
             client, shared, keys(key)
         ),
@@ -162,7 +184,17 @@ def replicated(algorithm: FederatedAlgorithm, num: int) -> FederatedAlgorithm:
         draw=_batched(algorithm.draw),
         private_draw=_batched(algorithm.private_draw),
         participants=_anybody(algorithm.participants),
+        sample=_sampled(algorithm.sample),
     )
+
+
+def _repeated(leaf: Array, num: int) -> Array:
+    return jnp.repeat(leaf, num // leaf.shape[0], axis=0)
+
+
+def _sampled(sample: Callable[[ServerState, Array, int], Array] | None) -> Callable | None:
+    """Keys get a leading axis of replicates too."""
+    return None if sample is None else lambda state, keys, num: jax.vmap(lambda s, k: sample(s, k, num))(state, keys)
 
 
 def _batched(function: Callable | None) -> Callable | None:

@@ -82,7 +82,7 @@ def run_phases(
     key
         Of the whole fit; a round's key is ``fold_in(fold_in(key, phase), round)``.
     num_rounds
-        Budget of the last phase; ``None``: its own.
+        Budget of the main phase; ``None``: its own.
     participation
         Fraction of clients per round, drawn afresh, or ``(round, key) -> mask``.
     progress
@@ -106,7 +106,7 @@ def run_phases(
     while True:
         phase, program = phases[current.phase], programs[current.phase]
         last = current.phase == len(phases) - 1
-        budget = num_rounds if last and num_rounds is not None else phase.max_rounds
+        budget = num_rounds if phase.main and num_rounds is not None else phase.max_rounds
         if phase.sampling is None:
             progress.start(phase.algorithm.name, None)
             steps = _rounds(program, phase, problem, executor, current, budget, participation, key)

@@ -13,14 +13,14 @@ import numpy as np
 from jax import Array
 
 import fedbayes.inference as inference
-from fedbayes.algorithm import Method, Phase, replicated
+from fedbayes.algorithm import Method, phases_of
 from fedbayes.checkpoint import Checkpoint, fingerprint
 from fedbayes.errors import NotConvergedWarning
 from fedbayes.executors import EXECUTORS, Batched, Executor
 from fedbayes.federation import Participation, begin_phase, run_phases
 from fedbayes.fitted import FederatedFit, Presentation, saved_fingerprint
 from fedbayes.model import Model
-from fedbayes.problem import Problem, make_problem
+from fedbayes.problem import make_problem
 from fedbayes.progress import Bar, Silent
 
 
@@ -114,7 +114,7 @@ def fit_federated(
     bar = Bar() if progress else Silent()
     with jax.enable_x64(True):
         problem = make_problem(model, clients, local=local, dtype=dtype, rows=configured.needs_rows)
-        phases = _phases(configured, problem)
+        phases = phases_of(configured, problem)
         if phases[-1].sampling is not None and participation != 1.0:
             raise ValueError(
                 f"`participation` is {participation}, but {type(configured).__name__} draws its own participants: "
@@ -169,23 +169,13 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     with jax.enable_x64(True):
         needs_rows = configured.needs_rows
         problem = make_problem(model, clients, local=shown.local, dtype=meta["dtype"], rows=needs_rows)
-        phases = _phases(configured, problem)
+        phases = phases_of(configured, problem)
         saved = Checkpoint(folder / "state.npz", saved_fingerprint(problem))
         current = saved.read(lambda phase: begin_phase(phases, phase, None, problem, runner, key))
         if current is None:
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
     shown = shown._replace(local=tuple(shown.local))
     return FederatedFit(problem, configured, phases[-1], current, runner, key, shown)
-
-
-def _phases(method: Method, problem: Problem) -> list[Phase]:
-    """The method's phases, the last of them replicated."""
-    phases = method.phases(problem)
-    counts = [1] * (len(phases) - 1) + [method.num_replicates]
-    return [
-        phase._replace(algorithm=replicated(phase.algorithm, count))
-        for phase, count in zip(phases, counts, strict=True)
-    ]
 
 
 def _method(method: str | Method) -> Method:

@@ -151,7 +151,7 @@ class EP:
         num_draws = self.draws_for(problem.globals.size)
         ep = Phase(_algorithm(self, problem, num_draws), 30, False)
         if self.init == "mode":
-            return [Phase(federated_mode(problem, num_draws=64), 25, True), ep]
+            return [Phase(federated_mode(problem, num_draws=64), 25, True, main=False), ep]
         return [ep]
 
 

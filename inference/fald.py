@@ -29,6 +29,7 @@ from fedbayes.errors import ResultCode
 from fedbayes.inference import fald_checks
 from fedbayes.inference.coordinates import Coordinates, Own, own_coordinates, shared_coordinates
 from fedbayes.inference.langevin_plan import Plan, make_plan, no_plan
+from fedbayes.inference.local.energy import Energy
 from fedbayes.inference.mode import ModeState, federated_mode
 from fedbayes.prior import Prior
 from fedbayes.problem import Problem
@@ -214,7 +215,7 @@ class FALD:
         chains = Phase(_algorithm(self, problem, weights), self.max_rounds, True, _sampling(self))
         if self.init == "zero":
             return [chains]
-        return [Phase(federated_mode(problem, num_draws=64, tolerance=1e-3), 50, True), chains]
+        return [Phase(federated_mode(problem, num_draws=64, tolerance=1e-3), 50, True, main=False), chains]
 
 
 def _sampling(config: FALD) -> Sampling:
@@ -293,51 +294,8 @@ def _init_client(prior: Prior, weights: Array, client: Client, shared: Shared, k
     """Private coordinates and the gradient at the anchor, which is the origin of the shared coordinates."""
     own = own_coordinates(client, shared.coordinates)
     origin, v = jnp.zeros(prior.size), jnp.zeros(client.num_locals)
-    slope, _ = _energy_slopes(None, prior, weights[client.index], client, shared.coordinates, own, origin, v, key)
+    slope, _ = Energy(prior, weights[client.index], client, shared.coordinates, own).slopes(origin, v, key)
     return Private(jax.random.normal(key, v.shape), own, slope)
-
-
-def _energy_slopes(
-    config: FALD | None,
-    prior: Prior,
-    weight: Array,
-    client: Client,
-    shared: Coordinates,
-    own: Own,
-    u: Array,
-    v: Array,
-    key: Array,
-) -> tuple[Array, Array]:
-    """Gradient of the client's energy in ``u``, and of minus its log factor in ``v``; of a mini-batch if asked for."""
-
-    def position(x: Array) -> Array:
-        u, v = x[: prior.size], x[prior.size :]
-        return jnp.concatenate([shared.globals_at(u), own.locals_at(u, v)])
-
-    x = jnp.concatenate([u, v])
-    if config is None or (config.batch_size is None and config.clip is None):
-        slope = jax.grad(lambda x: client.log_factor(position(x)))(x)
-    else:
-        slope = _batch_slope(config, client, position, x, key)
-    prior_slope = jax.grad(lambda u: prior.log_density(shared.globals_at(u)))(u)
-    return -slope[: prior.size] / weight - prior_slope, -slope[prior.size :]
-
-
-def _batch_slope(config: FALD, client: Client, position: Callable[[Array], Array], x: Array, key: Array) -> Array:
-    """Unbiased gradient of the log factor from a batch, with each row's gradient clipped where ``clip`` says so."""
-    num_rows = jnp.sum(client.mask)
-    rows, real, scale = jnp.arange(client.mask.shape[0]), client.mask, jnp.ones(())
-    if config.batch_size is not None:
-        _, rows = jax.lax.top_k(
-            jnp.where(client.mask, jax.random.uniform(key, client.mask.shape, jnp.float32), -1.0), config.batch_size
-        )
-        real, scale = jnp.ones(rows.shape, bool), num_rows / config.batch_size
-    if config.clip is None:
-        return jax.grad(lambda x: client.log_factor_of_rows(position(x), rows, scale))(x)
-    each = jax.vmap(lambda row: jax.grad(lambda x: client.log_factor_of_rows(position(x), row[None], 1.0))(x))(rows)
-    norm = jnp.sqrt(jnp.sum(each**2, axis=1, keepdims=True))
-    clipped = jnp.where(real[:, None], each * jnp.minimum(1.0, config.clip / jnp.maximum(norm, 1e-300)), 0.0)
-    return scale * jnp.sum(clipped, axis=0)
 
 
 def _step_size(config: FALD, shared: Shared, iteration: Array) -> Array:
@@ -360,6 +318,7 @@ def _local_update(
     key: Array,
 ) -> tuple[Message, Private, Info]:
     weight, rho, size = weights[client.index], config.noise_correlation, prior.size
+    energy = Energy(prior, weight, client, shared.coordinates, private.coordinates, config.batch_size, config.clip)
     common_key = jax.random.wrap_key_data(shared.noise, impl=jax.random.key_impl(key))
     correction = jnp.zeros(size)
     if config.control_variate:  # before the first round nobody knows the total
@@ -368,9 +327,7 @@ def _local_update(
     def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         u, v, first = carry
         batch_key, noise_key = jax.random.split(jax.random.fold_in(key, k))
-        slope, slope_v = _energy_slopes(
-            config, prior, weight, client, shared.coordinates, private.coordinates, u, v, batch_key
-        )
+        slope, slope_v = energy.slopes(u, v, batch_key)
         eta = _step_size(config, shared, shared.round * shared.local_steps + k)
         noise, noise_v = _noise(rho, weight, size, client.num_locals, jax.random.fold_in(common_key, k), noise_key)
         scale = jnp.sqrt(2.0 * eta * config.temperature)

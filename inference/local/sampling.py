@@ -10,17 +10,30 @@ from fedbayes.inference.local.importance import log_mean_exp, quasi_normal
 from fedbayes.inference.local.nuts import NUM_CHAINS, nuts_chains
 from fedbayes.inference.local.solvers import importance_draws
 from fedbayes.inference.local.tilted import Tilted, Warm
+from fedbayes.inference.moments import TiltedDraws
 
 
 def resampled(tilted: Tilted, start: Array, key: Array, num: int) -> tuple[Array, Array]:
     """Draws ``(num, d + m)`` by importance resampling from four times as many, and their k-hat."""
-    draw_key, pick_key, shuffle_key = jax.random.split(key, 3)
-    pool = 1 << (4 * num - 1).bit_length()
-    draws, k_hat, _, _ = importance_draws(tilted, start, draw_key, pool)
-    # systematic resampling: one uniform, evenly spaced, so that equal weights give distinct draws
-    levels = (jax.random.uniform(pick_key) + jnp.arange(num)) / num
-    picked = jnp.clip(jnp.searchsorted(jnp.cumsum(draws.weight), levels), 0, pool - 1)
-    return draws.position[jax.random.permutation(shuffle_key, picked)], k_hat
+    draw_key, pick_key = jax.random.split(key)
+    draws, k_hat, _, _ = importance_draws(tilted, start, draw_key, pool_size(num))
+    return equal_weights(draws, pick_key, num), k_hat
+
+
+def pool_size(num: int) -> int:
+    """Weighted draws from which ``num`` are resampled: about four times as many, a power of two."""
+    return 1 << (4 * num - 1).bit_length()
+
+
+def equal_weights(draws: TiltedDraws, key: Array, num: int) -> Array:
+    """``num`` of the weighted draws, shuffled, shape ``(num, d + m)``.
+
+    Systematic resampling: one uniform, evenly spaced levels, so that equal weights give distinct draws.
+    """
+    pick_key, shuffle_key = jax.random.split(key)
+    levels = (jax.random.uniform(pick_key) + jnp.arange(num)) / max(num, 1)
+    picked = jnp.clip(jnp.searchsorted(jnp.cumsum(draws.weight), levels), 0, draws.weight.shape[0] - 1)
+    return draws.position[jax.random.permutation(shuffle_key, picked)]
 
 
 def chained(tilted: Tilted, start: Array, key: Array, num: int) -> Array:

@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from fedbayes.algorithm import replicated
+from fedbayes.algorithm import phases_of
 from fedbayes.chains import concatenated
 from fedbayes.errors import ResultCode
 from fedbayes.executors import Batched, Loopback, Sequential
@@ -70,10 +70,7 @@ def problem():
 
 
 def make_phases(name, problem):
-    method = ALGORITHMS[name]
-    phases = method.phases(problem)
-    numbers = [1] * (len(phases) - 1) + [method.num_replicates]
-    return [phase._replace(algorithm=replicated(phase.algorithm, n)) for phase, n in zip(phases, numbers, strict=True)]
+    return phases_of(ALGORITHMS[name], problem)
 
 
 def run(name, problem, executor=None, *, phases=None, rounds=None, participation=1.0, progress=None):

@@ -18,6 +18,7 @@ from fedbayes.inference import fald
 from fedbayes.inference import langevin_theory as theory
 from fedbayes.inference.fald import FALD
 from fedbayes.inference.langevin_plan import participation_bias
+from fedbayes.inference.local.energy import Energy
 from fedbayes.problem import make_problem
 from fedbayes.progress import Silent
 
@@ -400,15 +401,14 @@ def test_common_noise_drawn_per_client_is_seen(monkeypatch):
 
 def test_prior_in_every_client_is_seen(monkeypatch):
     """Each client's energy divided by its weight, prior and all."""
-    correct = fald._energy_slopes
+    correct = Energy.slopes
 
-    def wrong(config, prior, weight, *arguments):
-        slope, slope_v = correct(config, prior, weight, *arguments)
-        shared, u = arguments[1], arguments[3]
-        extra = jax.grad(lambda u: prior.log_density(shared.globals_at(u)))(u)
-        return slope + extra - extra / weight, slope_v
+    def wrong(energy, u, v, key):
+        slope, slope_v = correct(energy, u, v, key)
+        extra = jax.grad(lambda u: energy.prior.log_density(energy.shared.globals_at(u)))(u)
+        return slope + extra - extra / energy.weight, slope_v
 
-    monkeypatch.setattr(fald, "_energy_slopes", wrong)
+    monkeypatch.setattr(Energy, "slopes", wrong)
     mean, variance = conjugate_moments()
     with pytest.raises(AssertionError):
         assert_law(conjugate_draws(), mean, 1.005 * variance)

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.inference import fald
+from fedbayes.inference.local.energy import Energy
 
 datasets = pytest.importorskip("sklearn.datasets")
 pytestmark = pytest.mark.slow
@@ -112,16 +112,16 @@ def test_scores_are_those_of_the_notes(by_round, case):
     assert np.all(deviation(by_round[step_size, steps][number], case) < 4.0)
 
 
-def unscaled(config, client, position, x, key):
+def unscaled(energy, position, x, key):
     """The gradient of a batch, not scaled up to all rows."""
-    return BATCH_SLOPE(config, client, position, x, key) * config.batch_size / 143
+    return BATCH_SLOPE(energy, position, x, key) * energy.batch_size / 143
 
 
 def prior_per_client(x, y):
     model(x, y, prior_sd=10**-0.5)
 
 
-BATCH_SLOPE = fald._batch_slope
+BATCH_SLOPE = Energy._batch_slope
 BUGS = {
     "batch not scaled up": {"patch": unscaled},
     "prior once per client": {"program": prior_per_client},
@@ -134,6 +134,6 @@ BUGS = {
 def test_planted_bug_is_seen(bug, monkeypatch):
     options = {"step_size": 1e-3, "local_steps": 10} | BUGS[bug]
     if "patch" in options:
-        monkeypatch.setattr(fald, "_batch_slope", options.pop("patch"))
+        monkeypatch.setattr(Energy, "_batch_slope", options.pop("patch"))
     found = predictions(**options, num_draws=5)[50]
     assert np.any(deviation(found, (1e-3, options["local_steps"], 50)) > 5.0)

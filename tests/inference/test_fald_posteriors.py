@@ -9,7 +9,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 import fedbayes as fb
-from fedbayes.inference import fald
+from fedbayes.inference.local.energy import Energy
 from fedbayes.models import heart_disease
 
 KEY = jax.random.key(11)
@@ -120,13 +120,13 @@ def test_hierarchical_clients_match_pooled_nuts(hierarchical_reference) -> None:
 @pytest.mark.slow
 def test_locals_scaled_like_globals_are_seen(hierarchical_reference, monkeypatch) -> None:
     """Negative control: the locals' gradient divided by the client's weight, as a global's is."""
-    correct = fald._energy_slopes
+    correct = Energy.slopes
 
-    def wrong(config, prior, weight, *arguments):
-        slope, slope_v = correct(config, prior, weight, *arguments)
-        return slope, slope_v / weight
+    def wrong(energy, u, v, key):
+        slope, slope_v = correct(energy, u, v, key)
+        return slope, slope_v / energy.weight
 
-    monkeypatch.setattr(fald, "_energy_slopes", wrong)
+    monkeypatch.setattr(Energy, "slopes", wrong)
     method = fb.FALD(local_steps=10)
     fit = fb.fit_federated(hierarchical, hierarchical_clients(), method=method, key=KEY, progress=False)
     _, sds = gaps(fit, hierarchical_reference)
