@@ -7,7 +7,7 @@ and ``fit.idata`` is the global posterior for ArviZ.
 from importlib.metadata import version
 
 from fedbayes.clients import clients_from_dataframe
-from fedbayes.errors import ClientDataError, FederatedError, ModelError, NotConvergedWarning, ResultCode
+from fedbayes.errors import ClientDataError, FederatedError, MergeWarning, ModelError, NotConvergedWarning, ResultCode
 from fedbayes.fit import fit_federated, load_fit
 from fedbayes.fitted import FederatedFit
 from fedbayes.gaussian import Gaussian
@@ -15,6 +15,8 @@ from fedbayes.hypothesis import excludes, probability_of_direction
 from fedbayes.inference.ep import EP
 from fedbayes.inference.fald import FALD
 from fedbayes.inference.mode import Laplace
+from fedbayes.inference.one_shot import OneShot
+from fedbayes.inference.posterior_averaging import FedPA
 from fedbayes.sites import local
 
 __version__ = version("fedbayes")
@@ -23,12 +25,15 @@ __all__ = [
     "EP",
     "FALD",
     "ClientDataError",
+    "FedPA",
     "FederatedError",
     "FederatedFit",
     "Gaussian",
     "Laplace",
+    "MergeWarning",
     "ModelError",
     "NotConvergedWarning",
+    "OneShot",
     "ResultCode",
     "clients_from_dataframe",
     "excludes",

@@ -20,6 +20,10 @@ class NotConvergedWarning(UserWarning):
     """A fit stopped at its round limit, or with clients whose messages could not be used."""
 
 
+class MergeWarning(UserWarning):
+    """Clients' posteriors are summed up in another way than asked for, because the draws are too few."""
+
+
 class ResultCode(IntEnum):
     """Outcome of one client's round. Inside compiled code it is an integer; the edge turns it into words."""
 

@@ -15,7 +15,7 @@ from jax import Array
 
 from fedbayes import output
 from fedbayes.algorithm import Method, Phase
-from fedbayes.answers import SampledAnswer, make_answer, shortened
+from fedbayes.answers import GaussianAnswer, shortened
 from fedbayes.checkpoint import Checkpoint, fingerprint
 from fedbayes.clients import Client
 from fedbayes.executors import Executor, Round
@@ -24,7 +24,10 @@ from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local import sampling
 from fedbayes.inference.local.importance import K_HAT_LIMIT
 from fedbayes.inference.local.tilted import Tilted
+from fedbayes.low_rank import LowRankGaussian
+from fedbayes.merged import MergedAnswer
 from fedbayes.problem import Problem, make_problem
+from fedbayes.sampled import SampledAnswer
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -56,7 +59,7 @@ class FederatedFit:
     ----------
     posterior
         The Gaussian over the unconstrained globals, one per replicate (leading axis); of a sampler, the Gaussians with
-        the chains' moments.
+        the chains' moments; of FedPA with very many globals a :class:`~fedbayes.low_rank.LowRankGaussian`.
     num_draws
         Posterior draws per chain.
     """
@@ -74,8 +77,8 @@ class FederatedFit:
         self._problem, self._method, self._current, self._executor = problem, method, current, executor
         self._key, self._shown, self._phase = key, shown, phase
         with jax.enable_x64(True):
-            self._answer = make_answer(problem, phase, current)
-            self.posterior = self._answer.gaussian
+            self._answer = _answer(problem, phase, current)
+            self.posterior: Gaussian | LowRankGaussian = self._answer.gaussian
 
     @cached_property
     def converged(self) -> bool:
@@ -113,7 +116,7 @@ class FederatedFit:
     @property
     def log_evidence(self) -> np.ndarray:
         """Estimate of the log marginal likelihood per replicate; NaN under an improper prior, and of a sampler."""
-        if isinstance(self._answer, SampledAnswer):
+        if isinstance(self._answer, SampledAnswer) or not isinstance(self.posterior, Gaussian):
             return np.full(self.num_chains, np.nan)
         with jax.enable_x64(True):
             return np.asarray(jax.vmap(Gaussian.log_integral)(self.posterior))
@@ -121,7 +124,7 @@ class FederatedFit:
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean ``(replicate, d)`` and covariance ``(replicate, d, d)`` of the unconstrained globals."""
         with jax.enable_x64(True):
-            mean, covariance = jax.vmap(Gaussian.moments)(self.posterior)
+            mean, covariance = jax.vmap(lambda gaussian: gaussian.moments())(self.posterior)
             return np.asarray(mean), np.asarray(covariance)
 
     @property
@@ -140,7 +143,7 @@ class FederatedFit:
     @property
     def num_chains(self) -> int:
         """Replicates of the fit or Markov chains: the chains of the posterior."""
-        return self.posterior.shift.shape[0]
+        return jax.tree.leaves(self.posterior)[0].shape[0]
 
     @cached_property
     def idata(self) -> Any:
@@ -198,7 +201,10 @@ class FederatedFit:
         ------
         KeyError
             Unknown client.
+        ValueError
+            The posterior has low rank.
         """
+        self._needs_matrix("client_posterior")
         with jax.enable_x64(True):
             client = self._problem.client(name)
             place = self.client_names.index(name)
@@ -219,7 +225,13 @@ class FederatedFit:
         -------
         InferenceData or DataTree
             Group ``posterior``: its local latents, and the globals updated by its data.
+
+        Raises
+        ------
+        ValueError
+            The posterior has low rank.
         """
+        self._needs_matrix("adapt")
         name = "new client"
         dtype = self._problem.buckets[0].clients.program.dtype
         with jax.enable_x64(True):
@@ -228,6 +240,13 @@ class FederatedFit:
             client = problem.client(name)
             draws, attrs = self._personal_draws(client, self.posterior)
             return self._personal(client, problem, name, draws, attrs | {"draws": f"by {attrs['solver']}"})
+
+    def _needs_matrix(self, what: str) -> None:
+        if isinstance(self.posterior, LowRankGaussian):
+            raise ValueError(
+                f"`fit.{what}` needs the precision of all {self._problem.globals.size} globals as a matrix, but this "
+                "posterior has low rank. Without local latents a client's posterior is `fit.idata`."
+            )
 
     def _personal(
         self, client: Client, problem: Problem, name: str, draws: Array, attrs: Mapping[str, float | str]
@@ -352,6 +371,18 @@ class FederatedFit:
             "  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)",
         ]
         return "\n".join(lines)
+
+
+def _answer(problem: Problem, phase: Phase, current: Progressing) -> GaussianAnswer | SampledAnswer:
+    """The answer of a fit's last phase."""
+    algorithm = phase.algorithm
+    if phase.sampling is not None:
+        return SampledAnswer(problem, current, phase.sampling)
+    if algorithm.sample is not None:
+        return MergedAnswer(algorithm, problem, current)
+    if algorithm.posterior is None:
+        raise TypeError(f"The algorithm '{algorithm.name}' has neither a `posterior` nor draws.")
+    return GaussianAnswer(algorithm.posterior(current.state), current)
 
 
 @partial(jax.jit, static_argnames="num")

@@ -146,6 +146,16 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "position": (_REPLICATE, _COORDINATE),
     "slope": (_REPLICATE, _COORDINATE),
     "slope_position": (_REPLICATE, _COORDINATE),
+    "client_mean": (_REPLICATE, _CLIENT, _COORDINATE),
+    "client_sd": (_REPLICATE, _CLIENT, _COORDINATE),
+    "shift": (_REPLICATE, _CLIENT, _COORDINATE),
+    "overlap": (_REPLICATE, _CLIENT, _COORDINATE),
+    "distance": (_REPLICATE, _CLIENT),
+    "effective_clients": (_REPLICATE, _COORDINATE),
+    "misfit": (_REPLICATE, _CLIENT),
+    "gap": (_REPLICATE,),
+    "merge_error": (_REPLICATE,),
+    "merge_k_hat": (_REPLICATE,),
 }
 _EVERY_FIT = ("code", "change")
 
@@ -214,6 +224,17 @@ _MEANINGS = {
     "slope": "gradient of the joint energy at the synchronisations, shared coordinates; zero in mean without bias",
     "slope_position": "position times that gradient over the temperature; its mean less the product of the two means "
     "is one without bias (Stein's identity)",
+    "client_mean": "mean of the client's own posterior, unconstrained space",
+    "client_sd": "sd of the client's own posterior, unconstrained space",
+    "shift": "mean of the client's own posterior less that of all the others' together, sds of the merged posterior",
+    "overlap": "Bhattacharyya coefficient of the client's own posterior and all the others' together, per coordinate",
+    "distance": "of the merged mean from the client's own, in the client's own sds (root mean square); about 1 where "
+    "clients agree",
+    "effective_clients": "effective number of clients that decide the merged mean, per coordinate",
+    "misfit": "sd of the client's log density about its Gaussian over the merged posterior, nats; 0 if it is Gaussian",
+    "gap": "between where the rounds ended and the merged mean, posterior sds (root mean square)",
+    "merge_error": "of the merged mean, measured by importance weights, posterior sds (root mean square)",
+    "merge_k_hat": "Pareto tail shape of the merged Gaussian's importance weights",
     "rounds": "communication rounds that the record stands for",
     "seconds": "wall time",
 }

@@ -152,7 +152,7 @@ def mechanism_of(fit: "FederatedFit") -> Mechanism:
         Something else than noisy steps was computed from the records, or their sensitivity is not bounded.
     """
     from fedbayes.inference.fald import FALD
-    from fedbayes.inference.fald_checks import client_weights
+    from fedbayes.inference.options import client_weights
 
     config = fit.method
     if not isinstance(config, FALD):
@@ -173,7 +173,7 @@ def mechanism_of(fit: "FederatedFit") -> Mechanism:
         num_clients=len(problem.names),
         num_active=config.num_active or len(problem.names),
         scheme=config.scheme,
-        weights=client_weights(config, problem).tolist(),
+        weights=client_weights(config.weights, problem).tolist(),
         num_rows=problem.num_rows().astype(int).tolist(),
         batch_size=config.batch_size,
         noise_correlation=config.noise_correlation,

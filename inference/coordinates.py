@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.clients import Client
-from fedbayes.gaussian import whitener
+from fedbayes.gaussian import Gaussian, symmetrised, whitener
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.mode import ModeState
@@ -40,6 +40,25 @@ class Coordinates(NamedTuple):
     def globals_at(self, u: Array) -> Array:
         """``theta`` at ``u``."""
         return self.center + (self.white * u if self.white.ndim == 1 else self.white.T @ u)
+
+    def inverse(self) -> Array:
+        """What ``theta - center`` is multiplied by to give ``u``: ``(d, d)``, or ``(d,)`` for a diagonal map."""
+        if self.white.ndim == 1:
+            return 1.0 / self.white
+        other = whitener(self.white.T @ self.white)
+        return self.white @ other.T @ other
+
+    def whitened(self, theta: Array) -> Array:
+        """``u`` of many ``theta``, shapes ``(n, d)``."""
+        inverse, gap = self.inverse(), theta - self.center
+        return inverse * gap if inverse.ndim == 1 else gap @ inverse.T
+
+    def of_whitened(self, mean: Array, precision: Array) -> Gaussian:
+        """The Gaussian over ``theta`` of one over ``u``."""
+        inverse = self.inverse()
+        inverse = jnp.diag(inverse) if inverse.ndim == 1 else inverse
+        spread = symmetrised(inverse.T @ precision @ inverse)
+        return Gaussian(spread @ self.globals_at(mean), spread, jnp.zeros(()))
 
     def pulled_back(self, slope: Array) -> Array:
         """The gradient in ``u`` of a function whose gradient in ``theta`` is ``slope``."""

@@ -29,8 +29,10 @@ from fedbayes.gaussian import Gaussian, kl_divergence, where, whitener
 from fedbayes.inference.local import solvers
 from fedbayes.inference.local.nuts import NUM_CHAINS
 from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, cold_start
+from fedbayes.inference.merge import MergeState
 from fedbayes.inference.mode import ModeState, federated_mode
 from fedbayes.inference.moments import Estimator, covariance_inversion, diagonal_regression, score_regression
+from fedbayes.inference.one_shot import OneShot, one_shot
 from fedbayes.inference.steps import (
     NOISE_TARGET,
     EPState,
@@ -87,7 +89,8 @@ class EP:
         it, so that ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
     init
         ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds, cheaper than EP's), where
-        cavities are narrow and moments easy; ``"prior"``: at one, so that the first cavity is the prior.
+        cavities are narrow and moments easy; ``"prior"``: at one, so that the first cavity is the prior; ``"laplace"``
+        or ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination, one round instead of several.
     moments
         ``"score"`` (score regression) or ``"covariance"`` (classical, for comparison).
     family
@@ -104,7 +107,7 @@ class EP:
     num_draws: int | None = None
     solver: Literal["auto", "importance", "nuts", "laplace", "variational"] = "auto"
     damping: float | None = None
-    init: Literal["mode", "prior"] = "mode"
+    init: Literal["mode", "prior", "laplace", "gaussian_product"] = "mode"
     moments: Literal["score", "covariance"] = "score"
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02
@@ -116,7 +119,7 @@ class EP:
             raise ValueError(f"`damping` is {self.damping}; it is the step of a round and lies in (0, 1].")
         for name, known in (
             ("solver", (*_SOLVERS, "auto")),
-            ("init", ("mode", "prior")),
+            ("init", ("mode", "prior", "laplace", "gaussian_product")),
             ("moments", tuple(_MOMENTS)),
         ):
             if getattr(self, name) not in known:
@@ -152,7 +155,10 @@ class EP:
         ep = Phase(_algorithm(self, problem, num_draws), 30, False)
         if self.init == "mode":
             return [Phase(federated_mode(problem, num_draws=64), 25, True, main=False), ep]
-        return [ep]
+        if self.init == "prior":
+            return [ep]
+        combination = OneShot(combine=self.init, num_replicates=1)
+        return [one_shot(combination, problem)._replace(main=False), ep]
 
 
 _MOMENTS: Mapping[str, Estimator] = {"score": score_regression, "covariance": covariance_inversion}
@@ -179,7 +185,7 @@ def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorit
     chosen = make_solvers(config, num_draws)
     refine: solvers.Solver = partial(solvers.importance, num_draws=num_draws, estimator=score_regression)
 
-    def init(key: Array, previous: ModeState | None) -> EPState:
+    def init(key: Array, previous: ModeState | MergeState | None) -> EPState:
         infinity = jnp.full((), jnp.inf)
         start = prior.gaussian
         if start is None:  # a wide cavity: what a non-Gaussian prior looks like as a whole

@@ -31,6 +31,7 @@ from fedbayes.inference.coordinates import Coordinates, Own, own_coordinates, sh
 from fedbayes.inference.langevin_plan import Plan, make_plan, no_plan
 from fedbayes.inference.local.energy import Energy
 from fedbayes.inference.mode import ModeState, federated_mode
+from fedbayes.inference.options import client_weights
 from fedbayes.prior import Prior
 from fedbayes.problem import Problem
 
@@ -210,7 +211,7 @@ class FALD:
 
     def phases(self, problem: Problem) -> list[Phase]:
         """Newton rounds to the federated mode where the start asks for them, then the chains."""
-        weights = fald_checks.client_weights(self, problem)
+        weights = client_weights(self.weights, problem)
         fald_checks.check_problem(self, problem, weights)
         chains = Phase(_algorithm(self, problem, weights), self.max_rounds, True, _sampling(self))
         if self.init == "zero":
@@ -292,9 +293,9 @@ def _choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[st
 
 def _init_client(prior: Prior, weights: Array, client: Client, shared: Shared, key: Array) -> Private:
     """Private coordinates and the gradient at the anchor, which is the origin of the shared coordinates."""
-    own = own_coordinates(client, shared.coordinates)
+    own, weight = own_coordinates(client, shared.coordinates), weights[client.index]
     origin, v = jnp.zeros(prior.size), jnp.zeros(client.num_locals)
-    slope, _ = Energy(prior, weights[client.index], client, shared.coordinates, own).slopes(origin, v, key)
+    slope, _ = Energy(prior, weight, weight, client, shared.coordinates, own).slopes(origin, v, key)
     return Private(jax.random.normal(key, v.shape), own, slope)
 
 
@@ -318,7 +319,9 @@ def _local_update(
     key: Array,
 ) -> tuple[Message, Private, Info]:
     weight, rho, size = weights[client.index], config.noise_correlation, prior.size
-    energy = Energy(prior, weight, client, shared.coordinates, private.coordinates, config.batch_size, config.clip)
+    energy = Energy(
+        prior, weight, weight, client, shared.coordinates, private.coordinates, config.batch_size, config.clip
+    )
     common_key = jax.random.wrap_key_data(shared.noise, impl=jax.random.key_impl(key))
     correction = jnp.zeros(size)
     if config.control_variate:  # before the first round nobody knows the total

@@ -1,12 +1,21 @@
 """What can be wrong with FA-LD's options, said before sampling starts."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.errors import ClientDataError, FederatedError, ResultCode
+from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.inference.options import (
+    HUGE,
+    TINY,
+    check_batch,
+    check_choices,
+    check_ranges,
+    check_weights,
+    check_whole,
+    is_number,
+)
 from fedbayes.problem import Problem
 
 if TYPE_CHECKING:
@@ -32,52 +41,35 @@ _LEAST = {
     "num_warmup": 0,
 }
 _OPTIONAL = ("local_steps", "num_active", "batch_size", "refresh", "thinning", "clip")
-_TINY, _HUGE = float(np.finfo(float).tiny), float(np.finfo(float).max)
 _RANGES = {
     "noise_correlation": (0.0, 1.0, "a number in [0, 1]: 1 shares all noise, 0 none"),
-    "temperature": (0.0, _HUGE, "a finite number, zero or more: 1 is the posterior, 0 federated averaging"),
-    "bias": (_TINY, np.inf, "a positive number, such as 0.02"),
-    "clip": (_TINY, np.inf, "a positive number, or leave it out"),
+    "temperature": (0.0, HUGE, "a finite number, zero or more: 1 is the posterior, 0 federated averaging"),
+    "bias": (TINY, np.inf, "a positive number, such as 0.02"),
+    "clip": (TINY, np.inf, "a positive number, or leave it out"),
 }
 _DIVERGED = {True: 1e6, False: 1e30}  # in posterior sds where coordinates are whitened, else in the model's units
 
 
 def check_options(config: "FALD") -> None:
     """Refuse options that make no sense whatever the data are."""
-    for name, known in _CHOICES.items():
-        if getattr(config, name) not in known:
-            raise ValueError(f"`{name}` is {getattr(config, name)!r}; it is one of {list(known)}.")
-    for name, least in _LEAST.items():
-        value = getattr(config, name)
-        if not (_is_left_out(name, value) or (type(value) is int and value >= least)):
-            raise ValueError(f"`{name}` is {value!r}; it is a whole number (an `int`), at least {least}.")
-    for name, (low, high, wanted) in _RANGES.items():
-        value = getattr(config, name)
-        if not (_is_left_out(name, value) or (_is_number(value) and low <= value <= high)):
-            raise ValueError(f"`{name}` is {value!r}; write {wanted}.")
+    check_choices(config, _CHOICES)
+    check_whole(config, _LEAST, _OPTIONAL)
+    check_ranges(config, _RANGES, _OPTIONAL)
     if config.max_rounds <= config.num_warmup:
         raise ValueError(
             f"`max_rounds` is {config.max_rounds}, but `num_warmup` throws away {config.num_warmup} draws, a round or "
             "more each: none would be left. Raise `max_rounds` or lower `num_warmup`."
         )
     _check_step(config)
-    _check_weights(config)
+    check_weights(config.weights)
     _check_scheme(config)
     _check_privacy(config)
-
-
-def _is_left_out(name: str, value: object) -> bool:
-    return value is None and name in _OPTIONAL
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_step(config: "FALD") -> None:
     step = config.step_size
     named = step is None or (isinstance(step, str) and step == "decaying")
-    if not (named or _is_number(step) or callable(step)):
+    if not (named or is_number(step) or callable(step)):
         raise ValueError(
             f"`step_size` is {step!r}; write a number (an `int` or `float`), 'decaying', a function of the local "
             "iteration, or leave it out."
@@ -90,14 +82,6 @@ def _check_step(config: "FALD") -> None:
         raise ValueError(
             f"`step_size` is {step!r} with `init='zero'`: nothing is known of the curvature there. Write a number, "
             "such as 0.1 / n for n rows in all, or `init='mode'`."
-        )
-
-
-def _check_weights(config: "FALD") -> None:
-    given = config.weights
-    if not isinstance(given, Mapping) and not (isinstance(given, str) and given in ("rows", "equal")):
-        raise ValueError(
-            f"`weights` is {given!r}; write 'rows', 'equal', or a mapping from each client's name to its number."
         )
 
 
@@ -135,26 +119,6 @@ def _check_privacy(config: "FALD") -> None:
         )
 
 
-def client_weights(config: "FALD", problem: Problem) -> np.ndarray:
-    """``p_c``, shape ``(N,)``."""
-    names = problem.names
-    if isinstance(config.weights, str):
-        rows = problem.num_rows() if config.weights == "rows" else np.ones(len(names))
-        return rows / rows.sum()
-    given = {str(name): weight for name, weight in config.weights.items()}
-    if set(given) != set(names):
-        raise ValueError(
-            f"`weights` names the clients {sorted(given)}; the clients are {sorted(names)}. Give each of them a number."
-        )
-    for name, weight in given.items():
-        if not (_is_number(weight) and 0.0 < weight < np.inf):
-            raise ValueError(f"`weights` of client '{name}' is {weight!r}; write a positive number.")
-    weights = np.asarray([given[name] for name in names], float)
-    if abs(weights.sum() - 1.0) > 1e-6:
-        raise ValueError(f"`weights` sum to {weights.sum():.9g}; they must sum to 1: divide them by their sum.")
-    return weights / weights.sum()
-
-
 def check_problem(config: "FALD", problem: Problem, weights: np.ndarray) -> None:
     """Refuse options that don't fit the clients."""
     num = len(problem.names)
@@ -167,13 +131,7 @@ def check_problem(config: "FALD", problem: Problem, weights: np.ndarray) -> None
             f"{weights.min():.3g} (client '{problem.names[int(np.argmin(weights))]}') to {weights.max():.3g}: its mean "
             "would be biased. Write `scheme='with_replacement'`, `weights='equal'`, or `allow_unbalanced=True`."
         )
-    if config.batch_size is not None:
-        rows = problem.num_rows()
-        if config.batch_size > rows.min():
-            raise ClientDataError(
-                f"Client '{problem.names[int(np.argmin(rows))]}' has {int(rows.min())} rows, but `batch_size` is "
-                f"{config.batch_size}. Write {int(rows.min())} or less."
-            )
+    check_batch(config.batch_size, problem)
     if config.clip is not None and any(bucket.clients.num_locals for bucket in problem.buckets):
         raise ValueError(
             f"`clip` is {config.clip}, but the model has local latents: its gradient in the globals is not a sum over "

@@ -132,6 +132,12 @@ def _first_step(config: "FALD", smooth: Array, default: Array) -> Array:
     return default if step is None else jnp.asarray(step, jnp.float64)
 
 
+def largest_curvature(mode: ModeState, coordinates: Coordinates, p: Array) -> Array:
+    """The largest curvature of any client's energy at the mode, in the shared coordinates."""
+    hessians, _ = _energies(mode, coordinates, p)
+    return jnp.max(jax.vmap(largest_eigenvalue)(hessians))
+
+
 def _energies(mode: ModeState, coordinates: Coordinates, p: Array) -> tuple[Array, Array]:
     """Hessians ``(N, d, d)`` and gradients ``(N, d)`` of the client energies at the mode."""
     prior, at = mode.prior, mode.best

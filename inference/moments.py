@@ -171,3 +171,33 @@ def diagonal_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
     slope = draws.weight @ (gap * (response - level)) / variance
     spread = draws.weight @ (response - level - slope * gap) ** 2 / draws.effective
     return SiteEstimate(level - slope * mean, jnp.diag(-slope), spread, jnp.diag(spread / variance))
+
+
+def shrunk_covariance(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
+    """Inverse of the sample covariance shrunk towards the Laplace approximation's, as if that were d more draws.
+
+    Proper at any number of draws: with one it is next to the Laplace approximation's covariance, around that draw.
+    """
+    size, num = cavity.size, draws.effective
+    theta = draws.position[:, :size]
+    mean = draws.weight @ theta
+    gap = theta - mean
+    white = whitener(draws.curvature)
+    laplace = (white.T @ white)[:size, :size]
+    covariance = (size * laplace + num * gap.T @ (draws.weight[:, None] * gap)) / (size + num)
+    white = whitener(covariance)
+    tilted = white.T @ white
+    spread = jnp.diagonal(tilted)
+    entry = (spread[:, None] * spread[None, :] + tilted**2) / (size + num)
+    return SiteEstimate(tilted @ mean - cavity.shift, symmetrised(tilted - cavity.precision), spread / num, entry)
+
+
+def proper_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
+    """:func:`score_regression`, or :func:`covariance_inversion` where the slope is no precision.
+
+    For a density that has to stand alone, without a cavity: far from Gaussian, the regression may lose positive
+    definiteness to noise.
+    """
+    regression, inversion = score_regression(draws, cavity), covariance_inversion(draws, cavity)
+    proper = jnp.all(jnp.isfinite(whitener(regression.precision + cavity.precision)))
+    return SiteEstimate(*(jnp.where(proper, one, other) for one, other in zip(regression, inversion, strict=True)))

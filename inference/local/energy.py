@@ -1,7 +1,7 @@
 """A client's energy in the federation's coordinates, and its gradient from all rows, a batch, or clipped rows.
 
-``E_c(u, v) = -log f_c(theta, z) / p_c - log p(theta)`` with weights ``p_c`` that sum to one: ``sum_c p_c E_c`` is the
-energy of the joint posterior, with the prior counted once.
+``E_c(u, v) = -(log f_c(theta, z) + s_c log p(theta)) / p_c`` with weights ``p_c`` and shares of the prior ``s_c`` that
+both sum to one: ``sum_c p_c E_c`` is the energy of the joint posterior, with the prior counted once.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ class Energy(NamedTuple):
     ----------
     prior
         Of the globals.
-    weight
-        ``p_c``.
+    weight, share
+        ``p_c`` and ``s_c``.
     client
         Gives the factor.
     shared, own
@@ -37,6 +37,7 @@ class Energy(NamedTuple):
 
     prior: Prior
     weight: Array
+    share: Array
     client: Client
     shared: Coordinates
     own: Own
@@ -56,7 +57,7 @@ class Energy(NamedTuple):
         else:
             slope = self._batch_slope(position, x, key)
         prior_slope = jax.grad(lambda u: self.prior.log_density(self.shared.globals_at(u)))(u)
-        return -slope[:size] / self.weight - prior_slope, -slope[size:]
+        return -(slope[:size] + self.share * prior_slope) / self.weight, -slope[size:]
 
     def _batch_slope(self, position: Callable[[Array], Array], x: Array, key: Array) -> Array:
         """Unbiased gradient of the log factor from a batch, with each row's gradient clipped where asked for."""

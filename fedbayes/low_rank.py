@@ -1,0 +1,156 @@
+"""Gaussians whose precision is the identity minus a matrix of low rank, in as many dimensions as a vector may have.
+
+Clients that estimate their covariance from l draws by shrinkage to the identity have such precisions (FedPA,
+:mod:`fedbayes.inference.shrinkage`), and so has the product of K of them, of rank K l at most. Everything below is
+Woodbury's identity: with ``B`` the basis, ``G = B B'`` its r x r Gram matrix and ``p`` any power,
+
+    (I - B' B)^p = I + B' h(G) B,    h(x) = ((1 - x)^p - 1) / x.
+
+The functions of ``G`` come from its eigenvalues by LAPACK, not from :func:`fedbayes.gaussian.whitener`: they can be
+kept from falling to zero by round-off (:func:`spectrum`), where elimination would break down. This runs at the edge,
+once and on a single matrix, where LAPACK cannot deadlock (DESIGN.md, "Traps"); don't map it over a batch inside a
+compiled round.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedbayes.gaussian import LOG_2PI
+
+
+def deflated(basis: Array, vector: Array) -> Array:
+    """``(I - basis' basis) vector`` in ``O(r d)``.
+
+    Parameters
+    ----------
+    basis
+        Shape ``(r, d)``.
+    vector
+        Shape ``(d,)``.
+    """
+    with jax.default_matmul_precision("highest"):  # a GPU's short float32 leaves three digits of a small difference
+        return vector - (basis @ vector) @ basis
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LowRankGaussian:
+    """The law of ``theta = center + stretch * u``, where ``u`` has precision ``scale (I - basis' basis)``.
+
+    Attributes
+    ----------
+    mean
+        Of ``u``, shape ``(d,)``.
+    basis
+        Shape ``(r, d)``, singular values below one; not necessarily of rank r.
+    scale
+        Positive, shape ``()``.
+    center, stretch
+        Of the map to ``theta``, shapes ``(d,)`` or ``()``; no ``stretch`` is zero.
+    """
+
+    mean: Array
+    basis: Array
+    scale: Array
+    center: Array
+    stretch: Array
+
+    @classmethod
+    def product(
+        cls,
+        basis: Array,
+        rho: Array,
+        mean: Array,
+        weight: Array,
+        center: Array | float = 0.0,
+        stretch: Array | float = 1.0,
+    ) -> "LowRankGaussian":
+        """The product of clients' Gaussians, each raised to the power of its weight, in ``O((K l)^2 d)``.
+
+        Its precision is ``sum_k weight_k P_k`` with ``P_k = (I - basis_k' basis_k) / rho_k``, its mean solves
+        ``precision @ mean = sum_k weight_k P_k mean_k``; both are exact. As a convex combination of the
+        ``basis_k' basis_k``, whose eigenvalues are below one, the product's has its eigenvalues below one.
+
+        Parameters
+        ----------
+        basis
+            The clients' bases, shape ``(K, l, d)``; rows of zeros are harmless.
+        rho
+            Reciprocals of the clients' scales, shape ``(K,)`` or ``()``.
+        mean
+            The clients' means of ``u``, shape ``(K, d)``.
+        weight
+            Positive, sum to one, shape ``(K,)``.
+        center, stretch
+            Of the map to ``theta``, the same for all clients.
+        """
+        share = weight / rho
+        scale = jnp.sum(share)
+        root = jnp.sqrt(share / scale)
+        # about the mean of means, where clients who agree leave nothing to be solved for: what is left to add is
+        # -(I - B' B)^-1 B' pull = -B' (I - G)^-1 pull
+        middle = (share / scale) @ mean
+        pull = root[:, None] * jnp.einsum("kld,kd->kl", basis, mean - middle)
+        joined = (root[:, None, None] * basis).reshape(-1, mean.shape[-1])
+        left, vectors = spectrum(joined)
+        moved = middle - (vectors @ ((pull.reshape(-1) @ vectors) / left)) @ joined
+        return cls(moved, joined, scale, jnp.asarray(center, mean.dtype), jnp.asarray(stretch, mean.dtype))
+
+    @property
+    def size(self) -> int:
+        """Dimension d."""
+        return self.mean.shape[-1]
+
+    def log_value(self, theta: Array) -> Array:
+        """Normalised log density at ``theta``, shape ``(d,)``."""
+        gap = (theta - self.center) / self.stretch - self.mean
+        left, _ = spectrum(self.basis)
+        log_det = self.size * jnp.log(self.scale) + jnp.sum(jnp.log(left))
+        log_stretch = jnp.sum(jnp.log(jnp.abs(jnp.broadcast_to(self.stretch, gap.shape))))
+        square = self.scale * gap @ deflated(self.basis, gap)
+        return 0.5 * (log_det - square - self.size * LOG_2PI) - log_stretch
+
+    def mean_of_globals(self) -> Array:
+        """Mean of ``theta``, shape ``(d,)``."""
+        return self.center + self.stretch * self.mean
+
+    def variances(self) -> Array:
+        """Marginal variances of ``theta``, shape ``(d,)``, in ``O(r^2 d)``."""
+        left, vectors = spectrum(self.basis)
+        return self.stretch**2 * (1.0 + (1.0 / left) @ (vectors.T @ self.basis) ** 2) / self.scale
+
+    def covariance(self) -> Array:
+        """Covariance of ``theta``: a dense ``(d, d)`` matrix, and so for small d only."""
+        left, vectors = spectrum(self.basis)
+        axes = vectors.T @ self.basis * self.stretch
+        own = jnp.diag(jnp.broadcast_to(self.stretch**2, self.mean.shape))
+        return (own + (axes / left[:, None]).T @ axes) / self.scale
+
+    def moments(self) -> tuple[Array, Array]:
+        """Mean ``(d,)`` and dense covariance ``(d, d)`` of ``theta``, as :meth:`fedbayes.Gaussian.moments`."""
+        return self.mean_of_globals(), self.covariance()
+
+    def sample(self, key: Array, num: int) -> Array:
+        """Independent draws of ``theta``, shape ``(num, d)``, in ``O(r (num + r) d)``."""
+        left, vectors = spectrum(self.basis)
+        axes = vectors.T @ self.basis
+        noise = jax.random.normal(key, (num, self.size), dtype=self.mean.dtype)
+        # p = -1/2 of the identity above; h(x) written so that x = 0 is no special case
+        root = jnp.sqrt(left)
+        noise = noise + ((noise @ axes.T) / (root * (1.0 + root))) @ axes
+        return self.center + self.stretch * (self.mean + noise / jnp.sqrt(self.scale))
+
+
+def spectrum(basis: Array) -> tuple[Array, Array]:
+    """Eigenvalues ``(r,)`` of ``I - basis @ basis.T``, those of the precision, and the eigenvectors ``(r, r)``.
+
+    Below ``r`` times the machine epsilon an eigenvalue is round-off, of either sign, and the variance along it is more
+    than the numbers can tell. Such an eigenvalue is raised to that level, so that a Gaussian that is proper by
+    construction stays so; all others are left as they are.
+    """
+    values, vectors = jnp.linalg.eigh(basis @ basis.T)
+    floor = len(basis) * jnp.finfo(values.dtype).eps
+    return jnp.maximum(1.0 - values, floor), vectors

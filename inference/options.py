@@ -1,0 +1,78 @@
+"""Checks that the options of several methods share."""
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from fedbayes.errors import ClientDataError
+from fedbayes.problem import Problem
+
+TINY, HUGE = float(np.finfo(float).tiny), float(np.finfo(float).max)
+Range = tuple[float, float, str]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """An ``int`` or ``float``; a truth value is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_choices(config: object, choices: Mapping[str, tuple]) -> None:
+    """Options that are one of a few values."""
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            raise ValueError(f"`{name}` is {getattr(config, name)!r}; it is one of {list(known)}.")
+
+
+def check_whole(config: object, least: Mapping[str, int], optional: tuple[str, ...] = ()) -> None:
+    """Options that are whole numbers of at least so much, or left out."""
+    for name, low in least.items():
+        value = getattr(config, name)
+        if not ((value is None and name in optional) or (type(value) is int and value >= low)):
+            raise ValueError(f"`{name}` is {value!r}; it is a whole number (an `int`), at least {low}.")
+
+
+def check_ranges(config: object, ranges: Mapping[str, Range], optional: tuple[str, ...] = ()) -> None:
+    """Options that are numbers in an interval, or left out; each with what to write."""
+    for name, (low, high, wanted) in ranges.items():
+        value = getattr(config, name)
+        if not ((value is None and name in optional) or (is_number(value) and low <= value <= high)):
+            raise ValueError(f"`{name}` is {value!r}; write {wanted}.")
+
+
+def check_weights(given: Any) -> None:
+    """Clients' weights, before the clients are known."""
+    if not isinstance(given, Mapping) and not (isinstance(given, str) and given in ("rows", "equal")):
+        raise ValueError(
+            f"`weights` is {given!r}; write 'rows', 'equal', or a mapping from each client's name to its number."
+        )
+
+
+def client_weights(weights: str | Mapping[str, float], problem: Problem) -> np.ndarray:
+    """``p_c``, shape ``(N,)``, summing to one."""
+    names = problem.names
+    if isinstance(weights, str):
+        rows = problem.num_rows() if weights == "rows" else np.ones(len(names))
+        return rows / rows.sum()
+    given = {str(name): weight for name, weight in weights.items()}
+    if set(given) != set(names):
+        raise ValueError(
+            f"`weights` names the clients {sorted(given)}; the clients are {sorted(names)}. Give each of them a number."
+        )
+    for name, weight in given.items():
+        if not (is_number(weight) and 0.0 < weight < np.inf):
+            raise ValueError(f"`weights` of client '{name}' is {weight!r}; write a positive number.")
+    values = np.asarray([given[name] for name in names], float)
+    if abs(values.sum() - 1.0) > 1e-6:
+        raise ValueError(f"`weights` sum to {values.sum():.9g}; they must sum to 1: divide them by their sum.")
+    return values / values.sum()
+
+
+def check_batch(batch_size: int | None, problem: Problem) -> None:
+    """A batch is drawn without replacement from each client's rows."""
+    rows = problem.num_rows()
+    if batch_size is not None and batch_size > rows.min():
+        raise ClientDataError(
+            f"Client '{problem.names[int(np.argmin(rows))]}' has {int(rows.min())} rows, but `batch_size` is "
+            f"{batch_size}. Write {int(rows.min())} or less."
+        )
