@@ -230,7 +230,7 @@ def run_round(
     algorithm, num_clients = program.algorithm, len(problem.names)
     active = np.flatnonzero(mask)
     codes = np.full(num_clients, ResultCode.INACTIVE)
-    record: dict[str, np.ndarray] = {}
+    record: dict[str, np.ndarray] = {"code": codes}
     if len(active):
         shared, personal = program.broadcast(current.state)
         replies, current.clients = executor.run(

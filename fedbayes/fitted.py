@@ -96,6 +96,11 @@ class FederatedFit:
         return self._problem.names
 
     @property
+    def global_labels(self) -> list[str]:
+        """Names of the unconstrained globals, ``beta[0]`` style: the coordinates of ``moments()`` and ``rounds``."""
+        return self._problem.globals.labels()
+
+    @property
     def method(self) -> Method:
         """The configured method, with its tolerance."""
         return self._method
@@ -331,14 +336,15 @@ class FederatedFit:
         Raises
         ------
         ValueError
-            An option of the method is a function, which can't be written to a file.
+            An option of the method is or holds a function, which can't be written to a file.
         """
         options = asdict(self._method)  # type: ignore[call-overload]  # methods are dataclasses of plain values
-        if functions := [name for name, value in options.items() if callable(value)]:
+        if functions := [name for name, value in options.items() if any(map(callable, jax.tree.leaves(value)))]:
             raise ValueError(
-                f"`{functions[0]}` of the method is a function, which can't be saved. Write the parts that you need: "
-                "`fit.idata.to_netcdf(path)`, `fit.rounds.to_netcdf(path)`."
+                f"`{functions[0]}` of the method is or holds a function, which can't be saved. Write the parts that you "
+                "need: `fit.idata.to_netcdf(path)`, `fit.rounds.to_netcdf(path)`."
             )
+        options = jax.tree.map(_plain, options)
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         self.idata.to_netcdf(str(folder / "posterior.nc"))
@@ -394,6 +400,11 @@ def _resample(client: Client, cavity: Gaussian, start: Array, keys: Array, num: 
 @partial(jax.jit, static_argnames="num")
 def _chain(client: Client, cavity: Gaussian, start: Array, keys: Array, num: int) -> Array:
     return jax.vmap(lambda cavity, key: sampling.chained(Tilted(client, cavity), start, key, num))(cavity, keys)
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON knows it: numbers and arrays as numbers and lists."""
+    return np.asarray(value).tolist() if hasattr(value, "dtype") else value
 
 
 def client_seed(key: Array) -> Array:

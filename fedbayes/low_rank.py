@@ -104,6 +104,11 @@ class LowRankGaussian:
         """Dimension d."""
         return self.mean.shape[-1]
 
+    def is_proper(self) -> Array:
+        """Whether it is a Gaussian at all, shape ``()``: a product of nobody's is not finite."""
+        fine = [jnp.all(jnp.isfinite(leaf)) for leaf in (self.mean, self.basis, self.center, self.stretch)]
+        return jnp.all(jnp.stack(fine)) & (self.scale > 0.0)
+
     def log_value(self, theta: Array) -> Array:
         """Normalised log density at ``theta``, shape ``(d,)``."""
         gap = (theta - self.center) / self.stretch - self.mean

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 ERROR_LIMIT = 0.1  # of the merged means, in posterior sds
+_MISFIT = 0.1  # nats by which a client's Gaussian may be off without being named
 _GAP_LIMIT = 0.25  # between where the rounds ended and the merged mean, in posterior sds: their noise, but no more
 
 
@@ -119,10 +120,15 @@ class MergedAnswer(GaussianAnswer):
             misfit = rounds["misfit"][-1].mean("replicate")
             size = f"{self.error:.2g} posterior sds (root mean square)" if self.k_hat <= 1.0 else "far"
             sure = "" if self.k_hat <= K_HAT_LIMIT else f", roughly (k-hat {self.k_hat:.2f})"
+            name, most = misfit.idxmax("client").item(), float(misfit.max())
+            worst = (
+                f"The Gaussian of client '{name}' fits worst, by {most:.2g} nats."
+                if most > _MISFIT
+                else "The clients' Gaussians fit: it is the combination that is approximate."
+            )
             parts.append(
-                f"The merged means are {size} off the posterior's, by importance weights{sure}. The Gaussian of client "
-                f"'{misfit.idxmax('client').item()}' fits worst, by {float(misfit.max()):.2g} nats. One round can't "
-                "mend that: use `method='ep'`, in which clients see the others' knowledge."
+                f"The merged means are {size} off the posterior's, by importance weights{sure}. {worst} One round "
+                "can't mend that: use `method='ep'`, in which clients see the others' knowledge."
             )
         if (gap := _last(self._current, "gap")) > _GAP_LIMIT:
             parts.append(

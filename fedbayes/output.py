@@ -146,6 +146,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "position": (_REPLICATE, _COORDINATE),
     "slope": (_REPLICATE, _COORDINATE),
     "slope_position": (_REPLICATE, _COORDINATE),
+    "server": (_REPLICATE, _COORDINATE),
     "client_mean": (_REPLICATE, _CLIENT, _COORDINATE),
     "client_sd": (_REPLICATE, _CLIENT, _COORDINATE),
     "shift": (_REPLICATE, _CLIENT, _COORDINATE),
@@ -224,6 +225,7 @@ _MEANINGS = {
     "slope": "gradient of the joint energy at the synchronisations, shared coordinates; zero in mean without bias",
     "slope_position": "position times that gradient over the temperature; its mean less the product of the two means "
     "is one without bias (Stein's identity)",
+    "server": "where the server is after the round, unconstrained space",
     "client_mean": "mean of the client's own posterior, unconstrained space",
     "client_sd": "sd of the client's own posterior, unconstrained space",
     "shift": "mean of the client's own posterior less that of all the others' together, sds of the merged posterior",

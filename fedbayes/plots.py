@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which the colour-blind tell apart too
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 _INK, _LINE, _FAINT = "#222222", "#BBBBBB", "#E4E4E4"
+_CLIENTS = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9", GREY, "#222222")
+_MARKERS = "os^Dvph*"
 _PHASES = ((ORANGE, "s"), (BLUE, "o"), (GREEN, "^"), (PURPLE, "D"))
 
 
@@ -195,6 +197,86 @@ def plot_influence(
     more = f": the {len(order)} largest of {len(known)}" if len(order) < len(known) else ""
     _title(ax, f"Influence of each client{more}", "How far the client moves the posterior mean of all the others")
     return ax
+
+
+def plot_merge(
+    fit: "FederatedFit",
+    *,
+    top: int = 20,
+    labels: Mapping[str, str] | None = None,
+    clients: Sequence[str] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """The clients' own posteriors of every global beside the merged one: mean and 94% interval of each.
+
+    All are on the scale of the merged posterior, in its sds from its mean, on which shifts and overlaps can be seen.
+    The numbers on the right are the effective number of clients that decide the parameter. Globals with the largest
+    shifts first.
+
+    Parameters
+    ----------
+    fit
+        A fit by ``OneShot`` or ``FedPA``.
+    top
+        Most globals shown.
+    labels
+        Words for globals, by their unconstrained name, such as ``{"beta[0]": "Age"}``.
+    clients
+        Names of the clients to show; ``None``: the first eight.
+    ax
+        Where to draw; ``None``: a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes drawn on.
+
+    Raises
+    ------
+    ValueError
+        The fit merged no posteriors.
+    """
+    if "client_mean" not in fit.rounds:
+        raise ValueError(
+            f"{type(fit.method).__name__} merges no posteriors; OneShot and FedPA do, as `method=fedbayes.OneShot()`."
+        )
+    merge = _merged(fit)
+    shown = [name for name in fit.client_names if clients is None or name in clients][:8]
+    order = np.argsort(-np.abs(merge["shift"].to_numpy()).max(axis=0), kind="stable")[:top]
+    ax = _axes(ax, (8.0, 1.7 + 0.11 * (len(shown) + 2) * len(order)))
+    center, covariance = fit.moments()
+    center, sd = center[0], np.sqrt(np.diagonal(covariance[0]))
+    places = np.arange(len(order))
+    ax.axvspan(-1.88, 1.88, color=_FAINT, zorder=0, linewidth=0, label="merged posterior")
+    ax.axvline(0.0, color=_LINE, linewidth=1.0, zorder=0)
+    gap = 0.7 / max(len(shown), 1)
+    for i, name in enumerate(shown):
+        mine = merge.sel(client=name)
+        mean = (mine["client_mean"].to_numpy()[order] - center[order]) / sd[order]
+        spread = 1.88 * mine["client_sd"].to_numpy()[order] / sd[order]
+        at, color = places - 0.35 + (i + 0.5) * gap, _CLIENTS[i % len(_CLIENTS)]
+        ax.hlines(at, mean - spread, mean + spread, color=color, linewidth=1.6)
+        ax.plot(mean, at, _MARKERS[i % len(_MARKERS)], color=color, markersize=4.5, markeredgecolor="white", label=name)
+    _margin(ax, [f"{number:.1f}" for number in merge["effective_clients"].to_numpy()[order]], "effective\nclients")
+    names = fit.global_labels
+    _list(ax, [(labels or {}).get(names[j], names[j]) for j in order])
+    ax.set_xlabel("distance from the merged mean, in sds of the merged posterior")
+    hidden = f": {len(shown)} of {len(fit.client_names)} clients" if len(shown) < len(fit.client_names) else ""
+    _title(ax, f"The clients' own posteriors{hidden}", "Mean and 94% interval of each, unconstrained space")
+    ax.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.55 / (0.11 * (len(shown) + 2) * len(order) + 0.6)),
+        ncols=5,
+        frameon=False,
+    )
+    return ax
+
+
+def _merged(fit: "FederatedFit") -> Any:
+    """The first replicate's picture of the clients in the last round that has one."""
+    rounds = fit.rounds
+    known = np.flatnonzero(rounds["client_mean"].notnull().any(("client", "replicate", "coordinate")))
+    return rounds.isel(round=int(known[-1]), replicate=0)
 
 
 def _last(variable: Any) -> np.ndarray:

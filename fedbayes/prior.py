@@ -50,12 +50,20 @@ class Prior:
         return Gaussian(expansion.shift, precision, self.log_density(position) - expansion.log_value(position))
 
 
-def make_prior(log_density: Callable[[Array], Array], size: int) -> Prior:
-    """Find out whether a prior is Gaussian in unconstrained space: its Hessian is the same everywhere."""
+def make_prior(log_density: Callable[[Array], Array], size: int, tolerance: float = 1e-9) -> Prior:
+    """Find out whether a prior is Gaussian in unconstrained space: its Hessian is the same everywhere.
+
+    Parameters
+    ----------
+    log_density, size
+        See :class:`Prior`.
+    tolerance
+        Relative difference of Hessians that counts as none: the round-off of the model's precision.
+    """
     prior = Prior(log_density, size, None)
     probes = np.random.default_rng(0).normal(size=(4, size))
     tangents = jax.tree.map(np.asarray, jax.jit(jax.vmap(prior.tangent))(probes))
     spread = np.max(np.abs(tangents.precision - tangents.precision[0]))
-    if spread <= 1e-9 * (1.0 + np.max(np.abs(tangents.precision))):
+    if spread <= tolerance * (1.0 + np.max(np.abs(tangents.precision))):
         return Prior(log_density, size, jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), tangents))
     return prior

@@ -139,7 +139,11 @@ def make_problem(
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     checks.prior_ignores_data(names, buckets, arrays)
     template = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[1:], leaf.dtype), buckets[0].clients.data)
-    prior = make_prior(lambda theta: first.log_prior(theta, template), first.globals.size)
+    prior = make_prior(
+        lambda theta: first.log_prior(theta, template),
+        first.globals.size,
+        tolerance=1e-9 if jnp.dtype(dtype) == jnp.float64 else 1e-5,
+    )
     checks.outcomes_vary(model, names, arrays, prior)
     problem = Problem(names, first.globals, prior, tuple(buckets), tuple(arrays))
     return _with_rows(problem, tuple(local)) if rows else problem

@@ -51,7 +51,7 @@ def check_options(config: "FedPA") -> None:
     check_whole(config, _LEAST, _OPTIONAL)
     check_ranges(config, _RANGES, _OPTIONAL)
     check_weights(config.weights)
-    if not isinstance(config.init, Mapping) and config.init not in ("mode", "zero"):
+    if not isinstance(config.init, Mapping) and not (isinstance(config.init, str) and config.init in ("mode", "zero")):
         raise ValueError(
             f"`init` is {config.init!r}; write 'mode', 'zero', or arrays by global site, in unconstrained space."
         )
@@ -132,14 +132,21 @@ def given_start(given: Mapping[str, Any], problem: Problem) -> np.ndarray:
     """The user's start as a flat vector, shape ``(d,)``."""
     shapes = dict(problem.globals.shapes)
     if {*map(str, given)} != {*shapes}:
-        raise ValueError(f"`init` has the sites {sorted(map(str, given))}; the globals are {sorted(shapes)}.")
+        raise ValueError(
+            f"`init` has the sites {sorted(map(str, given))}; the globals are {sorted(shapes)}. Give each of them an "
+            "array."
+        )
     flat = []
     for name, shape in shapes.items():
-        value = np.asarray(given[name], float)
-        if value.shape != shape or not np.all(np.isfinite(value)):
+        try:
+            value = np.asarray(given[name], float)
+        except (TypeError, ValueError):
+            value = np.full(shape, np.nan)
+        fine = bool(np.all(np.isfinite(value)))
+        if value.shape != shape or not fine:
+            seen = f"has shape {value.shape}" if fine else f"is {given[name]!r}"
             raise ValueError(
-                f"`init` of '{name}' has shape {value.shape}; write finite numbers of shape {shape}, in unconstrained "
-                "space."
+                f"`init` of '{name}' {seen}; write finite numbers of shape {shape}, in unconstrained space."
             )
         flat.append(value.ravel())
     return np.concatenate(flat)

@@ -24,7 +24,7 @@ from fedbayes.inference.local.subposterior import (
 )
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merge import LocalSummary
-from fedbayes.inference.merge_options import estimator_for
+from fedbayes.inference.merge_options import affordable, estimator_for
 from fedbayes.inference.moments import TiltedDraws, covariance_inversion
 from fedbayes.inference.shrinkage import shrunk_delta, shrunk_factor, shrunk_precision
 from fedbayes.problem import Problem
@@ -195,6 +195,7 @@ def _stepping(config: "FedPA", problem: Problem, weights: Array) -> Clients:
     prior, rows = problem.prior, jnp.asarray(problem.num_rows())
     num = config.samples_for(problem.globals.size)
     averages = config.sampler == "iasg"
+    inverts = config.covariance == "sample" and affordable("sample", num, prior.size) == "sample"
     window = (config.local_steps - config.burn_in) // num
     # FedAvg's only sample is where the steps end
     single = Steps(config.local_steps - 1, 1, 1, average=False, noisy=False)
@@ -215,7 +216,7 @@ def _stepping(config: "FedPA", problem: Problem, weights: Array) -> Clients:
 
     def delta(chosen: Steps, shared: Shared, private: Private, client: Client, key: Array) -> tuple[Delta, Private]:
         samples, after = sample(chosen, shared, private, client, key)
-        if config.covariance == "sample" and chosen.num_samples > 1:
+        if inverts and chosen.num_samples > 1:
             gaussian = _sample_gaussian(weights[client.index], samples)
             delta = (gaussian.precision @ shared.position - gaussian.shift) / weights[client.index]
             mean, _ = gaussian.moments()
@@ -226,7 +227,7 @@ def _stepping(config: "FedPA", problem: Problem, weights: Array) -> Clients:
     def summary(shared: Shared, private: Private, client: Client, key: Array) -> tuple[Summary, Private]:
         samples, after = sample(steps, shared, private, client, key)
         weight = weights[client.index]
-        if config.covariance == "sample":
+        if inverts:
             whitened = _sample_gaussian(weight, samples)
             mean, _ = whitened.moments()
             gaussian = shared.coordinates.of_whitened(mean, whitened.precision)

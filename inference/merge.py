@@ -101,19 +101,24 @@ def wasserstein(
     (Srivastava, Li and Dunson 2018); exact for Gaussian clients of equal ``share_k Sigma_k`` and no others.
     """
     weights = jnp.where(heard > 0, shares, 0.0)
+    weights = weights / jnp.sum(weights)
     means, covariances = jax.vmap(Gaussian.moments)(clients)
     there = heard[:, None] > 0
     means = jnp.where(there, means, 0.0)
-    covariances = jnp.where(there[..., None], shares[:, None, None] * covariances, jnp.eye(product.size))
-    mean, covariance = combiners.wasserstein_barycentre(means, covariances, weights / jnp.sum(weights))
+    covariances = jnp.where(there[..., None], weights[:, None, None] * covariances, jnp.eye(product.size))
+    mean, covariance = combiners.wasserstein_barycentre(means, covariances, weights)
     return _with_evidence(mean, covariance, product), jnp.zeros((0, product.size))
 
 
 def consensus(
     product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
 ) -> tuple[Gaussian, Array]:
-    """Consensus Monte Carlo: averages of the clients' draws, weighted by their precisions; exact for Gaussian ones."""
-    return _of_draws(combiners.consensus(draws, clients.precision), product)
+    """Consensus Monte Carlo: averages of the clients' draws, weighted by their precisions; exact for Gaussian ones.
+
+    Draws of the Gaussian product where a client is missing: its draws would be, and its share of the prior with them.
+    """
+    merged = combiners.consensus(draws, clients.precision)
+    return _of_draws(_if_complete(merged, product, draws, heard, key), product)
 
 
 def density_product(
@@ -121,7 +126,13 @@ def density_product(
 ) -> tuple[Gaussian, Array]:
     """Draws of the product of density estimates; the Gaussian product's own where a client is missing."""
     merged = combiners.density_product(draws, key, draws.shape[1])
-    return _of_draws(jnp.where(jnp.all(heard > 0), merged, product.sample(key, draws.shape[1])), product)
+    return _of_draws(_if_complete(merged, product, draws, heard, key), product)
+
+
+def _if_complete(merged: Array, product: Gaussian, draws: Array, heard: Array, key: Array) -> Array:
+    """The merged draws where every client has sent some, else the Gaussian product's."""
+    complete = jnp.all(heard > 0) & jnp.all(jnp.isfinite(draws))
+    return jnp.where(complete, merged, product.sample(key, draws.shape[1]))
 
 
 def _of_draws(draws: Array, product: Gaussian) -> tuple[Gaussian, Array]:

@@ -55,7 +55,7 @@ def check_subposteriors(problem: Problem) -> None:
     if poor:
         first = int(rows[problem.names.index(poor[0])])
         raise ClientDataError(
-            f"The prior is flat in {flat} directions, but of {len(poor)} clients each has fewer rows, '{poor[0]}' "
-            f"{first}: their own posteriors are not proper. Give the globals proper priors, or use `method='ep'`, in "
-            "which clients borrow from each other."
+            f"The prior is flat in {flat} directions, but {len(poor)} of the {len(rows)} clients have fewer rows than "
+            f"that, '{poor[0]}' {first}: their own posteriors are not proper. Give the globals proper priors, or use "
+            "`method='ep'`, in which clients borrow from each other."
         )

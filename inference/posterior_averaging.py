@@ -253,6 +253,8 @@ def _rounds(
         change = jnp.where(somebody, jnp.sqrt(jnp.mean((position - old) ** 2)), jnp.inf)
         kept = jax.tree.map(lambda new, before: jnp.where(somebody, new, before), after, state.optimizer)
         info = {"change": change, "converged": change <= config.tolerance}
+        if old.shape[0] <= fedpa_checks.DENSE_LIMIT:
+            info["server"] = state.shared.coordinates.globals_at(position)
         return FedPAState(state.shared._replace(position=position), kept), info
 
     def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:

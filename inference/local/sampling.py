@@ -28,12 +28,14 @@ def pool_size(num: int) -> int:
 def equal_weights(draws: TiltedDraws, key: Array, num: int) -> Array:
     """``num`` of the weighted draws, shuffled, shape ``(num, d + m)``.
 
-    Systematic resampling: one uniform, evenly spaced levels, so that equal weights give distinct draws.
+    Systematic resampling: one uniform, evenly spaced levels, so that equal weights give distinct draws. Not in the
+    draws' own order: every fourth point of a Sobol sequence lies in the same quarter of the space.
     """
-    pick_key, shuffle_key = jax.random.split(key)
+    pick_key, order_key, shuffle_key = jax.random.split(key, 3)
+    order = jax.random.permutation(order_key, draws.weight.shape[0])
     levels = (jax.random.uniform(pick_key) + jnp.arange(num)) / max(num, 1)
-    picked = jnp.clip(jnp.searchsorted(jnp.cumsum(draws.weight), levels), 0, draws.weight.shape[0] - 1)
-    return draws.position[jax.random.permutation(shuffle_key, picked)]
+    picked = jnp.clip(jnp.searchsorted(jnp.cumsum(draws.weight[order]), levels), 0, draws.weight.shape[0] - 1)
+    return draws.position[order[jax.random.permutation(shuffle_key, picked)]]
 
 
 def chained(tilted: Tilted, start: Array, key: Array, num: int) -> Array:

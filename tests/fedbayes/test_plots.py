@@ -1,6 +1,7 @@
 import sys
 from types import SimpleNamespace
 
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 
 import fedbayes
 from fedbayes import plots
+from fedbayes.models import linear
 from fedbayes.output import to_arviz
 
 
@@ -141,6 +143,30 @@ def test_pictures_of_a_real_fit_on_given_axes(small_fit):
     last = small_fit.rounds["influence"][-1].mean("replicate")
     assert labels(axes[1])[0] == str(last.idxmax("client").item())
     assert plt.get_fignums() == []
+
+
+def test_merge_shows_every_client_beside_the_merged_posterior():
+    clients, _ = linear.simulate(jax.random.key(5), rows=(5, 9, 40))
+    method = fedbayes.OneShot(combine="laplace", num_replicates=1, check=False)
+    fit = fedbayes.fit_federated(linear.model, clients, method=method, key=jax.random.key(0), progress=False)
+    ax = plots.plot_merge(fit, labels={"beta[1]": "Slope"})
+    assert sorted(labels(ax)) == ["Slope", "beta[0]", "beta[2]"]
+    merge = fit.rounds.isel(round=0, replicate=0)
+    order = np.argsort(-np.abs(merge["shift"].to_numpy()).max(axis=0))
+    mean, covariance = fit.moments()
+    expected = (merge["client_mean"].to_numpy()[0] - mean[0]) / np.sqrt(np.diagonal(covariance[0]))
+    first = next(line for line in ax.lines if line.get_label() == fit.client_names[0])
+    np.testing.assert_allclose(first.get_xdata(), expected[order])
+    assert f"{merge['effective_clients'].to_numpy()[order][0]:.1f}" in texts(ax)
+    assert ax.get_title(loc="left") == "The clients' own posteriors"
+    few = plots.plot_merge(fit, top=1, clients=fit.client_names[:2])
+    assert len(labels(few)) == 1
+    assert few.get_title(loc="left") == "The clients' own posteriors: 2 of 3 clients"
+
+
+def test_a_method_that_merges_nothing_is_an_error(small_fit):
+    with pytest.raises(ValueError, match=r"EP merges no posteriors; OneShot and FedPA do, as `method=fedbayes.OneShot"):
+        plots.plot_merge(small_fit)
 
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, pair):
