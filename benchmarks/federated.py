@@ -75,7 +75,8 @@ class Federation:
                 round_key = jax.random.fold_in(jax.random.fold_in(key, index), current.rounds_in_phase)
                 run_round(self.servers[index], self.problem, self.executor, current, everybody, round_key)
                 seconds += float(current.history[-1]["seconds"])
-                steps.append(Step(seconds, posterior(phase.algorithm.posterior(current.state))))
+                if phase.algorithm.posterior is not None:
+                    steps.append(Step(seconds, posterior(phase.algorithm.posterior(current.state))))
         return steps
 
     def rounds(self) -> str:

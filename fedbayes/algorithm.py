@@ -15,6 +15,7 @@ from jax import Array
 
 from fedbayes.clients import Client
 from fedbayes.gaussian import Gaussian
+from fedbayes.low_rank import LowRankGaussian
 
 if TYPE_CHECKING:
     from fedbayes.federation import Progressing
@@ -55,7 +56,7 @@ class FederatedAlgorithm(NamedTuple):
         ``reduction="stack"`` messages have a leading axis of clients and ``used``, shape ``(K,)``, says whose message
         counts; with ``"sum"`` they are summed over the used clients, and ``used`` is their number.
     posterior
-        ``(state) -> Gaussian`` over the unconstrained globals; ``None`` for a sampler.
+        ``(state) -> Gaussian`` over the unconstrained globals; ``None`` for a sampler, or where a later phase finds it.
     reduction
         ``"sum"`` wherever the mathematics allows it: then vmap-sum, psum, streaming sums and secure aggregation are the
         same thing.
@@ -77,7 +78,7 @@ class FederatedAlgorithm(NamedTuple):
     local_updates: Mapping[str, LocalUpdate]
     choose: Callable[[Sequence[str], Mapping[str, np.ndarray]], list[str]]
     aggregate: Callable[[ServerState, Message, Array, Array], tuple[ServerState, Info]]
-    posterior: Callable[[ServerState], Gaussian] | None
+    posterior: Callable[[ServerState], Gaussian | LowRankGaussian] | None
     reduction: Literal["sum", "stack"]
     draw: Callable[[ServerState], Array] | None = None
     private_draw: Callable[[Shared, ClientState], Array] | None = None

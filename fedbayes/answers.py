@@ -60,7 +60,7 @@ class Answer(Protocol):
 class GaussianAnswer:
     """One Gaussian per replicate of the fit: what EP and Laplace end with."""
 
-    def __init__(self, gaussian: Gaussian, current: Progressing) -> None:
+    def __init__(self, gaussian: Any, current: Progressing) -> None:
         self.gaussian = gaussian
         self._current = current
 

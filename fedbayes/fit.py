@@ -53,7 +53,8 @@ def fit_federated(
         From client name to the model's keyword arguments (NumPy, JAX, pandas); see :func:`clients_from_dataframe`. Only
         the number of rows may differ.
     method
-        ``"ep"``, ``"fald"``, ``"laplace"``, or a configured method such as ``fedbayes.EP(num_draws=1024)``.
+        ``"ep"``, ``"fald"``, ``"posterior_averaging"``, ``"one_shot"``, ``"laplace"``, or a configured method such as
+        ``fedbayes.EP(num_draws=1024)`` or ``fedbayes.OneShot(combine="consensus")``.
     key
         ``jax.random.key(seed)``: all randomness comes from it.
     num_rounds

@@ -209,7 +209,7 @@ class FederatedFit:
         ValueError
             The posterior has low rank.
         """
-        self._needs_matrix("client_posterior")
+        self._dense("client_posterior")
         with jax.enable_x64(True):
             client = self._problem.client(name)
             place = self.client_names.index(name)
@@ -236,22 +236,23 @@ class FederatedFit:
         ValueError
             The posterior has low rank.
         """
-        self._needs_matrix("adapt")
+        posterior = self._dense("adapt")
         name = "new client"
         dtype = self._problem.buckets[0].clients.program.dtype
         with jax.enable_x64(True):
             model = self._problem.buckets[0].clients.program.model
             problem = make_problem(model, {name: new_client}, local=self._shown.local, dtype=dtype)
             client = problem.client(name)
-            draws, attrs = self._personal_draws(client, self.posterior)
+            draws, attrs = self._personal_draws(client, posterior)
             return self._personal(client, problem, name, draws, attrs | {"draws": f"by {attrs['solver']}"})
 
-    def _needs_matrix(self, what: str) -> None:
+    def _dense(self, what: str) -> Gaussian:
         if isinstance(self.posterior, LowRankGaussian):
             raise ValueError(
                 f"`fit.{what}` needs the precision of all {self._problem.globals.size} globals as a matrix, but this "
                 "posterior has low rank. Without local latents a client's posterior is `fit.idata`."
             )
+        return self.posterior
 
     def _personal(
         self, client: Client, problem: Problem, name: str, draws: Array, attrs: Mapping[str, float | str]
@@ -341,8 +342,8 @@ class FederatedFit:
         options = asdict(self._method)  # type: ignore[call-overload]  # methods are dataclasses of plain values
         if functions := [name for name, value in options.items() if any(map(callable, jax.tree.leaves(value)))]:
             raise ValueError(
-                f"`{functions[0]}` of the method is or holds a function, which can't be saved. Write the parts that you "
-                "need: `fit.idata.to_netcdf(path)`, `fit.rounds.to_netcdf(path)`."
+                f"`{functions[0]}` of the method is or holds a function, which can't be saved. Write the parts that "
+                "you need: `fit.idata.to_netcdf(path)`, `fit.rounds.to_netcdf(path)`."
             )
         options = jax.tree.map(_plain, options)
         folder = Path(path)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info
+from fedbayes.algorithm import FederatedAlgorithm, Info, Phase
 from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import Gaussian, whitener
@@ -24,6 +24,14 @@ from fedbayes.inference.merge import MergeState, sample_merged
 from fedbayes.problem import Problem
 
 _NUM_DRAWS = 512
+
+
+def checked(problem: Problem, merging: FederatedAlgorithm, wanted: bool) -> list[Phase]:
+    """The phase that checks a merge, if it is wanted."""
+    if not wanted:
+        return []
+    empty = jax.tree.map(jnp.asarray, merging.init(jax.random.key(0), None))
+    return [Phase(checking(problem, empty), 1, True, main=False)]
 
 
 def checking(problem: Problem, empty: MergeState) -> FederatedAlgorithm:

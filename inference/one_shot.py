@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -36,7 +35,7 @@ from fedbayes.inference.local.subposterior import (
     by_nuts,
 )
 from fedbayes.inference.local.tilted import cold_start
-from fedbayes.inference.merge_check import checking
+from fedbayes.inference.merge_check import checked
 from fedbayes.inference.merge_options import check_subposteriors, estimator_for
 from fedbayes.inference.moments import Estimator
 from fedbayes.inference.options import check_choices, check_whole, client_weights
@@ -110,10 +109,7 @@ class OneShot:
     def phases(self, problem: Problem) -> list[Phase]:
         """The merge, and its check."""
         merging = one_shot(self, problem)
-        if not self.check:
-            return [merging]
-        empty = jax.tree.map(jnp.asarray, merging.algorithm.init(jax.random.key(0), None))
-        return [merging, Phase(checking(problem, empty), 1, True, main=False)]
+        return [merging, *checked(problem, merging.algorithm, self.check)]
 
 
 def one_shot(config: OneShot, problem: Problem) -> Phase:

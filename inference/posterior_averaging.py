@@ -31,7 +31,7 @@ from fedbayes.inference import fedpa_checks, merge, sketch
 from fedbayes.inference.coordinates import shared_coordinates
 from fedbayes.inference.fedpa_clients import Clients, LocalDelta, Private, Shared, make_clients
 from fedbayes.inference.langevin_plan import largest_curvature
-from fedbayes.inference.merge_check import checking
+from fedbayes.inference.merge_check import checked
 from fedbayes.inference.merge_options import check_subposteriors
 from fedbayes.inference.mode import ModeState, federated_mode
 from fedbayes.inference.options import client_weights
@@ -175,7 +175,7 @@ def _conclusion(
                 main=False,
             )
         ]
-    merging = merge.merging(
+    algorithm = merge.merging(
         problem,
         np.full(len(weights), 1.0 / len(weights)),
         clients.summaries,
@@ -187,11 +187,7 @@ def _conclusion(
         anchor=lambda shared: shared.coordinates.globals_at(shared.position),
         retry=clients.retry,
     )
-    merging = Phase(merging, 2, True, main=False)
-    if not config.check:
-        return [merging]
-    empty = jax.tree.map(jnp.asarray, merging.algorithm.init(jax.random.key(0), None))
-    return [merging, Phase(checking(problem, empty), 1, True, main=False)]
+    return [Phase(algorithm, 2, True, main=False), *checked(problem, algorithm, config.check)]
 
 
 def _start(config: FedPA, problem: Problem, weights: np.ndarray, previous: Any) -> FedPAState:

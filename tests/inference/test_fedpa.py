@@ -159,7 +159,7 @@ def test_partial_participation_ends_in_the_exact_posterior() -> None:
 
 @pytest.mark.parametrize("covariance", ["sample", pytest.param("shrinkage", marks=pytest.mark.slow)])
 def test_sampled_covariances_are_exact_up_to_monte_carlo(covariance) -> None:
-    """2,048 draws a client; a precision from l draws is off by sqrt(2 / l) = 3 percent: five of these, and 2 replicates."""
+    """2,048 draws a client; a precision from l draws is off by sqrt(2 / l), 3 percent: five of these."""
     method = fb.FedPA(
         sampler="importance", num_samples=2048, covariance=covariance, shrinkage=100.0, tolerance=1e-6, num_replicates=2
     )

@@ -270,7 +270,7 @@ def test_hospitals_are_as_far_off_as_the_check_says() -> None:
 def test_ep_starts_from_a_combination(init) -> None:
     method = fb.EP(num_draws=64, num_replicates=2, init=init, solver="importance")
     found = fit(method)
-    mean, covariance, evidence = exact_regression(regression_clients())
+    mean, _, evidence = exact_regression(regression_clients())
     np.testing.assert_allclose(found.moments()[0], np.stack([mean] * 2), rtol=1e-8)
     np.testing.assert_allclose(found.log_evidence, evidence, rtol=1e-8)
     rounds = found.rounds
