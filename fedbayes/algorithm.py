@@ -135,6 +135,8 @@ class Phase(NamedTuple):
     ----------
     main
         Whether the user's number of rounds is this phase's; what comes before prepares it, what comes after concludes.
+    once
+        Whether all replicates share one run of it.
     """
 
     algorithm: FederatedAlgorithm
@@ -142,15 +144,14 @@ class Phase(NamedTuple):
     full_participation: bool
     sampling: Sampling | None = None
     main: bool = True
+    once: bool = False
 
 
 def phases_of(method: Method, problem: "Problem") -> list[Phase]:
-    """The method's phases, replicated from the first main one on."""
-    phases = method.phases(problem)
-    first = [phase.main for phase in phases].index(True)
+    """The method's phases, replicated but for those run once for all."""
     return [
-        phase._replace(algorithm=replicated(phase.algorithm, 1 if place < first else method.num_replicates))
-        for place, phase in enumerate(phases)
+        phase._replace(algorithm=replicated(phase.algorithm, 1 if phase.once else method.num_replicates))
+        for phase in method.phases(problem)
     ]
 
 

@@ -136,6 +136,9 @@ class Batched:
         program = self._program(update)
         clients, members = bucket.clients, bucket.members
         size = self._chunk_size(clients)
+        devices = 1 if self.mesh is None else self.mesh.size
+        while size % (2 * devices) == 0 and size // 2 >= len(at):  # few of many: don't compute so many copies
+            size //= 2
         outputs = []
         for begin in range(0, len(at), size):
             part = at[begin : begin + size]

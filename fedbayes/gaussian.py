@@ -131,7 +131,8 @@ class Gaussian:
 
     def normalised(self) -> "Gaussian":
         """The probability density proportional to the factor."""
-        return Gaussian(self.shift, self.precision, self.log_scale - self.log_integral())
+        unscaled = Gaussian(self.shift, self.precision, jnp.zeros_like(self.log_scale))
+        return Gaussian(self.shift, self.precision, -unscaled.log_integral())  # whatever the scale, known or not
 
     def sample(self, key: Array, num: int) -> Array:
         """Independent draws, shape ``(num, d)``."""

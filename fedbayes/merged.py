@@ -70,6 +70,13 @@ class MergedAnswer(GaussianAnswer):
         return float(np.max(np.asarray(getattr(self._current.state, "k_hat", np.nan))))
 
     @property
+    def _measured(self) -> str:
+        """The error in words; beyond what importance weights can tell a lower bound."""
+        least = "" if self.k_hat <= K_HAT_LIMIT else "at least about "
+        shown = min(self.error, 1.0) if least else self.error  # weights that have collapsed say nothing more
+        return f"{least}{shown:.2g} posterior sds (root mean square), by importance weights of k-hat {self.k_hat:.2f}"
+
+    @property
     def converged(self) -> bool:
         """Whether every client was heard, and no error of the merge was measured that matters."""
         off = self.error > ERROR_LIMIT or self.k_hat > K_HAT_LIMIT
@@ -89,21 +96,25 @@ class MergedAnswer(GaussianAnswer):
     def headline(self, rounds: "xr.Dataset") -> list[str]:
         """The measured error, the Monte Carlo error, and how the clients lie to each other."""
         lines = []
-        if self.k_hat <= K_HAT_LIMIT:
-            lines.append(f"  error     of the merge {self.error:.2g} posterior sds, measured (k-hat {self.k_hat:.2f})")
-        elif self.k_hat > K_HAT_LIMIT:
-            lines.append(f"  error     of the merge too large to be measured (k-hat {self.k_hat:.2f})")
-        if (num := self._num_replicates) > 1:
+        if np.isfinite(self.error):
+            lines.append(f"  error     of the merge {self._measured}")
+        if (num := self._num_replicates) > 1 and self.monte_carlo_error > 1e-8:
             lines.append(f"            Monte Carlo {self.monte_carlo_error:.2g} posterior sds, from {num} replicates")
+        if isinstance(self.gaussian, LowRankGaussian):
+            num, size = self.gaussian.basis.shape[1:]
+            lines.append(
+                f"            not measured: precision of rank {num:,} in {size:,} dimensions, too narrow beyond"
+            )
         if "overlap" in rounds:
             merge = _merge_round(rounds)
-            overlap = merge["overlap"].mean(("replicate", "coordinate"))
+            overlap = merge["overlap"].mean(("replicate", "coordinate")).dropna("client")
             effective = merge["effective_clients"].mean("replicate")
-            lines.append(
-                f"  clients'  posteriors overlap least with the rest at '{overlap.idxmin('client').item()}' "
-                f"({float(overlap.min()):.2f} of 1); {float(effective.min()):.1f} to {float(effective.max()):.1f} "
-                "effective clients per parameter"
-            )
+            if overlap.size:
+                lines.append(
+                    f"  clients'  posteriors overlap least with the rest at '{overlap.idxmin('client').item()}' "
+                    f"({float(overlap.min()):.2f} of 1); {float(effective.min()):.1f} to {float(effective.max()):.1f} "
+                    "effective clients per parameter"
+                )
         return lines
 
     def trouble(self, rounds: "xr.Dataset") -> str:
@@ -118,8 +129,6 @@ class MergedAnswer(GaussianAnswer):
             parts += bad_clients(merge)
         if self.error > ERROR_LIMIT or self.k_hat > K_HAT_LIMIT:
             misfit = rounds["misfit"][-1].mean("replicate")
-            size = f"{self.error:.2g} posterior sds (root mean square)" if self.k_hat <= 1.0 else "far"
-            sure = "" if self.k_hat <= K_HAT_LIMIT else f", roughly (k-hat {self.k_hat:.2f})"
             name, most = misfit.idxmax("client").item(), float(misfit.max())
             worst = (
                 f"The Gaussian of client '{name}' fits worst, by {most:.2g} nats."
@@ -127,13 +136,18 @@ class MergedAnswer(GaussianAnswer):
                 else "The clients' Gaussians fit: it is the combination that is approximate."
             )
             parts.append(
-                f"The merged means are {size} off the posterior's, by importance weights{sure}. {worst} One round "
-                "can't mend that: use `method='ep'`, in which clients see the others' knowledge."
+                f"The merge is off: its means by {self._measured}. {worst} Merging can't mend that: use "
+                "`method='ep'`, in which clients see the others' knowledge."
             )
         if (gap := _last(self._current, "gap")) > _GAP_LIMIT:
             parts.append(
-                f"The rounds ended {gap:.2g} posterior sds from the merged mean: raise `num_rounds`, or give the "
-                "server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
+                f"The rounds ended {gap:.2g} posterior sds from the merged mean: raise `num_rounds`, take more samples, "
+                "or give the server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
+            )
+        if not parts:
+            parts.append(
+                f"The last round still moved the server by {_last(self._current, 'change'):.2g} in shared coordinates: "
+                "raise `num_rounds`, or give the server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
             )
         return " ".join(parts)
 

@@ -54,11 +54,11 @@ class Coordinates(NamedTuple):
         return inverse * gap if inverse.ndim == 1 else gap @ inverse.T
 
     def of_whitened(self, mean: Array, precision: Array) -> Gaussian:
-        """The Gaussian over ``theta`` of one over ``u``."""
+        """The Gaussian over ``theta`` of one over ``u``; its scale is not known."""
         inverse = self.inverse()
         inverse = jnp.diag(inverse) if inverse.ndim == 1 else inverse
         spread = symmetrised(inverse.T @ precision @ inverse)
-        return Gaussian(spread @ self.globals_at(mean), spread, jnp.zeros(()))
+        return Gaussian(spread @ self.globals_at(mean), spread, jnp.full((), jnp.nan))
 
     def pulled_back(self, slope: Array) -> Array:
         """The gradient in ``u`` of a function whose gradient in ``theta`` is ``slope``."""

@@ -154,11 +154,11 @@ class EP:
         num_draws = self.draws_for(problem.globals.size)
         ep = Phase(_algorithm(self, problem, num_draws), 30, False)
         if self.init == "mode":
-            return [Phase(federated_mode(problem, num_draws=64), 25, True, main=False), ep]
+            return [Phase(federated_mode(problem, num_draws=64), 25, True, main=False, once=True), ep]
         if self.init == "prior":
             return [ep]
         combination = OneShot(combine=self.init, num_replicates=1)
-        return [one_shot(combination, problem)._replace(main=False), ep]
+        return [one_shot(combination, problem)._replace(main=False, once=True), ep]
 
 
 _MOMENTS: Mapping[str, Estimator] = {"score": score_regression, "covariance": covariance_inversion}

@@ -216,7 +216,7 @@ class FALD:
         chains = Phase(_algorithm(self, problem, weights), self.max_rounds, True, _sampling(self))
         if self.init == "zero":
             return [chains]
-        return [Phase(federated_mode(problem, num_draws=64, tolerance=1e-3), 50, True, main=False), chains]
+        return [Phase(federated_mode(problem, num_draws=64, tolerance=1e-3), 50, True, main=False, once=True), chains]
 
 
 def _sampling(config: FALD) -> Sampling:

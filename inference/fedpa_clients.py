@@ -24,7 +24,7 @@ from fedbayes.inference.local.subposterior import (
 )
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merge import LocalSummary
-from fedbayes.inference.merge_options import affordable, estimator_for
+from fedbayes.inference.merge_options import ESTIMATORS, affordable
 from fedbayes.inference.moments import TiltedDraws, covariance_inversion
 from fedbayes.inference.shrinkage import shrunk_delta, shrunk_factor, shrunk_precision
 from fedbayes.problem import Problem
@@ -124,8 +124,9 @@ def make_clients(config: "FedPA", problem: Problem, weights: np.ndarray) -> Clie
 def _sampling(config: "FedPA", problem: Problem, weights: Array) -> Clients:
     """Draws of the whole subposterior, which is the same wherever the server is: drawn once in a phase, then kept."""
     size, share = problem.globals.size, jnp.asarray(1.0 / len(problem.names))
-    samplers = _samplers(config, size)
-    shrinks = config.covariance == "shrinkage"
+    covariance = affordable(config.covariance or "score", config.samples_for(size), size)
+    samplers = _samplers(config, size, covariance)
+    shrinks = covariance == "shrinkage"
 
     def found(sampler: Summariser, client: Client, start: Array, key: Array) -> Summary:
         return sampler(Subposterior(client, problem.prior, share), start, key)
@@ -175,17 +176,17 @@ def _sampling(config: "FedPA", problem: Problem, weights: Array) -> Clients:
     )
 
 
-def _samplers(config: "FedPA", size: int) -> dict[str, Summariser]:
+def _samplers(config: "FedPA", size: int, covariance: str) -> dict[str, Summariser]:
     if config.sampler == "laplace":
         return {"laplace": by_laplace}
     num = config.samples_for(size)
-    kept = num if config.covariance == "shrinkage" else 0
-    estimator = estimator_for(config.covariance or "score", num, size)
+    kept = num if covariance == "shrinkage" else 0
+    estimator = ESTIMATORS[covariance]
     pool = max(256, pool_size(num)) if kept else 1 << (num - 1).bit_length()
     chains = max(4 * -(-num // 4), 64)
     known: dict[str, Summariser] = {
         "importance": partial(by_importance, num_draws=pool, num_kept=kept, estimator=estimator),
-        "nuts": partial(by_nuts, num_draws=chains, num_kept=kept, num_warmup=200, estimator=estimator),
+        "nuts": partial(by_nuts, num_draws=chains, num_kept=kept, num_warmup=100, estimator=estimator),
     }
     return {name: known[name] for name in (known if config.sampler == "auto" else (config.sampler,))}
 
@@ -269,4 +270,4 @@ def _sample_gaussian(weight: Array, samples: Samples) -> Gaussian:
     u = mean + jnp.sqrt(samples.scale / weight) * (samples.u - mean)
     draws = TiltedDraws(u, u, jnp.full(num, 1.0 / num), mean, jnp.eye(size), jnp.asarray(float(num)))
     found = covariance_inversion(draws, Gaussian.neutral(size))
-    return Gaussian(found.shift, found.precision, jnp.zeros(()))
+    return Gaussian(found.shift, found.precision, jnp.full((), jnp.nan))

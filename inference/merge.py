@@ -267,22 +267,22 @@ def _local_update(
 def _picture(state: MergeState) -> Info:
     """How the clients lie to each other, coordinate by coordinate; all in unconstrained space.
 
-    ``shift``: a client's mean less that of all others together, in sds of the merged posterior. ``overlap``:
-    Bhattacharyya's coefficient of the client's marginal and the others'. ``distance``: of the merged mean from the
-    client's, in the client's own sds (root mean square); about one where clients agree, and far above it the merge
-    relies on tails that no draw has seen. ``effective_clients``: ``1 / sum_k w_k^2`` of the shares ``w_k = (Q^-1
-    Q_k)_jj`` in which the clients decide the merged mean of coordinate j.
+    ``shift``: a client's mean less that of all others together with the prior, in sds of the merged posterior.
+    ``overlap``: Bhattacharyya's coefficient of the client's marginal and the others'. ``distance``: of the merged mean
+    from the client's, in the client's own sds (root mean square); about one where clients agree, and far above it the
+    merge relies on tails that no draw has seen. ``effective_clients``: ``(sum w_k)^2 / sum w_k^2`` of the shares
+    ``w_k = (Q^-1 Q_k)_jj`` in which the clients' factors decide the merged mean of coordinate j.
     """
-    product = state.product
+    product, sites = state.product, state.sites
     means, covariances = jax.vmap(Gaussian.moments)(state.clients)
-    others, spreads = jax.vmap(lambda mine: (product - mine).symmetrised().moments())(state.clients)
+    others, spreads = jax.vmap(lambda mine: (product - mine).symmetrised().moments())(sites)
     variances, other_variances = (jnp.diagonal(c, axis1=1, axis2=2) for c in (covariances, spreads))
     center, covariance = state.merged.moments()
     mixed = 0.5 * (variances + other_variances)
     gap = jnp.where(state.heard[:, None] > 0, center - means, jnp.nan)
     squared = jnp.einsum("ki,kij,kj->k", gap, state.clients.precision, gap)
     _, spread = product.moments()
-    influence = jnp.einsum("ij,kji->ki", spread, state.clients.precision)
+    decides = jnp.einsum("ij,kji->ki", spread, sites.precision)
     return {
         "client_mean": means,
         "client_sd": jnp.sqrt(variances),
@@ -290,5 +290,5 @@ def _picture(state: MergeState) -> Info:
         "overlap": jnp.sqrt(jnp.sqrt(variances * other_variances) / mixed)
         * jnp.exp(-0.125 * (means - others) ** 2 / mixed),
         "distance": jnp.sqrt(squared / product.size),
-        "effective_clients": 1.0 / jnp.sum(influence**2, axis=0),
+        "effective_clients": jnp.sum(decides, axis=0) ** 2 / jnp.sum(decides**2, axis=0),
     }

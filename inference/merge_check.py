@@ -67,18 +67,18 @@ def checking(problem: Problem, empty: MergeState) -> FederatedAlgorithm:
         theta = draws_of(state.merged)
         log_prior = jax.vmap(prior.log_density)(theta)
         log_weight = jnp.sum(jnp.where(used[:, None], values, 0.0), axis=0) + log_prior
-        log_weight = log_weight - jax.vmap(state.merged.log_value)(theta)
+        log_weight = log_weight - jax.vmap(state.merged.normalised().log_value)(theta)
         weight, k_hat = pareto_smooth(jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf))
         mean = weight @ theta
         sd = jnp.sqrt(weight @ (theta - mean) ** 2)
         error = jnp.sqrt(jnp.mean(((mean - jnp.mean(theta, axis=0)) / sd) ** 2))
         mine = values + state.shares[:, None] * log_prior
-        gaussians = jax.vmap(lambda q: jax.vmap(q.log_value)(theta))(state.clients)
+        gaussians = jax.vmap(lambda q: jax.vmap(q.normalised().log_value)(theta))(state.clients)
         new = state._replace(error=error, k_hat=k_hat)
         info = {
             "merge_error": error,
             "merge_k_hat": k_hat,
-            "misfit": jnp.std(mine - gaussians, axis=1),
+            "misfit": jnp.where(state.heard > 0, jnp.std(mine - gaussians, axis=1), jnp.nan),
             "converged": jnp.all(state.heard > 0),
         }
         return new, info

@@ -8,7 +8,7 @@ from fedbayes.errors import ClientDataError, MergeWarning
 from fedbayes.inference.moments import Estimator, covariance_inversion, proper_regression, shrunk_covariance
 from fedbayes.problem import Problem
 
-_ESTIMATORS: dict[str, Estimator] = {
+ESTIMATORS: dict[str, Estimator] = {
     "score": proper_regression,
     "sample": covariance_inversion,
     "shrinkage": shrunk_covariance,
@@ -32,11 +32,6 @@ def affordable(covariance: str, num_draws: int, size: int) -> str:
         stacklevel=4,
     )
     return "shrinkage"
-
-
-def estimator_for(covariance: str, num_draws: int, size: int) -> Estimator:
-    """The estimator of a client's precision, as far as the draws allow it."""
-    return _ESTIMATORS[affordable(covariance, num_draws, size)]
 
 
 def check_subposteriors(problem: Problem) -> None:

@@ -36,8 +36,7 @@ from fedbayes.inference.local.subposterior import (
 )
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merge_check import checked
-from fedbayes.inference.merge_options import check_subposteriors, estimator_for
-from fedbayes.inference.moments import Estimator
+from fedbayes.inference.merge_options import ESTIMATORS, affordable, check_subposteriors
 from fedbayes.inference.options import check_choices, check_whole, client_weights
 from fedbayes.problem import Problem
 
@@ -157,13 +156,13 @@ def _samplers(config: OneShot, problem: Problem) -> dict[str, Summariser]:
     """The ways to sum up that a configuration may use, its first choice first."""
     if config.combine == "laplace":
         return {"laplace": by_laplace}
-    estimator: Estimator = estimator_for(config.covariance, config.num_samples, problem.globals.size)
+    estimator = ESTIMATORS[affordable(config.covariance, config.num_samples, problem.globals.size)]
     kept = config.num_samples if config.combine in _OF_DRAWS else 0
     pool = pool_size(config.num_samples) if kept else 1 << (config.num_samples - 1).bit_length()
     chains = 4 * -(-config.num_samples // 4)
     known: dict[str, Summariser] = {
         "importance": partial(by_importance, num_draws=pool, num_kept=kept, estimator=estimator),
-        "nuts": partial(by_nuts, num_draws=chains, num_kept=kept, num_warmup=200, estimator=estimator),
+        "nuts": partial(by_nuts, num_draws=chains, num_kept=kept, num_warmup=100, estimator=estimator),
     }
     names = ("importance", "nuts") if config.sampler == "auto" else (config.sampler,)
     return {name: known[name] for name in names}

@@ -28,15 +28,22 @@ class SketchState(NamedTuple):
         One for each client whose Gaussian counts, shape ``(K,)``.
     shared
         What the clients are told.
+    change
+        By how much the last of the rounds before moved the server, in shared coordinates.
     """
 
     factors: Factor
     heard: Array
     shared: Shared
+    change: Array
 
 
 def sketching(
-    problem: Problem, weights: np.ndarray, clients: Clients, init_shared: Callable[[Any], Shared]
+    problem: Problem,
+    weights: np.ndarray,
+    clients: Clients,
+    init_shared: Callable[[Any], tuple[Shared, Array]],
+    tolerance: float,
 ) -> FederatedAlgorithm:
     """The round whose answer is a :class:`~fedbayes.low_rank.LowRankGaussian`; messages of ``(l + 1) d`` numbers.
 
@@ -49,7 +56,9 @@ def sketching(
     clients
         With a ``factor``.
     init_shared
-        From the state of the phase before, what clients are told.
+        From the state of the phase before, what clients are told, and the last change.
+    tolerance
+        Change below which the rounds before have converged.
     """
     size, num_clients = problem.globals.size, len(problem.names)
     factor = clients.factor
@@ -57,12 +66,12 @@ def sketching(
         raise TypeError("The clients of this sampler make no factors.")
 
     def init(key: Array, previous: Any) -> SketchState:
-        shared = init_shared(previous)
+        shared, change = init_shared(previous)
         client = jax.tree.map(lambda leaf: leaf[0], problem.buckets[0].clients)
         private = clients.init(client, shared, key)
         shapes, _ = jax.eval_shape(factor, shared, private, client, key)
         empty = jax.tree.map(lambda leaf: jnp.zeros((num_clients, *leaf.shape), leaf.dtype), shapes)
-        return SketchState(empty._replace(rho=jnp.ones(num_clients)), jnp.zeros(num_clients), shared)
+        return SketchState(empty._replace(rho=jnp.ones(num_clients)), jnp.zeros(num_clients), shared, change)
 
     def local_update(
         shared: Shared, personal: Array, private: Private, client: Client, key: Array
@@ -77,8 +86,8 @@ def sketching(
             return jnp.where(used.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
         heard = jnp.where(used, 1.0, state.heard)
-        new = SketchState(jax.tree.map(newest, messages, state.factors), heard, state.shared)
-        return new, {"converged": jnp.all(heard > 0)}
+        new = state._replace(factors=jax.tree.map(newest, messages, state.factors), heard=heard)
+        return new, {"converged": jnp.all(heard > 0) & (state.change <= tolerance)}
 
     def posterior(state: SketchState) -> LowRankGaussian:
         weight, factors = jnp.asarray(weights) * state.heard, state.factors

@@ -291,7 +291,7 @@ def test_mesh_of_two_axes():
             {"solver": "gibbs"},
             r"`solver` is 'gibbs'; it is one of \['auto', 'importance', 'laplace', 'nuts', 'variational'\]",
         ),
-        ({"init": "zero"}, r"`init` is 'zero'; it is one of \['mode', 'prior'\]"),
+        ({"init": "zero"}, r"`init` is 'zero'; it is one of \['gaussian_product', 'laplace', 'mode', 'prior'\]"),
         ({"moments": "mean"}, r"`moments` is 'mean'; it is one of \['covariance', 'score'\]"),
         ({"family": "banded"}, r"`family` is 'banded'; it is 'dense' or 'diagonal'"),
         ({"num_draws": 100}, r"`num_draws` is 100; quasi-random draws need a power of two from 16 on"),

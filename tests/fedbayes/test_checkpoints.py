@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 
 import fedbayes as fb
-from fedbayes.algorithm import replicated
+from fedbayes.algorithm import phases_of, replicated
 from fedbayes.chains import concatenated
 from fedbayes.checkpoint import Checkpoint
 from fedbayes.executors import Batched
@@ -274,3 +275,30 @@ def test_checkpoint_of_another_fit_is_refused(case, written):
         ValueError, match=r"The checkpoint '.*fit.npz' belongs to another fit: .*Use another path, or delete"
     ):
         fb.fit_federated(model, clients, **(keywords | other))
+
+
+STEPS = {"init": "zero", "preconditioner": "none", "step_size": 0.1, "local_steps": 6, "burn_in": 2, "num_samples": 2}
+MERGING = {
+    "one-shot": fb.OneShot(num_samples=16, num_replicates=2, sampler="importance"),
+    "fedpa": fb.FedPA(
+        sampler="iasg", batch_size=2, **STEPS, fedavg_rounds=1, num_replicates=2, server_optimizer=optax.adam(0.1)
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MERGING)
+def test_killed_merges_resume(name, tmp_path):
+    """Killed inside any round but the first: optimiser, kept draws and merged state all come back."""
+    method = MERGING[name]
+    with jax.enable_x64(True):
+        problem = make_problem(model, make_clients(), rows=method.needs_rows)
+        made = problem, phases_of(method, problem), Batched()
+    whole = run(made)
+    assert {str(record["phase"]) for record in whole.history} >= {"check"}
+    assert len(whole.history) > 1
+    for done in range(1, len(whole.history)):
+        path = tmp_path / f"{done}.npz"
+        with pytest.raises(Killed):
+            run(made, path, after=done)
+        assert_same(run(made, path), whole)

@@ -157,6 +157,7 @@ def test_partial_participation_ends_in_the_exact_posterior() -> None:
         np.testing.assert_allclose(gap, 0.0, atol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # the Monte Carlo error shows in the check
 @pytest.mark.parametrize("covariance", ["sample", pytest.param("shrinkage", marks=pytest.mark.slow)])
 def test_sampled_covariances_are_exact_up_to_monte_carlo(covariance) -> None:
     """2,048 draws a client; a precision from l draws is off by sqrt(2 / l), 3 percent: five of these."""
@@ -221,7 +222,8 @@ def test_low_rank_posterior_is_the_dense_one(monkeypatch) -> None:
     with pytest.warns(fb.NotConvergedWarning):
         dense = fit(method, clients)
     monkeypatch.setattr(fedpa_checks, "DENSE_LIMIT", 3)
-    found = fit(method, clients)
+    with pytest.warns(fb.NotConvergedWarning, match="The last round still moved the server by"):
+        found = fit(method, clients)
     assert isinstance(dense.posterior, Gaussian)
     assert isinstance(found.posterior, LowRankGaussian)
     assert found.posterior.basis.shape == (2, 12, 6)
@@ -231,8 +233,9 @@ def test_low_rank_posterior_is_the_dense_one(monkeypatch) -> None:
     assert draws.shape == (2, 1000, 6)
     sd = np.sqrt(np.diagonal(dense.moments()[1], axis1=1, axis2=2))
     assert np.all(np.abs(draws.mean(axis=1) - dense.moments()[0]) / sd < 5.0 / np.sqrt(1000))
-    assert found.converged
     assert found.monte_carlo_error > 0.0
+    assert "precision of rank 12 in 6 dimensions" in repr(found)
+    assert np.all(np.isnan(found.log_evidence))
 
 
 def test_rounds_of_fedavg_come_first() -> None:
@@ -248,6 +251,7 @@ def test_rounds_of_fedavg_come_first() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # the Monte Carlo error shows in the check
 def test_local_latents_are_integrated_out() -> None:
     """Exact moments are exact; Langevin samples of globals and locals agree within their Monte Carlo error."""
     tau = np.array([0.5, 1.5, 0.8])
