@@ -136,13 +136,13 @@ class MergedAnswer(GaussianAnswer):
                 else "The clients' Gaussians fit: it is the combination that is approximate."
             )
             parts.append(
-                f"The merge is off: its means by {self._measured}. {worst} Merging can't mend that: use "
-                "`method='ep'`, in which clients see the others' knowledge."
+                f"The merge is off: its means by {self._measured}. {worst} Merging can't mend that: "
+                "use `method='ep'`, in which clients see the others' knowledge."
             )
         if (gap := _last(self._current, "gap")) > _GAP_LIMIT:
             parts.append(
-                f"The rounds ended {gap:.2g} posterior sds from the merged mean: raise `num_rounds`, take more samples, "
-                "or give the server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
+                f"The rounds ended {gap:.2g} posterior sds from the merged mean: raise `num_rounds`, take more "
+                "samples, or give the server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
             )
         if not parts:
             parts.append(

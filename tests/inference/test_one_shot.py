@@ -260,8 +260,8 @@ def test_hospitals_are_as_far_off_as_the_check_says() -> None:
     flat = np.concatenate([np.asarray(draws["intercept"])[:, None], np.asarray(draws["beta"])], axis=1)
     mean, sd = flat.mean(axis=0), flat.std(axis=0)
     for combine, low, high in (("laplace", 0.6, 0.72), ("consensus", 0.65, 0.9)):
+        method = fb.OneShot(combine=combine, sampler="importance", num_replicates=1)
         with pytest.warns(fb.NotConvergedWarning, match="client 'switzerland' fits worst"):
-            method = fb.OneShot(combine=combine, sampler="importance", num_replicates=1)
             found = fit(method, heart_disease.model, clients)
         error = float(np.sqrt(np.mean(((found.moments()[0].mean(axis=0) - mean) / sd) ** 2)))
         assert low < error < high
