@@ -124,7 +124,9 @@ def make_clients(config: "FedPA", problem: Problem, weights: np.ndarray) -> Clie
 def _sampling(config: "FedPA", problem: Problem, weights: Array) -> Clients:
     """Draws of the whole subposterior, which is the same wherever the server is: drawn once in a phase, then kept."""
     size, share = problem.globals.size, jnp.asarray(1.0 / len(problem.names))
-    covariance = affordable(config.covariance or "score", config.samples_for(size), size)
+    covariance = "score"  # of the curvature at the mode, nothing is drawn
+    if config.sampler != "laplace":
+        covariance = affordable(config.covariance or "score", config.samples_for(size), size)
     samplers = _samplers(config, size, covariance)
     shrinks = covariance == "shrinkage"
 

@@ -636,8 +636,8 @@ def test_nobody_usable():
 def test_rounds_that_end_far_from_the_merged_mean():
     slow = FedPA(sampler="laplace", **RAW | {"init": {"mu": 3.0}}, server_optimizer=optax.sgd(1e-3), num_replicates=1)
     message = (
-        r"The rounds ended 7\.\d posterior sds from the merged mean: raise `num_rounds`, or give the server smaller "
-        r"steps, `FedPA\(server_optimizer=optax.sgd\(0.3\)\)`"
+        r"The rounds ended 7\.\d posterior sds from the merged mean: raise `num_rounds`, take more samples, or give the "
+        r"server smaller steps, `FedPA\(server_optimizer=optax.sgd\(0.3\)\)`"
     )
     with pytest.warns(fb.NotConvergedWarning, match=message):
         found = fit(slow, num_rounds=2)
@@ -737,7 +737,7 @@ def test_a_sampler_without_factors():
     problem, method = problem_of(pair), FedPA(sampler="laplace")
     weights = client_weights("equal", problem)
     with jax.enable_x64(True), pytest.raises(TypeError, match=r"The clients of this sampler make no factors"):
-        sketching(problem, weights, make_clients(method, problem, weights), lambda previous: previous)
+        sketching(problem, weights, make_clients(method, problem, weights), lambda previous: previous, 0.02)
 
 
 def test_an_algorithm_without_an_answer(low_rank):
