@@ -12,16 +12,8 @@ from fedbayes.clients import Client
 from fedbayes.gaussian import Gaussian
 from fedbayes.inference.coordinates import Coordinates, own_coordinates
 from fedbayes.inference.local.energy import Energy
-from fedbayes.inference.local.sampling import pool_size
 from fedbayes.inference.local.sgd import Steps, covariance_factor, gradient_samples
-from fedbayes.inference.local.subposterior import (
-    Subposterior,
-    Summariser,
-    Summary,
-    by_importance,
-    by_laplace,
-    by_nuts,
-)
+from fedbayes.inference.local.subposterior import Subposterior, Summariser, Summary, samplers
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merge import LocalSummary
 from fedbayes.inference.merge_options import ESTIMATORS, affordable
@@ -127,8 +119,8 @@ def _sampling(config: "FedPA", problem: Problem, weights: Array) -> Clients:
     covariance = "score"  # of the curvature at the mode, nothing is drawn
     if config.sampler != "laplace":
         covariance = affordable(config.covariance or "score", config.samples_for(size), size)
-    samplers = _samplers(config, size, covariance)
-    shrinks = covariance == "shrinkage"
+    shrinks, num = covariance == "shrinkage", config.samples_for(size)
+    ways = samplers(config.sampler, num, num if shrinks else 0, ESTIMATORS[covariance])
 
     def found(sampler: Summariser, client: Client, start: Array, key: Array) -> Summary:
         return sampler(Subposterior(client, problem.prior, share), start, key)
@@ -165,32 +157,17 @@ def _sampling(config: "FedPA", problem: Problem, weights: Array) -> Clients:
 
     def init(client: Client, shared: Shared, key: Array) -> Summary:
         start = cold_start(size + client.num_locals)
-        draws = jnp.zeros((config.samples_for(size) if shrinks else 0, size))
+        draws = jnp.zeros((num if shrinks else 0, size))
         return Summary(Gaussian.neutral(size), draws, jnp.zeros(()), jnp.zeros(()), jnp.array(True), start)
 
     return Clients(
         init=init,
-        deltas={name: partial(draw, sampler) for name, sampler in samplers.items()} | {"kept": keep},
+        deltas={name: partial(draw, sampler) for name, sampler in ways.items()} | {"kept": keep},
         averages={},
-        summaries={name: partial(summary, sampler) for name, sampler in samplers.items()},
+        summaries={name: partial(summary, sampler) for name, sampler in ways.items()},
         factor=None,
         retry="nuts" if config.sampler == "auto" else None,
     )
-
-
-def _samplers(config: "FedPA", size: int, covariance: str) -> dict[str, Summariser]:
-    if config.sampler == "laplace":
-        return {"laplace": by_laplace}
-    num = config.samples_for(size)
-    kept = num if covariance == "shrinkage" else 0
-    estimator = ESTIMATORS[covariance]
-    pool = max(256, pool_size(num)) if kept else 1 << (num - 1).bit_length()
-    chains = max(4 * -(-num // 4), 64)
-    known: dict[str, Summariser] = {
-        "importance": partial(by_importance, num_draws=pool, num_kept=kept, estimator=estimator),
-        "nuts": partial(by_nuts, num_draws=chains, num_kept=kept, num_warmup=100, estimator=estimator),
-    }
-    return {name: known[name] for name in (known if config.sampler == "auto" else (config.sampler,))}
 
 
 def _stepping(config: "FedPA", problem: Problem, weights: Array) -> Clients:

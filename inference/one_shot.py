@@ -25,15 +25,7 @@ from jax import Array
 from fedbayes.algorithm import Phase
 from fedbayes.clients import Client
 from fedbayes.inference import merge
-from fedbayes.inference.local.sampling import pool_size
-from fedbayes.inference.local.subposterior import (
-    Subposterior,
-    Summariser,
-    Summary,
-    by_importance,
-    by_laplace,
-    by_nuts,
-)
+from fedbayes.inference.local.subposterior import Subposterior, Summariser, Summary, samplers
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merge_check import checked
 from fedbayes.inference.merge_options import ESTIMATORS, affordable, check_subposteriors
@@ -115,7 +107,6 @@ def one_shot(config: OneShot, problem: Problem) -> Phase:
     """The phase that merges."""
     shares = _shares(config, problem)
     check_subposteriors(problem)
-    samplers = _samplers(config, problem)
 
     def update(sampler: Summariser, shared: Array, start: Array, client: Client, key: Array) -> tuple[Summary, Array]:
         found = sampler(Subposterior(client, problem.prior, jnp.asarray(shares)[client.index]), start, key)
@@ -124,7 +115,7 @@ def one_shot(config: OneShot, problem: Problem) -> Phase:
     algorithm = merge.merging(
         problem,
         shares,
-        {name: partial(update, sampler) for name, sampler in samplers.items()},
+        {name: partial(update, sampler) for name, sampler in _samplers(config, problem).items()},
         name=config.combine,
         combine=COMBINATIONS[config.combine],
         num_draws=config.num_samples,
@@ -153,16 +144,8 @@ def _cold(client: Client, shared: Any, key: Array) -> Array:
 
 
 def _samplers(config: OneShot, problem: Problem) -> dict[str, Summariser]:
-    """The ways to sum up that a configuration may use, its first choice first."""
     if config.combine == "laplace":
-        return {"laplace": by_laplace}
+        return samplers("laplace", 0, 0, ESTIMATORS["score"])
     estimator = ESTIMATORS[affordable(config.covariance, config.num_samples, problem.globals.size)]
     kept = config.num_samples if config.combine in _OF_DRAWS else 0
-    pool = pool_size(config.num_samples) if kept else 1 << (config.num_samples - 1).bit_length()
-    chains = 4 * -(-config.num_samples // 4)
-    known: dict[str, Summariser] = {
-        "importance": partial(by_importance, num_draws=pool, num_kept=kept, estimator=estimator),
-        "nuts": partial(by_nuts, num_draws=chains, num_kept=kept, num_warmup=100, estimator=estimator),
-    }
-    names = ("importance", "nuts") if config.sampler == "auto" else (config.sampler,)
-    return {name: known[name] for name in names}
+    return samplers(config.sampler, config.num_samples, kept, estimator)

@@ -1,6 +1,7 @@
 """One client's subposterior, its factor times its share of the prior, summed up as a Gaussian and as draws."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from fedbayes.clients import Client
 from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local.importance import K_HAT_LIMIT
 from fedbayes.inference.local.nuts import NUM_CHAINS, nuts_chains
-from fedbayes.inference.local.sampling import equal_weights
+from fedbayes.inference.local.sampling import equal_weights, pool_size
 from fedbayes.inference.local.solvers import importance_draws
 from fedbayes.inference.local.tilted import Tilted, Warm, laplace_evidence, site_of_gaussian, with_evidence
 from fedbayes.inference.moments import Estimator, TiltedDraws
@@ -123,3 +124,26 @@ def by_nuts(
     # consensus pairs draws of different clients: neighbours in a chain must not meet neighbours
     mixed = jax.random.permutation(mix_key, position)[:num_kept, : sub.prior.size]
     return Summary(gaussian, mixed, k_hat, effective, jnp.array(True), mode.position)
+
+
+def samplers(name: str, num_samples: int, num_kept: int, estimator: Estimator) -> dict[str, Summariser]:
+    """The ways to sum up that a sampler's name stands for, its first choice first.
+
+    Parameters
+    ----------
+    name
+        ``"importance"``, ``"nuts"``, ``"laplace"``, or ``"auto"``: importance sampling, and NUTS for the unreliable.
+    num_samples, num_kept
+        Draws for the moments, and those handed on.
+    estimator
+        Turns the draws into a Gaussian.
+    """
+    if name == "laplace":
+        return {"laplace": by_laplace}
+    pool = max(256, pool_size(num_samples)) if num_kept else 1 << (num_samples - 1).bit_length()
+    chains = max(64, 4 * -(-num_samples // 4))
+    known: dict[str, Summariser] = {
+        "importance": partial(by_importance, num_draws=pool, num_kept=num_kept, estimator=estimator),
+        "nuts": partial(by_nuts, num_draws=chains, num_kept=num_kept, num_warmup=100, estimator=estimator),
+    }
+    return known if name == "auto" else {name: known[name]}
