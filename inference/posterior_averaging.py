@@ -86,7 +86,8 @@ class FedPA:
         covariance, corrected for its bias) or ``"shrinkage"`` (the paper's). ``None``: the score where draws have one,
         else shrinkage. Too few samples for a dense precision: shrinkage, with a warning.
     shrinkage
-        ``rho`` of the shrinkage covariance: the larger, the more weight the samples get.
+        ``rho`` of the shrinkage covariance: the larger, the more weight the samples get. With 20 samples the identity
+        keeps 84 percent at 0.01, which is near FedAvg and stable, and 34 percent at 0.1.
     server_optimizer
         An optax optimiser, which takes the mean delta for a gradient; ``None``: ``optax.sgd(1.0)``, with which Gaussian
         clients converge in one round of dense coordinates. Without whitening steps of one may diverge.
