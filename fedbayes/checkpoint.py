@@ -1,12 +1,15 @@
 """A fit's state on disk after each round: written atomically, without pickle, and resumed bit for bit."""
 
+import hashlib
 import io
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -16,6 +19,8 @@ from fedbayes.wire import decode, encode
 
 if TYPE_CHECKING:
     from fedbayes.federation import Progressing
+
+_DEEPEST = 40  # functions within functions that a fingerprint looks into
 
 
 class Checkpoint:
@@ -49,12 +54,12 @@ class Checkpoint:
         draws = concatenated(current.draws) if current.draws else DrawBlock(np.zeros(0), [])
         content["draws"] = np.frombuffer(encode({"theta": draws.theta, "private": draws.private}), np.uint8)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(self.path.name + ".partial")
-        with partial.open("wb") as file:
+        unfinished = self.path.with_name(self.path.name + ".partial")
+        with unfinished.open("wb") as file:
             file.write(encode(content))
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(self.path)
+        unfinished.replace(self.path)
 
     def read(self, begin: "Callable[[int], Progressing]") -> "Progressing | None":
         """The state in the file, or ``None`` without one.
@@ -110,5 +115,33 @@ def _read_draws(content: bytes) -> list[DrawBlock]:
 
 def fingerprint(problem_text: str, method: object, seed: ArrayLike) -> str:
     """What is being fitted, as text: clients, layout, method and key."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(method))  # of a schedule: another place every time
-    return f"{problem_text}; {text}; key {np.asarray(seed).tolist()}"
+    inside = hashlib.sha256(_described(method).encode()).hexdigest()[:16]
+    return f"{problem_text}; {_without_places(method)} {inside}; key {np.asarray(seed).tolist()}"
+
+
+def _described(value: Any, depth: int = 0) -> str:
+    """All that a method is made of: two schedules or optimisers of one name differ in what they close over."""
+    deeper = partial(_described, depth=depth + 1)
+    if depth > _DEEPEST:
+        return "..."
+    if is_dataclass(value):
+        return str([deeper(getattr(value, field.name)) for field in fields(value)])
+    if isinstance(value, Mapping):
+        return str([(str(name), deeper(each)) for name, each in value.items()])
+    if isinstance(value, tuple | list):
+        return str([deeper(each) for each in value])
+    if isinstance(value, partial):
+        return deeper((value.func, value.args, value.keywords))
+    if code := getattr(value, "__code__", None):
+        numbers = [each for each in code.co_consts if isinstance(each, int | float | str)]
+        inside = [cell.cell_contents for cell in value.__closure__ or ()]
+        return f"{value.__qualname__} {code.co_code.hex()} {numbers} {deeper((value.__defaults__, inside))}"
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return f"{array.shape} {array.dtype} {hashlib.sha256(array.tobytes()).hexdigest()}"
+    return _without_places(value)
+
+
+def _without_places(value: object) -> str:
+    """Its ``repr``, without the addresses that are others every time."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

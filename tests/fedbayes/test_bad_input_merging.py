@@ -636,8 +636,8 @@ def test_nobody_usable():
 def test_rounds_that_end_far_from_the_merged_mean():
     slow = FedPA(sampler="laplace", **RAW | {"init": {"mu": 3.0}}, server_optimizer=optax.sgd(1e-3), num_replicates=1)
     message = (
-        r"The rounds ended 7\.\d posterior sds from the merged mean: raise `num_rounds`, take more samples, or give the "
-        r"server smaller steps, `FedPA\(server_optimizer=optax.sgd\(0.3\)\)`"
+        r"The rounds ended 7\.\d posterior sds from the merged mean: raise `num_rounds`, take more samples, or give "
+        r"the server smaller steps, `FedPA\(server_optimizer=optax.sgd\(0.3\)\)`"
     )
     with pytest.warns(fb.NotConvergedWarning, match=message):
         found = fit(slow, num_rounds=2)

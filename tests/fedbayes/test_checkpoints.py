@@ -13,10 +13,12 @@ import pytest
 import fedbayes as fb
 from fedbayes.algorithm import phases_of, replicated
 from fedbayes.chains import concatenated
-from fedbayes.checkpoint import Checkpoint
+from fedbayes.checkpoint import Checkpoint, fingerprint
 from fedbayes.executors import Batched
 from fedbayes.federation import run_phases
 from fedbayes.inference.ep import EP
+from fedbayes.inference.fald import FALD
+from fedbayes.inference.posterior_averaging import FedPA
 from fedbayes.problem import make_problem
 from fedbayes.progress import Silent
 
@@ -302,3 +304,30 @@ def test_killed_merges_resume(name, tmp_path):
         with pytest.raises(Killed):
             run(made, path, after=done)
         assert_same(run(made, path), whole)
+
+
+def test_fingerprints_look_into_functions_and_arrays():
+    """Two optimisers, schedules or long arrays that print alike are not the same fit."""
+
+    def marked(**options):
+        return fingerprint("p", FedPA(**options), np.zeros(2))
+
+    def schedule(scale):
+        return fingerprint("p", FALD(step_size=lambda k: scale / (1.0 + k)), np.zeros(2))
+
+    long = np.zeros(2000)
+    other = long.copy()
+    other[1000] = 1.0
+    raw = {"preconditioner": "none", "sampler": "laplace"}
+    pairs = [
+        (marked(server_optimizer=optax.adam(0.05)), marked(server_optimizer=optax.adam(0.5))),
+        (marked(server_optimizer=optax.sgd(0.1)), marked(server_optimizer=optax.sgd(0.1, momentum=0.9))),
+        (marked(init={"w": long}, **raw), marked(init={"w": other}, **raw)),
+        (schedule(0.1), schedule(0.2)),
+    ]
+    for one, another in pairs:
+        assert one != another
+        assert "0x" not in one
+    assert marked(server_optimizer=optax.adam(0.05)) == pairs[0][0]
+    assert schedule(0.1) == pairs[3][0]
+    assert marked(init={"w": long.copy()}, **raw) == pairs[2][0]
