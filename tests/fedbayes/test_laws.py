@@ -131,11 +131,13 @@ EXECUTORS = {
 
 
 SLOW = ("ep-variational", "ep-diagonal", "ep-from-one-shot", "one-shot-wasserstein", "one-shot-density")
+SAME_CLIENTS = ("one-shot-consensus", "one-shot-wasserstein", "one-shot-density", "ep-from-one-shot")  # as others
 PAIRS = [(name, executor) for name in ("ep", "fald") for executor in EXECUTORS] + [
     pytest.param(name, executor, marks=[pytest.mark.slow] if name in SLOW else [])
     for name in ALGORITHMS
     if name not in ("ep", "fald")
     for executor in ("chunk of 1", "loopback")
+    if not (name in SAME_CLIENTS and executor == "chunk of 1")
 ]
 
 
