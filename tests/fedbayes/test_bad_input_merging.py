@@ -500,7 +500,9 @@ def test_too_few_samples_are_said(case):
         assert phases(method, problem_of(rows=method.needs_rows))
 
 
-@pytest.mark.parametrize("case", ["score", "fedpa", pytest.param("fedpa, iasg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", ["score", *(pytest.param(c, marks=pytest.mark.slow) for c in ("fedpa", "fedpa, iasg"))]
+)
 @pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # so few draws are far off
 def test_too_few_samples_are_shrunk(case):
     """The posterior is that of shrinkage asked for: proper, and no other."""
@@ -671,6 +673,7 @@ def test_participation_is_not_for_a_single_round():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("everybody", [False, True], ids=["nobody", "one by one"])
 def test_participation_is_for_fedpas_own_rounds(everybody):
     turns = lambda r, key: np.arange(2) == (r % 2 if everybody else -1)  # noqa: E731
@@ -763,7 +766,7 @@ SAVED = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in SAVED])
-@pytest.mark.filterwarnings("ignore:The merged means are:fedbayes.NotConvergedWarning")
+@pytest.mark.filterwarnings("ignore:The merge is off:fedbayes.NotConvergedWarning")
 def test_saved_and_loaded(name, tmp_path):
     method, program = SAVED[name]
     found = fit(method, program)

@@ -130,7 +130,14 @@ EXECUTORS = {
 }
 
 
-SLOW = ("ep-variational", "ep-diagonal", "ep-from-one-shot", "one-shot-wasserstein", "one-shot-density")
+SLOW = (
+    "ep-variational",
+    "ep-diagonal",
+    "ep-from-one-shot",
+    "one-shot-product",
+    "one-shot-wasserstein",
+    "one-shot-density",
+)
 SAME_CLIENTS = ("one-shot-consensus", "one-shot-wasserstein", "one-shot-density", "ep-from-one-shot")  # as others
 PAIRS = [(name, executor) for name in ("ep", "fald") for executor in EXECUTORS] + [
     pytest.param(name, executor, marks=[pytest.mark.slow] if name in SLOW else [])
@@ -164,7 +171,7 @@ def test_loopback_counts_bytes(problem):
     assert 0 < down < 20_000 * 30
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in ALGORITHMS])
 def test_state_keeps_its_shapes_and_dtypes(name, problem, reference):
     phase = make_phases(name, problem)[-1]
     start = jax.eval_shape(phase.algorithm.init, KEY, None)
@@ -293,7 +300,7 @@ def conjugate(y):
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 1, 5)])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in EXACT])
 def test_one_client_and_one_row_are_exact(name, sizes):
     rng = np.random.default_rng(1)
     data = [rng.normal(1.0, 1.5, size=n) for n in sizes]

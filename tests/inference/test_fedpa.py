@@ -81,7 +81,9 @@ def paths():
     }
 
 
-@pytest.mark.parametrize("name", ["mode", "equal weights", "from zero", "draws"])
+@pytest.mark.parametrize(
+    "name", ["mode", "from zero", *(pytest.param(n, marks=pytest.mark.slow) for n in ("equal weights", "draws"))]
+)
 def test_fixed_point_and_posterior_are_exact(name, paths) -> None:
     """Heterogeneous covariances: the rounds end at the exact mean, and the merge is the exact posterior, to 1e-8."""
     found = fit(paths[name])
@@ -132,6 +134,7 @@ def test_one_sample_is_fedavg() -> None:
     np.testing.assert_allclose(path(found)[:, 0], expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [optax.adam(0.3), optax.sgd(0.3, momentum=0.5)])
 def test_the_server_takes_any_optimiser(optimizer) -> None:
     """Its path is optax's own along the exact gradient."""
@@ -158,7 +161,8 @@ def test_partial_participation_ends_in_the_exact_posterior() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # the Monte Carlo error shows in the check
-@pytest.mark.parametrize("covariance", ["sample", pytest.param("shrinkage", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("covariance", ["sample", "shrinkage"])
 def test_sampled_covariances_are_exact_up_to_monte_carlo(covariance) -> None:
     """2,048 draws a client; a precision from l draws is off by sqrt(2 / l), 3 percent: five of these."""
     method = fb.FedPA(
@@ -238,6 +242,7 @@ def test_low_rank_posterior_is_the_dense_one(monkeypatch) -> None:
     assert np.all(np.isnan(found.log_evidence))
 
 
+@pytest.mark.slow
 def test_rounds_of_fedavg_come_first() -> None:
     method = fb.FedPA(
         sampler="sgld", num_samples=3, local_steps=30, burn_in=6, step_size=0.02, fedavg_rounds=2, check=False, **PLAIN
@@ -272,7 +277,7 @@ def test_local_latents_are_integrated_out() -> None:
     assert np.all(np.abs(ratios - 1.0) < 0.15)
 
 
-@pytest.mark.parametrize("bug", ["identity", "weight twice"])
+@pytest.mark.parametrize("bug", ["identity", pytest.param("weight twice", marks=pytest.mark.slow)])
 def test_planted_bugs_are_seen(bug, monkeypatch, paths) -> None:
     """Negative controls: deltas without the covariance (FedAvg's), and weighted a second time."""
     correct = fedpa_clients._sampling

@@ -78,7 +78,8 @@ def test_products_of_gaussian_clients_are_exact(name) -> None:
     np.testing.assert_allclose(found.rounds["misfit"][-1], 0.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("combine", ["consensus", pytest.param("density_product", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("combine", ["consensus", "density_product"])
 def test_merged_draws_of_gaussian_clients(combine) -> None:
     """Within five Monte Carlo errors of 4 x 2,048 draws; the density estimate may add 12 percent to an sd."""
     found = fit(fb.OneShot(combine=combine, num_samples=2048), num_draws=2048)
@@ -111,6 +112,7 @@ def test_barycentre_of_gaussian_clients_is_theirs() -> None:
     np.testing.assert_allclose(found.moments()[1][0], covariance, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_barycentre_of_clients_alike_is_the_posterior() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(12, 3))
@@ -150,7 +152,7 @@ def test_subposteriors_multiply_to_the_posterior() -> None:
 @pytest.mark.parametrize(
     ("combine", "model"),
     [
-        ("laplace", hm2.model),
+        pytest.param("laplace", hm2.model, marks=pytest.mark.slow),
         pytest.param("laplace", hm2.model_noncentered, marks=pytest.mark.slow),
         pytest.param("gaussian_product", hm2.model_noncentered, marks=pytest.mark.slow),
     ],
