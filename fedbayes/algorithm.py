@@ -86,6 +86,11 @@ class FederatedAlgorithm(NamedTuple):
     sample: Callable[[ServerState, Array, int], Array] | None = None
 
 
+def same_variants(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
+    """``choose`` of an algorithm whose clients stay with their local updates."""
+    return list(variants)
+
+
 class Method(Protocol):
     """A configured method, such as ``fedbayes.EP(damping=0.5)``: builds its algorithm for a problem."""
 

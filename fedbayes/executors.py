@@ -135,10 +135,7 @@ class Batched:
     ) -> tuple[tuple, ClientState]:
         program = self._program(update)
         clients, members = bucket.clients, bucket.members
-        size = self._chunk_size(clients)
-        devices = 1 if self.mesh is None else self.mesh.size
-        while size % (2 * devices) == 0 and size // 2 >= len(at):  # few of many: don't compute so many copies
-            size //= 2
+        size = self._chunk_size(clients, len(at))
         outputs = []
         for begin in range(0, len(at), size):
             part = at[begin : begin + size]
@@ -172,12 +169,13 @@ class Batched:
             self._compiled[id(update)] = (jax.jit(program), update)
         return self._compiled[id(update)][0]
 
-    def _chunk_size(self, clients: Client) -> int:
+    def _chunk_size(self, clients: Client, num_active: int) -> int:
         members, rows = clients.mask.shape
         size = self.chunk or max(1, _CHUNK_VALUES // (256 * max(rows, 16)))
         devices = 1 if self.mesh is None else self.mesh.size
-        size = -(-min(size, members) // devices) * devices
-        return size
+        # of few active clients no more copies than to the next power of two, each of which compiles once
+        fewer = 1 << (num_active - 1).bit_length()
+        return -(-min(size, members, fewer) // devices) * devices
 
 
 def _sharded(batched: Callable, mesh: Mesh) -> Callable:

@@ -71,10 +71,11 @@ class MergedAnswer(GaussianAnswer):
 
     @property
     def _measured(self) -> str:
-        """The error in words; beyond what importance weights can tell a lower bound."""
-        least = "" if self.k_hat <= K_HAT_LIMIT else "at least about "
-        shown = min(self.error, 1.0) if least else self.error  # weights that have collapsed say nothing more
-        return f"{least}{shown:.2g} posterior sds (root mean square), by importance weights of k-hat {self.k_hat:.2f}"
+        """The error in words, no more of it than the importance weights can tell."""
+        if self.k_hat > 1.0:  # the weights' tail has no mean
+            return f"too large to be measured (k-hat {self.k_hat:.2f})"
+        rough = "" if self.k_hat <= K_HAT_LIMIT else "roughly "
+        return f"{rough}{self.error:.2g} posterior sds (root mean square, k-hat {self.k_hat:.2f})"
 
     @property
     def converged(self) -> bool:
@@ -136,8 +137,8 @@ class MergedAnswer(GaussianAnswer):
                 else "The clients' Gaussians fit: it is the combination that is approximate."
             )
             parts.append(
-                f"The merge is off: its means by {self._measured}. {worst} Merging can't mend that: "
-                "use `method='ep'`, in which clients see the others' knowledge."
+                f"The merge is off: by importance weights the error of its means is {self._measured}. {worst} "
+                "Merging can't mend that: use `method='ep'`, in which clients see the others' knowledge."
             )
         if (gap := _last(self._current, "gap")) > _GAP_LIMIT:
             parts.append(

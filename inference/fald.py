@@ -13,7 +13,7 @@ shared coordinates and ``v`` the client's locals in its own (:mod:`fedbayes.infe
 energy only, so its step is that of the joint target: no ``1 / p_c``, neither in its gradient nor in its noise.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, Sampling
+from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, Sampling, same_variants
 from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
 from fedbayes.inference import fald_checks
@@ -277,7 +277,7 @@ def _algorithm(config: FALD, problem: Problem, weights: np.ndarray) -> Federated
         init_client=partial(_init_client, prior, everybody),
         broadcast=broadcast,
         local_updates={"langevin": partial(_local_update, config, prior, everybody)},
-        choose=_choose,
+        choose=same_variants,
         aggregate=partial(_aggregate, config, everybody),
         posterior=None,
         reduction="sum",
@@ -285,10 +285,6 @@ def _algorithm(config: FALD, problem: Problem, weights: np.ndarray) -> Federated
         private_draw=(lambda shared, own: own.coordinates.locals_at(shared.position, own.v)) if has_locals else None,
         participants=lambda state: state.counts > 0,
     )
-
-
-def _choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
-    return list(variants)
 
 
 def _init_client(prior: Prior, weights: Array, client: Client, shared: Shared, key: Array) -> Private:

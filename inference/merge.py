@@ -176,7 +176,7 @@ def merging(
     combine
         One of this module's.
     num_draws
-        Draws in a message.
+        Draws in a message; none for combinations of Gaussians.
     init_shared
         From the state of the phase before (or ``None``), what clients are told.
     init_client
@@ -189,7 +189,7 @@ def merging(
     prior, num_clients = problem.prior, len(problem.names)
 
     def init(key: Array, previous: Any) -> MergeState:
-        return _empty(prior, shares, num_draws if combine in (consensus, density_product) else 0, init_shared(previous))
+        return _empty(prior, shares, num_draws, init_shared(previous))
 
     def aggregate(state: MergeState, messages: MergeMessage, used: Array, key: Array) -> tuple[MergeState, Info]:
         clients = where(used, messages.gaussian, state.clients).symmetrised()

@@ -6,15 +6,12 @@ posterior(theta_s) / q(theta_s)`` are importance weights: where their tail allow
 2024) the weighted mean is the posterior's, and its distance from the merged mean the error of the merge.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info, Phase
+from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, same_variants
 from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import Gaussian, whitener
@@ -83,19 +80,13 @@ def checking(problem: Problem, empty: MergeState) -> FederatedAlgorithm:
         }
         return new, info
 
-    def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
-        return list(variants)
-
-    def init_client(client: Client, shared: Any, key: Array) -> Array:
-        return jnp.zeros(0)
-
     return FederatedAlgorithm(
         name="check",
         init=lambda key, previous: empty if previous is None else previous,
-        init_client=init_client,
+        init_client=lambda client, shared, key: jnp.zeros(0),
         broadcast=broadcast,
         local_updates={"log_factor": local_update},
-        choose=choose,
+        choose=same_variants,
         aggregate=aggregate,
         posterior=lambda state: state.merged,
         reduction="stack",

@@ -5,16 +5,14 @@ times sites is then the Newton model, its mean the Newton step, and at the mode 
 posterior: the best start for EP.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info, Phase
+from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, same_variants
 from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, where, whitener
@@ -136,9 +134,6 @@ def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) 
         }
         return new, info
 
-    def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
-        return list(variants)
-
     def local_update(
         position: Array, personal: Array, z: Array, client: Client, key: Array
     ) -> tuple[ModeMessage, Array, Info]:
@@ -158,7 +153,7 @@ def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) 
         init_client=lambda client, shared, key: cold_start(client.num_locals),
         broadcast=lambda state: (state.position, jnp.zeros((num_clients, 0))),
         local_updates={"newton": local_update},
-        choose=choose,
+        choose=same_variants,
         aggregate=aggregate,
         posterior=ModeState.global_,
         reduction="stack",

@@ -1,15 +1,15 @@
 """One-shot combinations of the clients' subposteriors: one round, and one more that says how far off it is.
 
-Client k sums up its factor with a share of the prior, ``f_k(theta) p(theta)^(1/K)``, with its local latents integrated
-out, and the server combines:
+Client k sums up its factor with a share of the prior, ``f_k(theta) p(theta)^s_k`` with ``s_k = 1 / K`` by default, its
+local latents integrated out, and the server combines:
 
     consensus          theta_s = (sum W_k)^-1 sum W_k theta_ks        Scott et al. 2016
     gaussian_product   Q = sum Q_k,  Q mean = sum Q_k mean_k          the parametric product of Neiswanger et al. 2014
     laplace            the same with modes and Hessians               Jonker, Pazira and Coolen 2024 (BFI)
-    wasserstein        barycentre of N(mean_k, Sigma_k / K)           Srivastava, Li and Dunson 2018
+    wasserstein        barycentre of N(mean_k, s_k Sigma_k)           Srivastava, Li and Dunson 2018
     density_product    product of semiparametric densities            Neiswanger, Wang and Xing 2014
 
-All merge in unconstrained space. For Gaussian clients all but the barycentre are exact, up to the Monte Carlo error of
+The barycentre's shares are the clients' shares of the rows. All merge in unconstrained space. For Gaussian clients all but the barycentre are exact, up to the Monte Carlo error of
 consensus and the density product; for others none is, the density product excepted as the draws increase.
 """
 
@@ -118,7 +118,7 @@ def one_shot(config: OneShot, problem: Problem) -> Phase:
         {name: partial(update, sampler) for name, sampler in _samplers(config, problem).items()},
         name=config.combine,
         combine=COMBINATIONS[config.combine],
-        num_draws=config.num_samples,
+        num_draws=_kept(config),
         init_shared=lambda previous: jnp.zeros(0),
         init_client=_cold,
         retry="nuts" if config.sampler == "auto" and config.combine != "laplace" else None,
@@ -147,5 +147,9 @@ def _samplers(config: OneShot, problem: Problem) -> dict[str, Summariser]:
     if config.combine == "laplace":
         return samplers("laplace", 0, 0, ESTIMATORS["score"])
     estimator = ESTIMATORS[affordable(config.covariance, config.num_samples, problem.globals.size)]
-    kept = config.num_samples if config.combine in _OF_DRAWS else 0
-    return samplers(config.sampler, config.num_samples, kept, estimator)
+    return samplers(config.sampler, config.num_samples, _kept(config), estimator)
+
+
+def _kept(config: OneShot) -> int:
+    """Draws that the combination merges."""
+    return config.num_samples if config.combine in _OF_DRAWS else 0

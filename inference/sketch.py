@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info
+from fedbayes.algorithm import FederatedAlgorithm, Info, same_variants
 from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedpa_clients import Clients, Factor, Private, Shared
-from fedbayes.inference.merge import retry_unreliable
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem import Problem
 
@@ -60,7 +59,7 @@ def sketching(
     tolerance
         Change below which the rounds before have converged.
     """
-    size, num_clients = problem.globals.size, len(problem.names)
+    num_clients = len(problem.names)
     factor = clients.factor
     if factor is None:
         raise TypeError("The clients of this sampler make no factors.")
@@ -102,9 +101,9 @@ def sketching(
         init_client=clients.init,
         broadcast=lambda state: (state.shared, jnp.zeros((num_clients, 0))),
         local_updates={"factor": local_update},
-        choose=lambda variants, infos: retry_unreliable(None, variants, infos),
+        choose=same_variants,
         aggregate=aggregate,
         posterior=posterior,
         reduction="stack",
-        sample=lambda state, key, num: posterior(state).sample(key, num).reshape(num, size),
+        sample=lambda state, key, num: posterior(state).sample(key, num),
     )
