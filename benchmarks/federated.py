@@ -11,11 +11,11 @@ from scores import Moments
 
 import fedbayes
 from fedbayes.algorithm import Method, phases_of
-from fedbayes.executors import Batched, Replies, Round
-from fedbayes.federation import CompiledServer, Progressing, begin_phase, run_round
 from fedbayes.gaussian import Gaussian
-from fedbayes.problem import make_problem
-from fedbayes.wire import encode
+from fedbayes.problem.problem import make_problem
+from fedbayes.rounds.executors import Batched, Replies, Round
+from fedbayes.rounds.loop import CompiledServer, Progressing, begin_phase, run_round
+from fedbayes.rounds.wire import encode
 
 
 class Step(NamedTuple):
@@ -31,7 +31,7 @@ class Recording(Batched):
     last: tuple[Round, Replies]
 
     def run(self, updates: Any, problem: Any, states: Any, work: Round) -> Any:
-        """See `fedbayes.executors.Batched`."""
+        """See `fedbayes.rounds.executors.Batched`."""
         replies, states = super().run(updates, problem, states, work)
         self.last = (work, replies)
         return replies, states

@@ -31,9 +31,9 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 import fedbayes as fb
-from fedbayes.federation import begin_phase, run_round
 from fedbayes.low_rank import LowRankGaussian
-from fedbayes.plots import BLUE, GREEN, GREY, ORANGE
+from fedbayes.results.plots import BLUE, GREEN, GREY, ORANGE
+from fedbayes.rounds.loop import begin_phase, run_round
 
 FOLDER = Path(__file__).parent
 HIDDEN, CLIENTS, SHARDS = 15, 10, 20

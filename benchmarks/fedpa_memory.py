@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from fedbayes.inference.shrinkage import shrunk_delta
+from fedbayes.inference.fedpa.shrinkage import shrunk_delta
 
 NUM, SIZE, RHO = 32, 1_000_000, 0.4
 

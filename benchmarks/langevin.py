@@ -19,14 +19,14 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 import fedbayes as fb
-from fedbayes import output
 from fedbayes.algorithm import replicated
-from fedbayes.chains import fused_block
-from fedbayes.executors import Batched
-from fedbayes.federation import begin_phase
-from fedbayes.inference import fald
+from fedbayes.inference.fald import method as fald
 from fedbayes.models import heart_disease
-from fedbayes.problem import make_problem
+from fedbayes.problem.problem import make_problem
+from fedbayes.results import arviz as output
+from fedbayes.rounds.chains import fused_block
+from fedbayes.rounds.executors import Batched
+from fedbayes.rounds.loop import begin_phase
 
 STEPS, ROWS = 10, 100  # local steps per round, rows per client
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])

@@ -21,7 +21,7 @@ from scores import Moments, kl
 
 from fedbayes.inference.local.importance import pareto_smooth
 from fedbayes.inference.local.laplace import find_mode
-from fedbayes.problem import make_problem
+from fedbayes.problem.problem import make_problem
 
 FOLDER = Path(__file__).parent / "references"
 _EVALUATIONS = 1 << 33  # rows x draws of a reference; at most 2^17 draws

@@ -14,9 +14,9 @@ from nuts import Chain, PooledChain
 from problems import BenchmarkSet
 from scores import Moments, of_draws
 
-from fedbayes.clients import Client
 from fedbayes.gaussian import Gaussian
-from fedbayes.problem import Problem
+from fedbayes.problem.clients import Client
+from fedbayes.problem.problem import Problem
 
 
 class Trial(NamedTuple):

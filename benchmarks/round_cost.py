@@ -21,12 +21,12 @@ from rich.table import Table
 
 import fedbayes
 from fedbayes.algorithm import replicated
-from fedbayes.executors import Round
-from fedbayes.federation import run_round
-from fedbayes.inference.ep import make_solvers
+from fedbayes.inference.ep.ep import make_solvers
 from fedbayes.inference.local.importance import pareto_smooth, quasi_normal
 from fedbayes.inference.local.tilted import Tilted
-from fedbayes.problem import make_problem
+from fedbayes.problem.problem import make_problem
+from fedbayes.rounds.executors import Round
+from fedbayes.rounds.loop import run_round
 
 
 class Part(NamedTuple):

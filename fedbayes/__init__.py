@@ -6,18 +6,18 @@ and ``fit.idata`` is the global posterior for ArviZ.
 
 from importlib.metadata import version
 
-from fedbayes.clients import clients_from_dataframe
 from fedbayes.errors import ClientDataError, FederatedError, MergeWarning, ModelError, NotConvergedWarning, ResultCode
 from fedbayes.fit import fit_federated, load_fit
-from fedbayes.fitted import FederatedFit
 from fedbayes.gaussian import Gaussian
-from fedbayes.hypothesis import excludes, probability_of_direction
-from fedbayes.inference.ep import EP
-from fedbayes.inference.fald import FALD
+from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.fald.method import FALD
+from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.inference.merging.one_shot import OneShot
 from fedbayes.inference.mode import Laplace
-from fedbayes.inference.one_shot import OneShot
-from fedbayes.inference.posterior_averaging import FedPA
-from fedbayes.sites import local
+from fedbayes.problem.clients import clients_from_dataframe
+from fedbayes.problem.split import local
+from fedbayes.results.fit import FederatedFit
+from fedbayes.results.hypothesis import excludes, probability_of_direction
 
 __version__ = version("fedbayes")
 

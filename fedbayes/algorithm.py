@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.clients import Client
 from fedbayes.gaussian import Gaussian
 from fedbayes.low_rank import LowRankGaussian
+from fedbayes.problem.clients import Client
 
 if TYPE_CHECKING:
-    from fedbayes.federation import Progressing
-    from fedbayes.problem import Problem
+    from fedbayes.problem.problem import Problem
+    from fedbayes.rounds.loop import Progressing
 
 ServerState = Any
 ClientState = Any

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fedbayes.comparison import Comparison
-    from fedbayes.fitted import FederatedFit
+    from fedbayes.results.comparison import Comparison
+    from fedbayes.results.fit import FederatedFit
 
 app = typer.Typer(
     help="Federated Bayesian inference for NumPyro programs.", no_args_is_help=True, pretty_exceptions_show_locals=False
@@ -49,7 +49,7 @@ def demo(
 
     from rich.console import Console
 
-    from fedbayes import plots
+    from fedbayes.results import plots
 
     console = Console(highlight=False)
     try:
@@ -64,7 +64,7 @@ def demo(
 
 def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bool) -> None:
     from fedbayes import demo as job
-    from fedbayes.comparison import compare
+    from fedbayes.results.comparison import compare
 
     size, progress = job.QUICK if quick else job.FULL, console.is_terminal
     _heading(console, "The clients", "Logistic regression of heart disease. The patients stay in their hospitals.")

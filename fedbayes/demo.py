@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from fedbayes import output
 from fedbayes.fit import fit_federated
-from fedbayes.fitted import FederatedFit
-from fedbayes.inference.ep import EP
+from fedbayes.inference.ep.ep import EP
 from fedbayes.models import heart_disease
+from fedbayes.results import arviz as output
+from fedbayes.results.fit import FederatedFit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,7 +158,7 @@ def save(fit: FederatedFit, folder: str | os.PathLike, reference: Any = None) ->
     dict
         From what it is to the file.
     """
-    from fedbayes import plots
+    from fedbayes.results import plots
 
     folder = Path(folder)
     fit.save(folder)
@@ -177,7 +177,7 @@ def save(fit: FederatedFit, folder: str | os.PathLike, reference: Any = None) ->
 
 
 def _draw_comparison(idata: Any, reference: Any, ax: "Axes") -> None:
-    from fedbayes import plots
+    from fedbayes.results import plots
 
     plots.plot_comparison(idata, reference, labels=LABELS, ax=ax)
     ax.set_xlabel("log-odds of heart disease per standard deviation of the covariate")

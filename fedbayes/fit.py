@@ -14,14 +14,14 @@ from jax import Array
 
 import fedbayes.inference as inference
 from fedbayes.algorithm import Method, phases_of
-from fedbayes.checkpoint import Checkpoint, fingerprint
 from fedbayes.errors import NotConvergedWarning
-from fedbayes.executors import EXECUTORS, Batched, Executor
-from fedbayes.federation import Participation, begin_phase, run_phases
-from fedbayes.fitted import FederatedFit, Presentation, saved_fingerprint
-from fedbayes.model import Model
-from fedbayes.problem import make_problem
-from fedbayes.progress import Bar, Silent
+from fedbayes.problem.problem import make_problem
+from fedbayes.problem.program import Model
+from fedbayes.results.fit import FederatedFit, Presentation, saved_fingerprint
+from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
+from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
+from fedbayes.rounds.loop import Participation, begin_phase, run_phases
+from fedbayes.rounds.progress import Bar, Silent
 
 
 def fit_federated(
@@ -71,7 +71,7 @@ def fit_federated(
         Posterior draws per chain.
     executor
         ``"batched"``, ``"sequential"`` (one by one: names the client in whatever goes wrong), ``"loopback"``
-        (everything through bytes), or an :class:`~fedbayes.executors.Executor`.
+        (everything through bytes), or an :class:`~fedbayes.rounds.executors.Executor`.
     mesh
         A one-dimensional device mesh to share the clients out over.
     progress

@@ -1,8 +1,8 @@
 """Gaussians whose precision is the identity minus a matrix of low rank, in as many dimensions as a vector may have.
 
-Clients that estimate their covariance from l draws by shrinkage to the identity have such precisions (FedPA,
-:mod:`fedbayes.inference.shrinkage`), and so has the product of K of them, of rank K l at most. Everything below is
-Woodbury's identity: with ``B`` the basis, ``G = B B'`` its r x r Gram matrix and ``p`` any power,
+Clients that estimate their covariance from l draws by shrinkage to the identity have such precisions, and so has the
+product of K of them, of rank K l at most. Everything below is Woodbury's identity: with ``B`` the basis, ``G = B B'``
+its r x r Gram matrix and ``p`` any power,
 
     (I - B' B)^p = I + B' h(G) B,    h(x) = ((1 - x)^p - 1) / x.
 

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.clients import Client
 from fedbayes.gaussian import Gaussian, symmetrised, whitener
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.mode import ModeState
+from fedbayes.problem.clients import Client
 
 
 class Coordinates(NamedTuple):

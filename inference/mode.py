@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, same_variants
-from fedbayes.clients import Client
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, where, whitener
 from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.tilted import cold_start
-from fedbayes.problem import Problem
+from fedbayes.problem.clients import Client
+from fedbayes.problem.problem import Problem
 
 
 class ModeState(NamedTuple):
@@ -178,7 +178,7 @@ def _expansion(client: Client, theta: Array, z: Array, key: Array, num_draws: in
     """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``.
 
     With locals by importance sampling of ``z`` given ``theta`` and Louis' identity: the slope is ``E[g]``, the Hessian
-    ``E[d g / d theta] + Cov(g)``, with ``B s`` (see :mod:`fedbayes.inference.moments`) as a control variate of ``g``.
+    ``E[d g / d theta] + Cov(g)``, with ``B s`` (:mod:`fedbayes.inference.local.moments`) as a control variate of ``g``.
     """
     size = theta.shape[0]
     if client.num_locals == 0:

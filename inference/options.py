@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from fedbayes.errors import ClientDataError
-from fedbayes.problem import Problem
+from fedbayes.problem.problem import Problem
 
 TINY, HUGE = float(np.finfo(float).tiny), float(np.finfo(float).max)
 Range = tuple[float, float, str]

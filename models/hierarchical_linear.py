@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from fedbayes.models._hierarchical_linear_exact import exact_client_posterior, exact_posterior_mu, log_factor
 from fedbayes.models._random import generator
-from fedbayes.sites import local
+from fedbayes.problem.split import local
 
 __all__ = [
     "YUE_MU",

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.clients import Client
 from fedbayes.inference.coordinates import Coordinates, Own
-from fedbayes.prior import Prior
+from fedbayes.problem.clients import Client
+from fedbayes.problem.prior import Prior
 
 
 class Energy(NamedTuple):

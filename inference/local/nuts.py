@@ -8,8 +8,8 @@ from jax import Array
 from numpyro.infer.hmc import HMCState, hmc
 
 from fedbayes.inference.local.laplace import Mode
+from fedbayes.inference.local.moments import TiltedDraws
 from fedbayes.inference.local.tilted import Warm
-from fedbayes.inference.moments import TiltedDraws
 
 NUM_CHAINS = 4
 

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.clients import Client
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, whitener
 from fedbayes.inference.local.importance import log_mean_exp, quasi_normal
+from fedbayes.inference.local.moments import TiltedDraws
 from fedbayes.inference.local.nuts import NUM_CHAINS, nuts_chains
 from fedbayes.inference.local.solvers import importance_draws
 from fedbayes.inference.local.tilted import Tilted, Warm
-from fedbayes.inference.moments import TiltedDraws
+from fedbayes.problem.clients import Client
 
 
 def resampled(tilted: Tilted, start: Array, key: Array, num: int) -> tuple[Array, Array]:

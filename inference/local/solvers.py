@@ -9,9 +9,9 @@ from jax import Array
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.inference.local.importance import K_HAT_LIMIT, log_mean_exp, pareto_smooth, quasi_normal
 from fedbayes.inference.local.laplace import Mode
+from fedbayes.inference.local.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.nuts import nuts_chains
 from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian, with_evidence
-from fedbayes.inference.moments import Estimator, TiltedDraws
 
 Solver = Callable[[Tilted, Warm, Array], LocalSite]
 

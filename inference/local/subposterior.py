@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.clients import Client
 from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local.importance import K_HAT_LIMIT
+from fedbayes.inference.local.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.nuts import NUM_CHAINS, nuts_chains
 from fedbayes.inference.local.sampling import equal_weights, pool_size
 from fedbayes.inference.local.solvers import importance_draws
 from fedbayes.inference.local.tilted import Tilted, Warm, laplace_evidence, site_of_gaussian, with_evidence
-from fedbayes.inference.moments import Estimator, TiltedDraws
-from fedbayes.prior import Prior
+from fedbayes.problem.clients import Client
+from fedbayes.problem.prior import Prior
 
 
 class Subposterior(NamedTuple):

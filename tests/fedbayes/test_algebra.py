@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.clients import ClientArrays
 from fedbayes.gaussian import Gaussian, gaussian_from_moments, kl_divergence, log_det, whitener
 from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal
-from fedbayes.padding import _WORTH_A_BUCKET, bucket_lengths, num_rows, pad, row_arguments
-from fedbayes.wire import decode, encode, named_arrays
+from fedbayes.problem.clients import ClientArrays
+from fedbayes.problem.padding import _WORTH_A_BUCKET, bucket_lengths, num_rows, pad, row_arguments
+from fedbayes.rounds.wire import decode, encode, named_arrays
 
 
 @pytest.fixture(autouse=True)

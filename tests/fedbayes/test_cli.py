@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 import fedbayes
 from fedbayes import demo
 from fedbayes.cli import app, comparison_table, rounds_table, summary_table
-from fedbayes.comparison import compare
-from fedbayes.output import to_arviz
+from fedbayes.results.arviz import to_arviz
+from fedbayes.results.comparison import compare
 
 FILES = {"posterior.nc", "rounds.nc", "rounds.png", "influence.png"}
 

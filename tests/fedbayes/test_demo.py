@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from fedbayes import demo
-from fedbayes.comparison import compare, flat_draws
 from fedbayes.models import heart_disease
-from fedbayes.output import to_arviz
+from fedbayes.results.arviz import to_arviz
+from fedbayes.results.comparison import compare, flat_draws
 
 PNG = b"\x89PNG"
 

@@ -10,17 +10,17 @@ import numpyro.distributions as dist
 import pytest
 
 from fedbayes.algorithm import phases_of
-from fedbayes.chains import concatenated
 from fedbayes.errors import ResultCode
-from fedbayes.executors import Batched, Loopback, Sequential
-from fedbayes.federation import run_phases
-from fedbayes.inference.ep import EP
-from fedbayes.inference.fald import FALD
+from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.fald.method import FALD
+from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.inference.merging.one_shot import OneShot
 from fedbayes.inference.mode import Laplace
-from fedbayes.inference.one_shot import OneShot
-from fedbayes.inference.posterior_averaging import FedPA
-from fedbayes.problem import make_problem
-from fedbayes.progress import Silent
+from fedbayes.problem.problem import make_problem
+from fedbayes.rounds.chains import concatenated
+from fedbayes.rounds.executors import Batched, Loopback, Sequential
+from fedbayes.rounds.loop import run_phases
+from fedbayes.rounds.progress import Silent
 
 KEY = jax.random.key(8)
 SMALL = {"num_draws": 64, "tolerance": 1e-9}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from fedbayes.inference.shrinkage import shrunk_factor, shrunk_precision
+from fedbayes.inference.fedpa.shrinkage import shrunk_factor, shrunk_precision
 from fedbayes.low_rank import LowRankGaussian, deflated, spectrum
 
 # rank, dimension, whether the stretch is a vector

@@ -8,7 +8,7 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 
 from fedbayes.models import heart_disease
-from fedbayes.sites import LOCAL
+from fedbayes.problem.split import LOCAL
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""A program and its clients, checked, split and padded."""

@@ -1,0 +1,144 @@
+"""Checks of a program against its clients, before any work starts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.errors import ClientDataError, ModelError
+from fedbayes.problem.clients import ClientArrays
+from fedbayes.problem.padding import pad
+from fedbayes.problem.prior import Prior
+from fedbayes.problem.program import Arrays, Model, Program
+from fedbayes.problem.split import trace_sites
+
+if TYPE_CHECKING:
+    from fedbayes.problem.problem import Bucket
+
+_MANY = 8  # clients looked at where the property belongs to the program
+
+
+def same_globals(programs: Sequence[tuple[str, Program]]) -> None:
+    """The globals must have the same names and shapes on every client."""
+    first, expected = programs[0]
+    for name, program in programs[1:]:
+        if program.globals != expected.globals:
+            raise ModelError(
+                f"The global latents of client '{name}' are {dict(program.globals.shapes)}, those of client '{first}' "
+                f"{dict(expected.globals.shapes)}. Globals need the same shapes on every client: mark those sized by "
+                f"a client's own "
+                "data with `fedbayes.local()`."
+            )
+
+
+def prior_ignores_data(names: Sequence[str], buckets: Sequence["Bucket"], arrays: Sequence[ClientArrays]) -> None:
+    """The prior of the globals must be the same on every client, and stay so when its data change."""
+    theta = np.random.default_rng(1).normal(size=buckets[0].clients.program.globals.size)
+    seen = [pair for bucket in buckets for pair in _priors(bucket, arrays, theta)]
+    (member, expected), first = seen[0], names[seen[0][0]]
+    for member, value in seen:
+        if not np.isclose(value, expected, rtol=1e-6, atol=1e-8, equal_nan=True):
+            raise ModelError(
+                f"The prior of the globals depends on the clients' data: its log density at the same point is "
+                f"{value:.6g} with "
+                f"the data of client '{names[member]}', but {expected:.6g} with those of client '{first}'. "
+                "A prior must not look at the data: write constants, or mark the latent with `fedbayes.local()`."
+            )
+    if not np.isfinite(expected):
+        raise ModelError(
+            f"The log prior of the globals is {expected} at a random point of unconstrained space. Check its scales, "
+            f"and the "
+            "supports of the global sites."
+        )
+
+
+def _priors(bucket: "Bucket", arrays: Sequence[ClientArrays], theta: np.ndarray) -> list[tuple[int, float]]:
+    """The log prior with some clients' data, with other numbers, and with the rows of the smallest client."""
+    program = bucket.clients.program
+    few = jax.tree.map(lambda leaf: leaf[:_MANY], bucket.clients.data)
+    log_prior = jax.jit(jax.vmap(program.log_prior, (None, 0)))
+    values = [*np.asarray(log_prior(theta, few)), *np.asarray(log_prior(theta, perturbed(few)))]
+    pairs = list(zip([*bucket.members[:_MANY], *bucket.members[:_MANY]], values, strict=True))
+    smallest = min(bucket.members, key=lambda member: sum(array.size for array in arrays[member].arrays.values()))
+    if any(arrays[smallest].arrays[name].shape != few[name].shape[1:] for name in few):
+        pairs.append((smallest, float(jax.jit(program.log_prior)(theta, arrays[smallest].arrays))))
+    return pairs
+
+
+def perturbed(data: Arrays) -> dict[str, Any]:
+    """The same shapes, other numbers."""
+    change = {"f": lambda array: 1.5 * array + 1.0, "b": lambda array: ~array}
+    return {
+        name: change.get(array.dtype.kind, lambda array: array + 1)(array).astype(array.dtype)
+        for name, array in data.items()
+    }
+
+
+def outcomes_vary(model: Model, names: Sequence[str], clients: Sequence[ClientArrays], prior: Prior) -> None:
+    """Under a flat prior a client whose outcome is constant may have no proper likelihood."""
+    if not prior.is_flat():
+        return
+    sites = trace_sites(model, clients[0].static, clients[0].arrays)
+    for argument in {site.argument for site in sites.values() if site.argument is not None}:
+        for name, client in zip(names, clients, strict=True):
+            outcome = client.arrays[argument]
+            if outcome.size > 1 and np.all(outcome == outcome.flat[0]):
+                raise ClientDataError(
+                    f"Client '{name}': the outcome `{argument}` is {outcome.flat[0]} in all {outcome.size} rows, and "
+                    f"the prior is flat, so "
+                    "this client's likelihood may have no maximum. Give the globals a proper prior, such as "
+                    "`dist.Normal(0, 10)`, or merge the client with another."
+                )
+
+
+def row_axes(programs: Sequence[Program], clients: Sequence[ClientArrays]) -> dict[str, int] | None:
+    """The axis of each site's log-probability that runs over rows, from two clients with different numbers of rows.
+
+    ``None`` where the rows change more than that: latents sized by the data.
+    """
+    if programs[0].locals != programs[1].locals or programs[0].enumerated:
+        return None
+    shapes = [_log_prob_shapes(program, client) for program, client in zip(programs, clients, strict=True)]
+    axes = {}
+    for name, small in shapes[0].items():
+        large = shapes[1].get(name, ())
+        moved = [axis for axis in range(len(small)) if len(large) == len(small) and small[axis] != large[axis]]
+        if len(moved) > 1 or len(large) != len(small):
+            return None
+        if moved:
+            axes[name] = moved[0]
+    return axes
+
+
+def _log_prob_shapes(program: Program, client: ClientArrays) -> dict[str, tuple[int, ...]]:
+    theta, z = jnp.zeros(program.globals.size), jnp.zeros(program.locals.size)
+    arrays = {name: jnp.asarray(array) for name, array in client.arrays.items()}
+    terms = jax.eval_shape(lambda data: program.site_log_probs(theta, z, data), arrays)
+    return {name: term.shape for name, term in terms.items()}
+
+
+def padding_is_exact(
+    padded: Program, plain: Program, client: ClientArrays, arguments: Sequence[str], length: int
+) -> bool:
+    """Whether padding and masking rows leave a client's log factor and its gradient as they are."""
+    rows = client.arrays[arguments[0]].shape[0]
+    data = {name: jnp.asarray(array) for name, array in client.arrays.items()}
+    longer = {name: jnp.asarray(array) for name, array in pad(client.arrays, arguments, length).items()}
+    mask = jnp.arange(length) < rows
+    size = plain.globals.size
+    tolerance = 1e-9 if plain.dtype == jnp.float64 else 1e-4
+    points = np.random.default_rng(2).normal(size=(2, size + plain.locals.size)) * 0.3
+
+    def both(x: Array) -> tuple:
+        one = jax.value_and_grad(lambda x: plain.log_factor(x[:size], x[size:], data, None))(x)
+        two = jax.value_and_grad(lambda x: padded.log_factor(x[:size], x[size:], longer, mask))(x)
+        return one, two
+
+    one, two = jax.tree.map(np.asarray, jax.jit(jax.vmap(both))(points))
+    return all(
+        np.allclose(a, b, rtol=tolerance, atol=tolerance * (1.0 + np.max(np.abs(a))))
+        for a, b in zip(one, two, strict=True)
+    )

@@ -1,0 +1,198 @@
+"""Which sites of a program are global, which are local, and which programs can't be split at all."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.contrib.module import ParamShape
+from numpyro.distributions import biject_to
+from numpyro.handlers import infer_config, seed, substitute, trace
+from numpyro.infer import init_to_uniform
+
+from fedbayes.errors import ModelError
+from fedbayes.problem.program import Arrays, Block, Model, Program
+
+LOCAL = "fedbayes_local"
+
+
+def local() -> infer_config:
+    """Mark the latents sampled inside the ``with`` block as local to one client.
+
+    A local latent is integrated out on its own client: it never enters a message, and it is returned only by
+    ``fit.client_posterior(name)``.
+
+    Examples
+    --------
+    >>> import fedbayes as fb, numpyro, numpyro.distributions as dist
+    >>> def model(y=None):
+    ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    ...     with fb.local():
+    ...         theta = numpyro.sample("theta", dist.Normal(mu, 1.0))
+    ...     numpyro.sample("y", dist.Normal(theta, 0.5), obs=y)
+    """
+    return infer_config(config_fn=lambda site: {LOCAL: True})
+
+
+class Site(NamedTuple):
+    """What the library needs to know of one site, without its values.
+
+    Attributes
+    ----------
+    kind
+        ``"latent"``, ``"observed"``, ``"deterministic"``, ``"param"`` or ``"plate"``.
+    shape, event_dim
+        Of its value.
+    unconstrained
+        Shape in unconstrained space, for continuous latents.
+    local, discrete
+        Marked by :func:`local`; discrete support.
+    plates
+        ``(name, axis)`` of the value's axes that are plates; for a plate its ``(size, subsample size)``.
+    argument
+        The model's argument that is the observed value itself, if one is.
+    """
+
+    kind: str
+    shape: tuple[int, ...] = ()
+    event_dim: int = 0
+    unconstrained: tuple[int, ...] = ()
+    local: bool = False
+    discrete: bool = False
+    plates: tuple[tuple, ...] = ()
+    argument: str | None = None
+
+
+def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, Site]:
+    """The program's sites, by tracing it on shapes: nothing is computed."""
+    found: dict[str, Site] = {}
+
+    def run(data: Arrays) -> None:
+        # init_to_uniform gives values to priors that can't be sampled
+        seeded = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
+        for name, site in trace(seeded).get_trace(**static, **data).items():
+            found[name] = _site(site, data)
+
+    jax.eval_shape(run, dict(data))
+    return found
+
+
+def _site(site: dict, data: Arrays) -> Site:
+    if site["type"] == "plate":
+        size, subsample = site["args"]
+        return Site("plate", plates=((size, size if subsample is None else subsample),))
+    if site["type"] == "param":
+        weights = jax.tree.leaves(site["value"], is_leaf=lambda weight: isinstance(weight, ParamShape))
+        # NumPyro replaces the weights of a network that have a prior by placeholders
+        return Site("module" if weights and all(isinstance(weight, ParamShape) for weight in weights) else "param")
+    shape = tuple(jnp.shape(site["value"])) if site["type"] in ("sample", "deterministic") else ()
+    if site["type"] != "sample":
+        return Site(site["type"], shape)
+    event_dim = len(site["fn"].event_shape)
+    frames = ((frame.name, len(shape) - event_dim + frame.dim) for frame in site["cond_indep_stack"])
+    plates = tuple((plate, axis) for plate, axis in frames if 0 <= axis < len(shape))
+    if site["is_observed"]:
+        argument = next((key for key, value in data.items() if value is site["value"]), None)
+        return Site("observed", shape, event_dim, plates=plates, argument=argument)
+    discrete = site["fn"].support.is_discrete
+    unconstrained = () if discrete else _unconstrained_shape(site)
+    return Site("latent", shape, event_dim, unconstrained, bool(site["infer"].get(LOCAL)), discrete, plates)
+
+
+def split(
+    model: Model, static: Mapping[str, Any], data: Arrays, local_names: Sequence[str], dtype: jnp.dtype
+) -> Program:
+    """Split a program into global prior and client factor, for one shape of data.
+
+    Raises
+    ------
+    ModelError
+        No observed site; ``numpyro.param`` sites; a subsampling plate; discrete latents that can't be summed out; an
+        unknown name in ``local_names``; no global latent.
+    """
+    sites = trace_sites(model, static, data)
+    _check_splittable(sites)
+    latents = {name: site for name, site in sites.items() if site.kind == "latent"}
+    marked = _local_latents(sites, latents, local_names)
+    discrete = {name for name, site in latents.items() if site.discrete}
+    _check_discrete(discrete, marked)
+    layout = {name: site.unconstrained for name, site in latents.items() if not site.discrete}
+    globals_ = Block(tuple((name, shape) for name, shape in layout.items() if name not in marked))
+    if not globals_.names:
+        raise ModelError(
+            f"The program has no global latent: {sorted(layout)} are all marked local, so the clients share nothing. "
+            "Leave at least one latent outside `fedbayes.local()` and `local=`."
+        )
+    locals_ = Block(tuple((name, shape) for name, shape in layout.items() if name in marked))
+    program = Program(model, dict(static), globals_, locals_, {}, bool(discrete), dtype)
+    if discrete:
+        _check_enumerates(program, data, discrete)
+    return program
+
+
+def _check_enumerates(program: Program, data: Arrays, discrete: set[str]) -> None:
+    theta, z = np.zeros(program.globals.size), np.zeros(program.locals.size)
+    try:
+        jax.eval_shape(program.log_factor, theta, z, data)
+    except Exception as error:
+        raise ModelError(
+            f"NumPyro can't sum out the discrete latents {sorted(discrete)} ({type(error).__name__}: {error}). "
+            f"Enumeration needs a "
+            "`numpyro.plate` around every batch dimension, the observations' rows included."
+        ) from error
+
+
+def _check_splittable(sites: Mapping[str, Site]) -> None:
+    if not any(site.kind == "observed" for site in sites.values()):
+        raise ModelError(
+            "The program has no observed site, so the clients' data say nothing about it. Pass the data to a site: "
+            '`numpyro.sample("y", ..., obs=y)`, or to `numpyro.factor`.'
+        )
+    for name, site in sites.items():
+        if site.kind == "param":
+            raise ModelError(
+                f"Site '{name}' is a `numpyro.param`: it has no prior, so it has no posterior. "
+                "Write `numpyro.sample` with a prior instead (for networks: `random_flax_module` and its relatives)."
+            )
+        if site.kind == "plate" and site.plates[0][0] != site.plates[0][1]:
+            size, subsample = site.plates[0]
+            raise ModelError(
+                f"Plate '{name}' subsamples {subsample} of {size} rows, but a client's factor is the likelihood of "
+                f"all its rows. "
+                "Leave `subsample_size` out."
+            )
+
+
+def _local_latents(sites: Mapping[str, Site], latents: Mapping[str, Site], local_names: Sequence[str]) -> set[str]:
+    marked = {name for name, site in latents.items() if site.local}
+    for name in local_names:
+        # a reparameterised site is deterministic, and its auxiliary latents carry its name: theta -> theta_decentered
+        auxiliary = {latent for latent in latents if latent.startswith(f"{name}_")} if name in sites else set()
+        found = {name} if name in latents else auxiliary
+        if not found:
+            raise ModelError(
+                f"`local` names the site '{name}', which is not a latent of the program. Its latents are "
+                f"{sorted(latents)}."
+            )
+        marked |= found
+    return marked
+
+
+def _check_discrete(discrete: set[str], marked: set[str]) -> None:
+    if shared := sorted(discrete - marked):
+        raise ModelError(
+            f"Discrete latents {shared}: a Gaussian site can't hold a discrete global. If each client has its own, "
+            f"sample them "
+            "inside `fedbayes.local()` and they are summed out; otherwise marginalise them by hand."
+        )
+    if discrete and importlib.util.find_spec("funsor") is None:
+        raise ModelError(
+            f"Discrete latents {sorted(discrete)} can be summed out only with funsor: `pip install "
+            f"fedbayes[enumerate]`."
+        )
+
+
+def _unconstrained_shape(site: dict) -> tuple[int, ...]:
+    return tuple(biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"])))

@@ -1,0 +1,1 @@
+"""What a fit returns, and what is made of it."""

@@ -1,0 +1,1 @@
+"""Rounds of communication: the loop, executors, messages, checkpoints."""

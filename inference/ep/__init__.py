@@ -1,0 +1,5 @@
+"""Expectation propagation."""
+
+from fedbayes.inference.ep.ep import EP
+
+__all__ = ["EP"]

@@ -1,0 +1,170 @@
+"""Step size, local steps and rounds per draw of FA-LD from the clients' curvatures at the federated mode.
+
+All in the shared coordinates, with ``H_c`` the Hessian and ``g_c`` the gradient of the client energy ``f_c`` at the
+mode, ``H = sum p_c H_c`` and ``S = sum p_c H_c^2``. To first order in the step ``eta`` the stationary law of quadratic
+clients has
+
+    mean         theta* + eta (K - 1) / 2  H^-1 sum p_c H_c g_c         (zero with the control variate)
+    covariance   tau H^-1/2 (I + eta / 2 [H + (K - 1) H^-1/2 (S - H^2) H^-1/2]) H^-1/2    where H and S commute
+
+that is: discretisation, and the drift of clients with unequal curvatures. Derived from the exact law of one round
+(:mod:`fedbayes.inference.fald.theory`); the paper has bounds only.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.gaussian import whitener
+from fedbayes.inference.coordinates import Coordinates
+from fedbayes.inference.fald.theory import covariance_inflation, participation_share
+from fedbayes.inference.mode import ModeState
+
+if TYPE_CHECKING:
+    from fedbayes.inference.fald.method import FALD
+
+_MOST_STEPS = 100  # local steps of the default
+_ITERATIONS = 200  # of the power method
+
+
+class Plan(NamedTuple):
+    """What the sampler has chosen, and what theory says of it; NaN where nothing is known of the curvature.
+
+    Attributes
+    ----------
+    step_size, local_steps, rounds_per_draw
+        ``eta`` (of a schedule the first one), ``K``, and rounds from one draw to the next.
+    smoothness, convexity
+        Largest and smallest curvature L and m over the clients.
+    curvatures
+        Largest curvature of each client, shape ``(N,)``.
+    mean_bias
+        Predicted bias of the means, in posterior sds (root mean square).
+    sd_bias
+        Predicted relative bias of the sd in the worst direction, from discretisation and drift.
+    participation_bias
+        Relative bias of the sds that partial participation causes however small the steps are.
+    """
+
+    step_size: Array
+    local_steps: Array
+    rounds_per_draw: Array
+    smoothness: Array
+    convexity: Array
+    curvatures: Array
+    mean_bias: Array
+    sd_bias: Array
+    participation_bias: Array
+
+
+def no_plan(config: "FALD", weights: np.ndarray) -> Plan:
+    """The user's own numbers, with nothing known of the curvature."""
+    unknown = jnp.full((), jnp.nan)
+    eta = _first_step(config, unknown, unknown)
+    steps = jnp.asarray(float(config.local_steps or 10))
+    return Plan(
+        step_size=eta,
+        local_steps=steps,
+        rounds_per_draw=jnp.ones(()),
+        smoothness=unknown,
+        convexity=unknown,
+        curvatures=jnp.full(len(weights), jnp.nan),
+        mean_bias=unknown,
+        sd_bias=unknown,
+        participation_bias=jnp.asarray(participation_bias(config, len(weights))),
+    )
+
+
+def make_plan(
+    config: "FALD", mode: ModeState, coordinates: Coordinates, weights: np.ndarray, *, has_locals: bool
+) -> Plan:
+    """Choose what the user left open, with a predicted bias of at most ``config.bias``.
+
+    With local latents a round is also kept short, ``eta K <= 5 bias``: a client's locals follow its own copy of the
+    globals, which its data pull by ``1 / p_c``, and beyond quadratic energies that widens them by an amount linear in
+    ``eta K`` (8 clients with a common scale: 9 percent in the sds at ``eta K = 0.4``, 3 percent at 0.1).
+    """
+    p = jnp.asarray(weights)
+    hessians, slopes = _energies(mode, coordinates, p)
+    mean, square = jnp.einsum("c,cij->ij", p, hessians), jnp.einsum("c,cij,cjk->ik", p, hessians, hessians)
+    largest = jax.vmap(largest_eigenvalue)(hessians)
+    shifted = jax.vmap(lambda h, top: top - largest_eigenvalue(top * jnp.eye(len(h)) - h))(hessians, largest)
+    smooth, convex = jnp.max(largest), jnp.min(shifted)
+
+    best = jnp.where(convex > 0, jnp.ceil(jnp.sqrt(1.0 + smooth / convex)), _MOST_STEPS)
+    steps = jnp.asarray(float(config.local_steps)) if config.local_steps else jnp.clip(best, 1.0, _MOST_STEPS)
+    white = whitener(mean)
+    drift = largest_eigenvalue(mean + (steps - 1.0) * white @ (square - mean @ mean) @ white.T)
+    inverse = white.T @ white
+    shift = 0.5 * (steps - 1.0) * inverse @ jnp.einsum("c,cij,cj->i", p, hessians, slopes)
+    lean = jnp.sqrt(jnp.mean(shift**2 / jnp.diagonal(inverse)))
+    lean = jnp.where(bool(config.control_variate), 0.0, lean / np.sqrt(config.temperature or 1.0))
+
+    eta = jnp.minimum(0.5 / smooth, config.bias / jnp.maximum(0.25 * drift, lean))
+    if has_locals:
+        eta = jnp.minimum(eta, 5.0 * config.bias / steps)
+    eta = _first_step(config, smooth, eta)
+    rate = eta * steps / largest_eigenvalue(inverse)
+    return Plan(
+        step_size=eta,
+        local_steps=steps,
+        rounds_per_draw=jnp.maximum(1.0, jnp.ceil(jnp.log(2.0) / rate)),
+        smoothness=smooth,
+        convexity=convex,
+        curvatures=largest,
+        mean_bias=eta * lean,
+        sd_bias=0.25 * eta * drift,
+        participation_bias=jnp.asarray(participation_bias(config, len(weights))),
+    )
+
+
+def _first_step(config: "FALD", smooth: Array, default: Array) -> Array:
+    """The first step of those that the user gave, if it is a step at all; else the default."""
+    step = config.step_size
+    if callable(step):
+        first = jnp.asarray(step(jnp.zeros(())), jnp.float64)
+        return jnp.where(first > 0.0, first, default)  # a warm-up starts at zero
+    if isinstance(step, str):
+        return 0.5 / smooth
+    return default if step is None else jnp.asarray(step, jnp.float64)
+
+
+def largest_curvature(mode: ModeState, coordinates: Coordinates, p: Array) -> Array:
+    """The largest curvature of any client's energy at the mode, in the shared coordinates."""
+    hessians, _ = _energies(mode, coordinates, p)
+    return jnp.max(jax.vmap(largest_eigenvalue)(hessians))
+
+
+def _energies(mode: ModeState, coordinates: Coordinates, p: Array) -> tuple[Array, Array]:
+    """Hessians ``(N, d, d)`` and gradients ``(N, d)`` of the client energies at the mode."""
+    prior, at = mode.prior, mode.best
+    prior_slope = coordinates.pulled_back(prior.precision @ at - prior.shift)
+    prior_curvature = coordinates.curvature(prior.precision)
+    slopes = jax.vmap(lambda site: coordinates.pulled_back(site.precision @ at - site.shift))(mode.sites)
+    hessians = jax.vmap(lambda site: coordinates.curvature(site.precision))(mode.sites)
+    return hessians / p[:, None, None] + prior_curvature, slopes / p[:, None] + prior_slope
+
+
+def largest_eigenvalue(matrix: Array) -> Array:
+    """Largest eigenvalue of a symmetric matrix by the power method, from below; matrix products alone."""
+    size = matrix.shape[0]
+    shift = jnp.max(jnp.sum(jnp.abs(matrix), axis=1))  # bounds all eigenvalues, so that the largest dominates
+    start = jnp.cos(jnp.arange(size) ** 2 + 1.0)
+
+    def multiply(_: int, x: Array) -> Array:
+        y = matrix @ x + shift * x
+        return y / jnp.sqrt(jnp.sum(y**2) + 1e-300)
+
+    x = jax.lax.fori_loop(0, _ITERATIONS, multiply, start / jnp.sqrt(jnp.sum(start**2)))
+    return x @ matrix @ x
+
+
+def participation_bias(config: "FALD", num: int) -> float:
+    """``sqrt(r) - 1`` with the inflation r of partial participation, for equal weights."""
+    if config.scheme == "full" or config.num_active is None:
+        return 0.0
+    share = participation_share(np.full(num, 1.0 / num), config.num_active, config.scheme)
+    return float(np.sqrt(covariance_inflation(num, share, config.noise_correlation)) - 1.0)

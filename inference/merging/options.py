@@ -1,0 +1,56 @@
+"""What merging needs of clients and draws, said before work starts."""
+
+import warnings
+
+import numpy as np
+
+from fedbayes.errors import ClientDataError, MergeWarning
+from fedbayes.inference.local.moments import Estimator, covariance_inversion, proper_regression, shrunk_covariance
+from fedbayes.problem.problem import Problem
+
+ESTIMATORS: dict[str, Estimator] = {
+    "score": proper_regression,
+    "sample": covariance_inversion,
+    "shrinkage": shrunk_covariance,
+}
+
+
+def draws_needed(covariance: str, size: int) -> int:
+    """Fewest draws from which a dense precision of ``size`` globals can be estimated."""
+    return {"score": 2 * size + 3, "sample": 2 * size + 3, "shrinkage": 1}[covariance]
+
+
+def affordable(covariance: str, num_draws: int, size: int) -> str:
+    """The covariance asked for, or ``"shrinkage"`` with a :class:`~fedbayes.MergeWarning` where draws are few."""
+    if num_draws >= draws_needed(covariance, size):
+        return covariance
+    warnings.warn(
+        f"`num_samples` is {num_draws}, but the dense precision of {size} globals by covariance='{covariance}' needs "
+        f"{draws_needed(covariance, size)} draws: using covariance='shrinkage'. Raise `num_samples`, or ask for "
+        "'shrinkage' yourself.",
+        MergeWarning,
+        stacklevel=4,
+    )
+    return "shrinkage"
+
+
+def check_subposteriors(problem: Problem) -> None:
+    """Refuse clients whose subposterior can't be proper: fewer rows than directions without prior information.
+
+    Raises
+    ------
+    ClientDataError
+        It names the clients.
+    """
+    if problem.prior.gaussian is None:
+        return
+    eigenvalues = np.linalg.eigvalsh(np.asarray(problem.prior.gaussian.precision))
+    flat, rows = int(np.sum(eigenvalues < 1e-12)), problem.num_rows()
+    poor = [name for name, num in zip(problem.names, rows, strict=True) if num < flat]
+    if poor:
+        first = int(rows[problem.names.index(poor[0])])
+        raise ClientDataError(
+            f"The prior is flat in {flat} directions, but {len(poor)} of the {len(rows)} clients have fewer rows than "
+            f"that, '{poor[0]}' {first}: their own posteriors are not proper. Give the globals proper priors, or use "
+            "`method='ep'`, in which clients borrow from each other."
+        )

@@ -1,0 +1,175 @@
+import sys
+from types import SimpleNamespace
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+
+import fedbayes
+from fedbayes.models import linear
+from fedbayes.results import plots
+from fedbayes.results.arviz import to_arviz
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.normal(0.3, 1.0, (2, 400, 3)), rng.normal(0.0, 1.0, (2, 400, 3))
+    return [
+        to_arviz({"posterior": {"b": d, "a": d[..., 0]}}, {"c": list("xyz")}, {"b": ["c"]}, {}) for d in (ours, theirs)
+    ]
+
+
+def fake_fit(num_clients=50, num_rounds=4):
+    """A fit whose diagnostics are known: client k has influence k, and was last active in round 2 if k is odd."""
+    influence = np.tile(np.arange(num_clients, dtype=float)[:, None], (num_rounds, 1, 2))
+    influence[2:, 1::2] = np.nan
+    influence[:, 7:8] = np.nan
+    dims = ("round", "client", "replicate")
+    rounds = xr.Dataset(
+        {
+            "influence": (dims, influence),
+            "smallest_cavity_eigenvalue": (dims, np.full(influence.shape, 0.75)),
+            "change": (("round", "replicate"), np.array([[1.0, 2.0], [0.1, 0.2], [0.5, 0.4], [0.01, 0.005]])),
+            "monte_carlo_noise": (
+                ("round", "replicate"),
+                np.array([[0.0, 0.0], [0.0, 0.0], [0.01, 0.02], [0.01, 0.02]]),
+            ),
+            "phase": (("round",), np.array(["mode", "mode", "EP", "EP"])),
+            "rounds": (("round",), np.ones(num_rounds, int)),
+        },
+        coords={"round": np.arange(1, num_rounds + 1)},
+    )
+    names = tuple(f"c{k}" for k in range(num_clients))
+    return SimpleNamespace(rounds=rounds, client_names=names, method=fedbayes.EP(tolerance=0.03), converged=True)
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def labels(ax):
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def legend(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_comparison_shows_medians_and_intervals(pair):
+    ax = plots.plot_comparison(*pair, labels={"b[x]": "Ex"})
+    assert labels(ax) == ["a", "Ex", "b[y]", "b[z]"]
+    assert legend(ax) == ["Federated", "NUTS on the pooled data"]
+    medians = [line.get_xdata() for line in ax.lines if line.get_marker() in ("o", "s")]
+    for idata, shown in zip(pair, medians, strict=True):
+        draws = idata["posterior"]["b"].to_numpy().reshape(-1, 3)
+        np.testing.assert_allclose(shown[1:], np.median(draws, axis=0))
+    outer = ax.collections[0].get_segments()
+    np.testing.assert_allclose(
+        [segment[:, 0] for segment in outer[1:]],
+        np.quantile(pair[0]["posterior"]["b"].to_numpy().reshape(-1, 3), [0.03, 0.97], axis=0).T,
+    )
+
+
+def test_comparison_writes_the_differences(pair):
+    ax = plots.plot_comparison(*pair, var_names=["a"])
+    ours, theirs = (idata["posterior"]["a"].to_numpy() for idata in pair)
+    assert f"{(ours.mean() - theirs.mean()) / theirs.std(ddof=1):+.2f}" in texts(ax)
+    assert labels(ax) == ["a"]
+
+
+def test_a_posterior_against_itself_differs_by_zero_without_a_sign(pair):
+    ax = plots.plot_comparison(pair[0], pair[0], names=("Laplace", "EP"))
+    assert texts(ax).count("0.00") == 4
+    assert legend(ax) == ["Laplace", "EP"]
+    assert ax.get_title(loc="left") == "Laplace posterior against EP"
+
+
+def test_rounds_tell_the_phases_apart_and_show_the_tolerance():
+    ax = plots.plot_rounds(fake_fit())
+    assert ax.get_yscale() == "log"
+    lines = {line.get_label(): line for line in ax.lines}
+    np.testing.assert_allclose(lines["mode phase, 2 rounds"].get_xydata(), [[1, 2.0], [2, 0.2]])
+    np.testing.assert_allclose(lines["EP phase, 2 rounds"].get_xydata(), [[3, 0.5], [4, 0.01]])
+    np.testing.assert_allclose(lines["Monte Carlo noise of a round"].get_xydata(), [[3, 0.02], [4, 0.02]])
+    np.testing.assert_allclose(lines["tolerance, 0.03 sd"].get_ydata(), 0.03)
+    assert lines["mode phase, 2 rounds"].get_color() != lines["EP phase, 2 rounds"].get_color()
+    assert ax.get_title(loc="left") == "Converged after 4 rounds"
+
+
+def test_rounds_of_a_fit_that_did_not_converge():
+    fit = fake_fit()
+    fit.converged = False
+    assert plots.plot_rounds(fit).get_title(loc="left") == "Not converged after 4 rounds"
+
+
+def test_influence_shows_the_largest_first_each_from_its_last_round():
+    ax = plots.plot_influence(fake_fit(), top=5, labels={"c49": "Mine"})
+    assert labels(ax) == ["Mine", "c48", "c47", "c46", "c45"]
+    (points,) = [line for line in ax.lines if line.get_marker() == "o"]
+    np.testing.assert_allclose(points.get_xydata(), [[49 - k, k] for k in range(5)])
+    assert texts(ax).count("25%") == 5
+    assert ax.get_title(loc="left") == "Influence of each client: the 5 largest of 49"
+
+
+def test_influence_of_few_clients_shows_them_all():
+    ax = plots.plot_influence(fake_fit(num_clients=3))
+    assert labels(ax) == ["c2", "c1", "c0"]
+    assert ax.get_title(loc="left") == "Influence of each client"
+
+
+def test_a_method_without_influence_is_an_error():
+    fit = fake_fit()
+    fit.method = fedbayes.Laplace()
+    fit.rounds["influence"][:] = np.nan
+    with pytest.raises(ValueError, match="Laplace reports no influence of the clients; EP does: `method='ep'`"):
+        plots.plot_influence(fit)
+
+
+def test_pictures_of_a_real_fit_on_given_axes(small_fit):
+    axes = Figure(figsize=(8, 12)).subplots(3)
+    assert plots.plot_rounds(small_fit, ax=axes[0]) is axes[0]
+    assert plots.plot_influence(small_fit, ax=axes[1]) is axes[1]
+    assert plots.plot_comparison(small_fit.idata, small_fit.idata, ax=axes[2]) is axes[2]
+    last = small_fit.rounds["influence"][-1].mean("replicate")
+    assert labels(axes[1])[0] == str(last.idxmax("client").item())
+    assert plt.get_fignums() == []
+
+
+def test_merge_shows_every_client_beside_the_merged_posterior():
+    clients, _ = linear.simulate(jax.random.key(5), rows=(5, 9, 40))
+    method = fedbayes.OneShot(combine="laplace", num_replicates=1, check=False)
+    fit = fedbayes.fit_federated(linear.model, clients, method=method, key=jax.random.key(0), progress=False)
+    ax = plots.plot_merge(fit, labels={"beta[1]": "Slope"})
+    assert sorted(labels(ax)) == ["Slope", "beta[0]", "beta[2]"]
+    merge = fit.rounds.isel(round=0, replicate=0)
+    order = np.argsort(-np.abs(merge["shift"].to_numpy()).max(axis=0))
+    mean, covariance = fit.moments()
+    expected = (merge["client_mean"].to_numpy()[0] - mean[0]) / np.sqrt(np.diagonal(covariance[0]))
+    first = next(line for line in ax.lines if line.get_label() == fit.client_names[0])
+    np.testing.assert_allclose(first.get_xdata(), expected[order])
+    assert f"{merge['effective_clients'].to_numpy()[order][0]:.1f}" in texts(ax)
+    assert ax.get_title(loc="left") == "The clients' own posteriors"
+    few = plots.plot_merge(fit, top=1, clients=fit.client_names[:2])
+    assert len(labels(few)) == 1
+    assert few.get_title(loc="left") == "The clients' own posteriors: 2 of 3 clients"
+
+
+def test_a_method_that_merges_nothing_is_an_error(small_fit):
+    with pytest.raises(ValueError, match=r"EP merges no posteriors; OneShot and FedPA do, as `method=fedbayes.OneShot"):
+        plots.plot_merge(small_fit)
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, pair):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"need matplotlib, which is not installed: `pip install 'fedbayes\[demo\]'`"):
+        plots.plot_comparison(*pair)

@@ -1,0 +1,333 @@
+"""A fit interrupted after any round and resumed is the fit without interruption, bit for bit."""
+
+import io
+import json
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import fedbayes as fb
+from fedbayes.algorithm import phases_of, replicated
+from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.fald.method import FALD
+from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.problem.problem import make_problem
+from fedbayes.rounds.chains import concatenated
+from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
+from fedbayes.rounds.executors import Batched
+from fedbayes.rounds.loop import run_phases
+from fedbayes.rounds.progress import Silent
+
+KEY = jax.random.key(2)
+METHOD = EP(num_draws=64, num_replicates=2, solver="importance", init="mode", tolerance=1e-9)
+ROUNDS = 3
+
+
+def model(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.5))
+    numpyro.sample("y", dist.Normal(mu, tau), obs=y)
+
+
+def make_clients(seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    return {name: {"y": rng.normal(size=n)} for name, n in (("north", 5), ("south", 8))}
+
+
+class Killed(Exception):
+    pass
+
+
+class Kills(Batched):
+    """Dies in the middle of a round."""
+
+    def __init__(self, executor, after):
+        self.executor, self.left = executor, after
+
+    def start(self, *arguments):
+        return self.executor.start(*arguments)
+
+    def run(self, *arguments):
+        result = self.executor.run(*arguments)
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+        return result
+
+
+@pytest.fixture(scope="module")
+def phases():
+    """The problem, its phases and an executor that is compiled once for all of this file's fits."""
+    with jax.enable_x64(True):
+        problem = make_problem(model, make_clients())
+        numbers = (1, METHOD.num_replicates)
+        replicates = [
+            phase._replace(algorithm=replicated(phase.algorithm, n))
+            for phase, n in zip(METHOD.phases(problem), numbers, strict=True)
+        ]
+        return problem, replicates, Batched()
+
+
+def run(phases, path=None, after=None):
+    problem, algorithms, executor = phases
+    with jax.enable_x64(True):
+        return run_phases(
+            algorithms,
+            problem,
+            executor if after is None else Kills(executor, after),
+            KEY,
+            num_rounds=ROUNDS,
+            participation=1.0,
+            progress=Silent(),
+            checkpoint=None if path is None else Checkpoint(path, "this fit"),
+        )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(phases):
+    return run(phases)
+
+
+def assert_same(ours, theirs):
+    assert (ours.phase, ours.rounds_in_phase, ours.converged) == (
+        theirs.phase,
+        theirs.rounds_in_phase,
+        theirs.converged,
+    )
+    assert list(ours.variants) == list(theirs.variants)
+    np.testing.assert_array_equal(ours.quiet, theirs.quiet)
+    for one, two in zip(jax.tree.leaves(ours.state), jax.tree.leaves(theirs.state), strict=True):
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one, two)
+    for one, two in zip(jax.tree.leaves(ours.clients), jax.tree.leaves(theirs.clients), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert len(ours.history) == len(theirs.history)
+    for one, two in zip(ours.history, theirs.history, strict=True):
+        assert set(one) == set(two)
+        for name in set(one) - {"seconds"}:
+            np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+def test_there_are_rounds_of_both_phases(uninterrupted):
+    assert {str(record["phase"]) for record in uninterrupted.history} == {"mode", "EP"}
+    assert len(uninterrupted.history) >= 5
+
+
+@pytest.mark.parametrize("left", range(1, 7))
+def test_killed_and_resumed(phases, uninterrupted, tmp_path, left):
+    """Killed inside the round that is the ``left``-th from the end: before, at and after the change of phase."""
+    done = len(uninterrupted.history) - left
+    if done < 0:
+        pytest.skip("the fit has fewer rounds")
+    path = tmp_path / "fit.npz"
+    with pytest.raises(Killed):
+        run(phases, path, after=done)
+    assert path.exists() == (done > 0)
+    assert not path.with_name("fit.npz.partial").exists()
+    assert_same(run(phases, path), uninterrupted)
+
+
+def test_killed_twice(phases, uninterrupted, tmp_path):
+    path = tmp_path / "deep" / "fit.npz"
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run(phases, path, after=1)
+    assert_same(run(phases, path), uninterrupted)
+
+
+def test_a_finished_fit_is_not_run_again(phases, uninterrupted, tmp_path):
+    path = tmp_path / "fit.npz"
+    run(phases, path)
+    assert_same(run(phases, path, after=0), uninterrupted)  # any round would be killed
+
+
+def test_a_lost_half_written_file_is_ignored(phases, uninterrupted, tmp_path):
+    path = tmp_path / "fit.npz"
+    with pytest.raises(Killed):
+        run(phases, path, after=2)
+    path.with_name("fit.npz.partial").write_bytes(b"half")
+    assert_same(run(phases, path), uninterrupted)
+
+
+def test_planted_bug_is_seen(phases, uninterrupted, tmp_path, monkeypatch):
+    """Negative control: clients' private states left out of the checkpoint are noticed."""
+    path = tmp_path / "fit.npz"
+    with pytest.raises(Killed):
+        run(phases, path, after=len(uninterrupted.history) - 1)
+    original = Checkpoint.read
+
+    def forgetful(self, begin):
+        current = original(self, begin)
+        current.clients = begin(current.phase).clients
+        return current
+
+    monkeypatch.setattr(Checkpoint, "read", forgetful)
+    with pytest.raises(AssertionError):
+        assert_same(run(phases, path), uninterrupted)
+
+
+class Dies(Silent):
+    """Killed after a block of draws, before it is written."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def after_round(self, record):
+        if str(record["phase"]) == "FALD":
+            if self.left == 0:
+                raise Killed
+            self.left -= 1
+
+
+@pytest.fixture(scope="module")
+def chains():
+    """A sampler with local latents, compiled once."""
+
+    def hierarchical(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with fb.local():
+            theta = numpyro.sample("theta", dist.Normal(mu, 0.5))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    method = fb.FALD(local_steps=2, num_chains=2, num_warmup=0, thinning=3)
+    with jax.enable_x64(True):
+        problem = make_problem(hierarchical, make_clients())
+        mode, sampler = method.phases(problem)
+        replicates = [replicated(mode.algorithm, 1), replicated(sampler.algorithm, 2)]
+        phases = [mode._replace(algorithm=replicates[0]), sampler._replace(algorithm=replicates[1])]
+    return problem, phases
+
+
+def sampled(chains, path=None, progress=None):
+    problem, phases = chains
+    with jax.enable_x64(True):
+        return run_phases(
+            phases,
+            problem,
+            Batched(),
+            KEY,
+            num_rounds=None,
+            participation=1.0,
+            progress=progress or Silent(),
+            checkpoint=None if path is None else Checkpoint(path, "these chains"),
+            num_draws=60,  # two draws a block
+        )
+
+
+def test_killed_chains_resume(chains, tmp_path):
+    path, whole = tmp_path / "chains.npz", sampled(chains)
+    assert len(whole.draws) == 30
+    for blocks in (0, 7, 22):
+        with pytest.raises(Killed):
+            sampled(chains, path, Dies(blocks - (len(sampled_blocks(path)) if path.exists() else 0)))
+    resumed = sampled(chains, path)
+    assert_same(resumed, whole)
+    expected, found = concatenated(whole.draws), concatenated(resumed.draws)
+    np.testing.assert_array_equal(found.theta, expected.theta)
+    np.testing.assert_array_equal(found.private[0], expected.private[0])
+    assert expected.private[0].shape == (60, 2, 2, 1)  # draws, clients, chains, locals
+
+
+def sampled_blocks(path):
+    """Blocks in a checkpoint."""
+    with np.load(path) as archive:
+        meta = json.loads(archive["['meta']"].tobytes())
+        history = np.load(io.BytesIO(archive["['history']"].tobytes()))
+        phases = [str(history[f"[{i}]['phase']"]) for i in range(meta["num_records"])]
+    return [phase for phase in phases if phase == "FALD"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A checkpoint of ``fit_federated``, and the keywords it was written with."""
+    path = tmp_path_factory.mktemp("checkpoint") / "fit.npz"
+    keywords = {"key": KEY, "method": "laplace", "progress": False, "checkpoint": path}
+    fit = fb.fit_federated(model, make_clients(), **keywords)
+    return keywords, fit
+
+
+def test_fit_federated_resumes(written):
+    keywords, fit = written
+    again = fb.fit_federated(model, make_clients(), **keywords)
+    np.testing.assert_array_equal(again.moments()[0], fit.moments()[0])
+    assert again.converged
+
+
+OTHERS = {
+    "key": ({"key": jax.random.key(3)}, make_clients()),
+    "method": ({"method": EP(num_draws=64)}, make_clients()),
+    "options": ({"method": fb.Laplace(tolerance=1e-4)}, make_clients()),
+    "names": ({}, {name.upper(): data for name, data in make_clients().items()}),
+    "another client": ({}, make_clients() | {"west": {"y": np.ones(3)}}),
+    "data": ({}, make_clients(seed=1)),
+    "rows": ({}, {name: {"y": data["y"][:3]} for name, data in make_clients().items()}),
+    "precision": ({"dtype": np.float32}, make_clients()),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_checkpoint_of_another_fit_is_refused(case, written):
+    keywords, _ = written
+    other, clients = OTHERS[case]
+    with pytest.raises(
+        ValueError, match=r"The checkpoint '.*fit.npz' belongs to another fit: .*Use another path, or delete"
+    ):
+        fb.fit_federated(model, clients, **(keywords | other))
+
+
+STEPS = {"init": "zero", "preconditioner": "none", "step_size": 0.1, "local_steps": 6, "burn_in": 2, "num_samples": 2}
+MERGING = {
+    "one-shot": fb.OneShot(num_samples=16, num_replicates=2, sampler="importance"),
+    "fedpa": fb.FedPA(
+        sampler="iasg", batch_size=2, **STEPS, fedavg_rounds=1, num_replicates=2, server_optimizer=optax.adam(0.1)
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MERGING)
+def test_killed_merges_resume(name, tmp_path):
+    """Killed inside any round but the first: optimiser, kept draws and merged state all come back."""
+    method = MERGING[name]
+    with jax.enable_x64(True):
+        problem = make_problem(model, make_clients(), rows=method.needs_rows)
+        made = problem, phases_of(method, problem), Batched()
+    whole = run(made)
+    assert {str(record["phase"]) for record in whole.history} >= {"check"}
+    assert len(whole.history) > 1
+    for done in range(1, len(whole.history)):
+        path = tmp_path / f"{done}.npz"
+        with pytest.raises(Killed):
+            run(made, path, after=done)
+        assert_same(run(made, path), whole)
+
+
+def test_fingerprints_look_into_functions_and_arrays():
+    """Two optimisers, schedules or long arrays that print alike are not the same fit."""
+
+    def marked(**options):
+        return fingerprint("p", FedPA(**options), np.zeros(2))
+
+    def schedule(scale):
+        return fingerprint("p", FALD(step_size=lambda k: scale / (1.0 + k)), np.zeros(2))
+
+    long = np.zeros(2000)
+    other = long.copy()
+    other[1000] = 1.0
+    raw = {"preconditioner": "none", "sampler": "laplace"}
+    pairs = [
+        (marked(server_optimizer=optax.adam(0.05)), marked(server_optimizer=optax.adam(0.5))),
+        (marked(server_optimizer=optax.sgd(0.1)), marked(server_optimizer=optax.sgd(0.1, momentum=0.9))),
+        (marked(init={"w": long}, **raw), marked(init={"w": other}, **raw)),
+        (schedule(0.1), schedule(0.2)),
+    ]
+    for one, another in pairs:
+        assert one != another
+        assert "0x" not in one
+    assert marked(server_optimizer=optax.adam(0.05)) == pairs[0][0]
+    assert schedule(0.1) == pairs[3][0]
+    assert marked(init={"w": long.copy()}, **raw) == pairs[2][0]

@@ -1,0 +1,165 @@
+"""What goes wrong in a round costs that client's update of that round, and nothing else; the fit says whose."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedbayes as fb
+from fedbayes.errors import ResultCode
+from fedbayes.inference.ep.ep import EP
+from fedbayes.rounds.executors import Batched, Replies, Sequential
+
+KEY = jax.random.key(3)
+QUICK = EP(num_draws=64, num_replicates=1, init="prior", solver="importance", tolerance=1e-9)
+
+
+def model(y, spread):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.5))
+    numpyro.sample("y", dist.Normal(mu, tau * jnp.sqrt(spread)), obs=y)
+
+
+def flat_model(y, spread):
+    mu = numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Normal(mu, jnp.sqrt(spread)), obs=y)
+
+
+def make_clients(broken: bool) -> dict:
+    rng = np.random.default_rng(0)
+    clients = {name: {"y": rng.normal(size=4), "spread": np.ones(4)} for name in ("north", "south")}
+    if broken:  # the root of a negative number: the factor is NaN everywhere
+        clients["west"] = {"y": rng.normal(size=4), "spread": -np.ones(4)}
+    return clients
+
+
+def fit(clients, **keywords):
+    return fb.fit_federated(
+        model, clients, progress=False, **({"key": KEY, "method": QUICK, "num_rounds": 3, "num_draws": 16} | keywords)
+    )
+
+
+@pytest.fixture(scope="module")
+def with_broken():
+    with pytest.warns(
+        fb.NotConvergedWarning, match=r"Clients west: message not finite: dropped, its last message stays"
+    ):
+        return fit(make_clients(broken=True))
+
+
+@pytest.fixture(scope="module")
+def without_broken():
+    with pytest.warns(fb.NotConvergedWarning, match=r"did not converge in 3 rounds.*Raise `num_rounds`"):
+        return fit(make_clients(broken=False))
+
+
+def test_broken_client_is_reported(with_broken):
+    codes = with_broken.rounds["code"].isel(replicate=0)
+    assert (codes.sel(client="west") == ResultCode.NOT_FINITE).all()
+    assert codes.sel(client=["north", "south"]).isin([ResultCode.OK, ResultCode.UNRELIABLE]).all()
+    assert not with_broken.converged
+    assert "Clients west: message not finite" in with_broken.trouble()
+    assert "NOT CONVERGED" in repr(with_broken)
+
+
+def test_broken_clients_site_stays_one(with_broken):
+    sites = with_broken._current.state.sites
+    np.testing.assert_array_equal(sites.shift[:, 2], 0.0)
+    np.testing.assert_array_equal(sites.precision[:, 2], 0.0)
+    assert np.all(sites.precision[:, :2].any(axis=(2, 3)))
+
+
+def test_broken_client_costs_nothing_else(with_broken, without_broken):
+    for ours, theirs in zip(with_broken.moments(), without_broken.moments(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
+def test_broken_client_in_the_mode():
+    good = fit(make_clients(broken=False), method="laplace", num_rounds=None)
+    assert good.converged
+    with pytest.warns(fb.NotConvergedWarning, match=r"Clients west: message not finite"):
+        bad = fit(make_clients(broken=True), method="laplace", num_rounds=None)
+    (mean, covariance), (expected, variance) = bad.moments(), good.moments()
+    sd = np.sqrt(np.diagonal(variance[0]))
+    np.testing.assert_allclose((mean - expected) / sd, 0.0, atol=1e-3)  # the tolerance of Newton's method
+    np.testing.assert_allclose((covariance - variance) / np.outer(sd, sd), 0.0, atol=1e-3)
+
+
+class Garbling(Batched):
+    """In one round one client's reply arrives as NaN."""
+
+    def __init__(self, in_round, place):
+        super().__init__()
+        self.in_round, self.place, self.round = in_round, place, 0
+
+    def run(self, algorithm, problem, states, work):
+        replies, new = super().run(algorithm, problem, states, work)
+        if self.round == self.in_round:
+            garbled = jax.tree.map(np.array, replies)
+            for leaf in jax.tree.leaves(garbled.messages):
+                leaf[self.place] = np.nan
+            garbled.infos["code"][self.place] = ResultCode.NOT_FINITE
+            replies = Replies(*garbled)
+        self.round += 1
+        return replies, new
+
+
+def test_a_failed_update_is_an_update_not_made():
+    """A client that fails in round 2 leaves everybody's site exactly as if it had been absent from it."""
+    clients = make_clients(broken=False)
+    with pytest.warns(fb.NotConvergedWarning, match="did not converge"):
+        failed = fit(clients, num_rounds=2, executor=Garbling(1, 0))
+    with pytest.warns(fb.NotConvergedWarning, match="did not converge"):
+        absent = fit(clients, num_rounds=2, participation=lambda r, key: np.array([r != 1, True]))
+    for ours, theirs in zip(
+        jax.tree.leaves(failed._current.state.sites), jax.tree.leaves(absent._current.state.sites), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    assert failed.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.OK, ResultCode.NOT_FINITE]
+    assert absent.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.OK, ResultCode.INACTIVE]
+
+
+@pytest.mark.parametrize("method", ["laplace", "ep"])
+def test_nobody_usable_and_no_prior(method):
+    broken = {"west": make_clients(broken=True)["west"]}
+    message = r"Round 1 of phase 'mode': no client's message could be used.*'west': 'message not finite.*proper priors"
+    with pytest.raises(fb.FederatedError, match=message):
+        fb.fit_federated(flat_model, broken, key=KEY, method=method, progress=False)
+
+
+def test_a_mask_of_the_wrong_shape():
+    for wrong, seen in (
+        (np.ones(3, bool), r"shape \(3,\) and dtype bool"),
+        (np.ones(2), r"shape \(2,\) and dtype float64"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"`participation` returned {seen}; return one boolean per client, shape \(2,\)"
+        ):
+            fit(make_clients(broken=False), participation=lambda r, key, wrong=wrong: wrong)
+
+
+def test_sequential_names_the_client_in_what_is_raised(monkeypatch):
+    def broken(*arguments, **keywords):
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr("fedbayes.inference.ep.ep._better_start", broken)
+    with pytest.raises(
+        ArithmeticError, match=r"planted(.|\n)*raised for client 'north' in the local update 'importance'"
+    ):
+        fit(make_clients(broken=False), executor=Sequential())
+
+
+def test_too_many_dims(without_broken, monkeypatch):
+    shown = without_broken._shown._replace(dims={"mu": ["city", "year"]})
+    monkeypatch.setattr(without_broken, "_shown", shown)
+    with pytest.raises(
+        ValueError, match=r"`dims` names 2 dimensions of 'mu', \['city', 'year'\], but the site has shape \(\)"
+    ):
+        _ = without_broken.client_posterior("north")
+
+
+def test_unknown_client_of_a_fit(without_broken):
+    with pytest.raises(KeyError, match=r"There is no client 'west'; the clients are \['north', 'south'\]"):
+        without_broken.client_posterior("west")
