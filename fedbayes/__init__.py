@@ -6,14 +6,11 @@ and ``fit.idata`` is the global posterior for ArviZ.
 
 from importlib.metadata import version
 
+from fedbayes.compiling import cache_programs
 from fedbayes.errors import ClientDataError, FederatedError, MergeWarning, ModelError, NotConvergedWarning, ResultCode
 from fedbayes.fit import fit_federated, load_fit
 from fedbayes.gaussian import Gaussian
-from fedbayes.inference.ep.ep import EP
-from fedbayes.inference.fald.method import FALD
-from fedbayes.inference.fedpa.method import FedPA
-from fedbayes.inference.merging.one_shot import OneShot
-from fedbayes.inference.mode import Laplace
+from fedbayes.inference import EP, FALD, FedPA, Laplace, OneShot
 from fedbayes.problem.clients import clients_from_dataframe
 from fedbayes.problem.split import local
 from fedbayes.results.fit import FederatedFit
@@ -35,6 +32,7 @@ __all__ = [
     "NotConvergedWarning",
     "OneShot",
     "ResultCode",
+    "cache_programs",
     "clients_from_dataframe",
     "excludes",
     "fit_federated",

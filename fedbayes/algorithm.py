@@ -1,36 +1,131 @@
-"""The contract: what a federated algorithm is.
+"""The contract: what a federated method is.
 
-A round: the server broadcasts, every active client runs one pure function on its own data, messages come back and are
-combined, the server moves. One value holds both halves, client and server. The library owns the loop: no algorithm
-iterates over clients, and none knows where it runs.
+In a round the server broadcasts, every active client runs one pure function on its own data, and the server moves with
+what it hears. One value, an :class:`Algorithm`, holds both halves; a :class:`Method` is one or several of them, run one
+after the other as phases, and the answer that they lead to. No method loops over clients, sees data at the server, or
+knows where it runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.gaussian import Gaussian
-from fedbayes.low_rank import LowRankGaussian
+from fedbayes.answer import Answer, Diagnostic
+from fedbayes.errors import ResultCode
 from fedbayes.problem.clients import Client
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
 
-if TYPE_CHECKING:
-    from fedbayes.problem.problem import Problem
-    from fedbayes.rounds.loop import Progressing
-
-ServerState = Any
-ClientState = Any
+Key = Array
+Info = dict[str, Array]
+# pytrees of arrays, whose structure is an algorithm's own business
+State = Any
 Shared = Any
 Personal = Any
-Message = Any
-Info = dict[str, Array]
-LocalUpdate = Callable[[Shared, Personal, ClientState, Client, Array], tuple[Message, ClientState, Info]]
+Private = Any
+Inputs = Any
+
+CONTROL = ("converged", "proper")  # what `aggregate` tells the loop, not the user
 
 
-class FederatedAlgorithm(NamedTuple):
+class Reply(NamedTuple):
+    """What one client answers in a round.
+
+    Attributes
+    ----------
+    total
+        The server sees only the sum of these over the clients, which the executor takes. Weighted means carry their
+        weight: ``(w x, w)``.
+    each
+        Seen client by client. An algorithm whose replies have none can run under secure aggregation.
+    code
+        A :class:`~fedbayes.errors.ResultCode`; a reply that is not usable counts neither in ``total`` nor in ``each``.
+    info
+        Diagnostics, declared by the method.
+    """
+
+    total: Any = ()
+    each: Any = ()
+    code: Array = ResultCode.OK  # type: ignore[assignment]  # an integer is an array to JAX
+    info: Info = {}  # noqa: RUF012  (JAX knows it as an empty pytree; it is never written to)
+
+
+class Replies(NamedTuple):
+    """What the server hears in a round.
+
+    Attributes
+    ----------
+    total
+        Sum over the clients whose replies are used.
+    each
+        Leading axis of all clients; meaningless where not used.
+    used
+        Whose reply is used, shape ``(K,)``.
+    """
+
+    total: Any
+    each: Any
+    used: Array
+
+
+def its_key(key: Key, shared: Shared, num_locals: int) -> Key:
+    """The inputs of an update that draws inside its own program."""
+    return key
+
+
+def no_inputs(key: Key, shared: Shared, num_locals: int) -> tuple[()]:
+    """The inputs of an update without randomness."""
+    return ()
+
+
+class Update(NamedTuple):
+    """One client's half of a round.
+
+    Attributes
+    ----------
+    run
+        ``(shared, personal, private, client, inputs) -> (reply, private)``: pure, jit- and vmap-able.
+    inputs
+        ``(key, shared, num_locals) -> inputs``: the random numbers that ``run`` needs, drawn from the client's key of
+        this round by a small program of its own. Drawn inside ``run``, under ``vmap``, they would cost XLA seconds of
+        compilation.
+    """
+
+    run: Callable[[Shared, Personal, Private, Client, Inputs], tuple[Reply, Private]]
+    inputs: Callable[[Key, Shared, int], Inputs] = its_key
+
+
+class Wanted(NamedTuple):
+    """Draws of a client's own posterior, asked for once the rounds are over.
+
+    Attributes
+    ----------
+    mean
+        Of the globals, where the search for the mode starts, shape ``(d,)``.
+    slots
+        One for each draw, shape ``(num,)``.
+    """
+
+    mean: Array | np.ndarray
+    slots: Array | np.ndarray
+
+
+def keep(updates: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
+    """``choose`` of an algorithm whose clients stay with their updates."""
+    return list(updates)
+
+
+def everybody(state: State) -> Array:
+    """``participants`` of an algorithm that needs all clients in every round."""
+    return jnp.ones((), bool)
+
+
+class Algorithm(NamedTuple):
     """Both halves of a federated algorithm as pure functions.
 
     Attributes
@@ -38,61 +133,88 @@ class FederatedAlgorithm(NamedTuple):
     name
         For progress and reports.
     init
-        ``(key, previous) -> state``; ``previous`` is the final state of the phase before, or ``None``.
-    init_client
-        ``(client, shared, key) -> client_state``: private, never leaves the client; ``shared`` is the first broadcast.
+        ``(key, previous) -> state``; ``previous`` is the last state of the phase before, or ``None``.
     broadcast
         ``(state) -> (shared, personal)``: the same for all, and a part addressed to each client (leading axis of
-        clients).
-    local_updates
-        Named variants of ``(shared, personal, client_state, client, key) -> (message, client_state, info)``: one
-        client, pure, jit- and vmap-able. ``info["code"]`` is a :class:`~fedbayes.errors.ResultCode`. The first is used
-        unless ``choose`` says otherwise.
-    choose
-        ``(variants, infos) -> variants``: the variant of each client for the next round, from what clients and server
-        reported.
+        clients), which may be ``()``.
+    init_client
+        ``(client, shared, key) -> private``: never leaves the client; ``shared`` is the first broadcast.
+    updates
+        Named variants of a client's half. All clients start with the first; ``choose`` may change that.
     aggregate
-        ``(state, messages, used, key) -> (state, info)``; ``info["converged"]`` may stop the loop. With
-        ``reduction="stack"`` messages have a leading axis of clients and ``used``, shape ``(K,)``, says whose message
-        counts; with ``"sum"`` they are summed over the used clients, and ``used`` is their number.
-    posterior
-        ``(state) -> Gaussian`` over the unconstrained globals; ``None`` for a sampler, or where a later phase finds it.
-    reduction
-        ``"sum"`` wherever the mathematics allows it: then vmap-sum, psum, streaming sums and secure aggregation are the
-        same thing.
-    draw
-        For a sampler, ``(state) -> (d,)``: the chain's position in the unconstrained globals.
-    private_draw
-        For a sampler, ``(shared, client_state) -> (m,)``: the client's own part of the draw, which stays with it.
+        ``(state, replies, key) -> (state, info)``. ``info["converged"]`` stops the loop; where ``info["proper"]`` is
+        false and no reply could be used, the loop gives up.
+    choose
+        ``(updates, infos) -> updates``: the update of each client in the next round, from what clients and server
+        reported.
     participants
-        ``(state) -> (K,)`` booleans: the clients that this round needs; ``None``: all.
-    sample
-        ``(state, key, num) -> (num, d)``: draws of a posterior merged from the clients' own, which need not be
-        Gaussian; fewer where no more are stored.
+        ``(state) -> (K,)`` booleans: the clients that this round needs.
     """
 
     name: str
-    init: Callable[[Array, ServerState | None], ServerState]
-    init_client: Callable[[Client, Shared, Array], ClientState]
-    broadcast: Callable[[ServerState], tuple[Shared, Personal]]
-    local_updates: Mapping[str, LocalUpdate]
-    choose: Callable[[Sequence[str], Mapping[str, np.ndarray]], list[str]]
-    aggregate: Callable[[ServerState, Message, Array, Array], tuple[ServerState, Info]]
-    posterior: Callable[[ServerState], Gaussian | LowRankGaussian] | None
-    reduction: Literal["sum", "stack"]
-    draw: Callable[[ServerState], Array] | None = None
-    private_draw: Callable[[Shared, ClientState], Array] | None = None
-    participants: Callable[[ServerState], Array] | None = None
-    sample: Callable[[ServerState, Array, int], Array] | None = None
+    init: Callable[[Key, State | None], State]
+    broadcast: Callable[[State], tuple[Shared, Personal]]
+    init_client: Callable[[Client, Shared, Key], Private]
+    updates: Mapping[str, Update]
+    aggregate: Callable[[State, Replies, Key], tuple[State, Info]]
+    choose: Callable[[Sequence[str], Mapping[str, np.ndarray]], list[str]] = keep
+    participants: Callable[[State], Array] = everybody
 
 
-def same_variants(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
-    """``choose`` of an algorithm whose clients stay with their local updates."""
-    return list(variants)
+class Recording(NamedTuple):
+    """How the rounds of a Markov chain become draws.
+
+    Attributes
+    ----------
+    draw
+        ``(state) -> (d,)``: the chain's position in the unconstrained globals.
+    private_draw
+        ``(shared, private) -> (m,)``: the client's own part of the draw, which stays with it.
+    stride
+        ``(state) -> rounds`` between two draws.
+    num_warmup
+        Draws to throw away.
+    check
+        Raises where the chains can't start, or have diverged. It is called before the first round and after each block.
+    """
+
+    draw: Callable[[State], Array]
+    private_draw: Callable[[Shared, Private], Array]
+    stride: Callable[[State], int]
+    num_warmup: int
+    check: Callable[[RunState], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One algorithm of a method with its budget of rounds.
+
+    Attributes
+    ----------
+    algorithm
+        What is run.
+    max_rounds
+        Its budget, where the user gives none.
+    recording
+        Of an algorithm whose rounds are draws.
+    full_participation
+        Whether every client takes part whatever the user's ``participation``.
+    main
+        Whether the user's number of rounds is this phase's: the phases before it prepare it, those after it conclude.
+    once
+        Whether all replicates share one run of it.
+    """
+
+    algorithm: Algorithm
+    max_rounds: int
+    recording: Recording | None = None
+    full_participation: bool = False
+    main: bool = True
+    once: bool = False
 
 
 class Method(Protocol):
-    """A configured method, such as ``fedbayes.EP(damping=0.5)``: builds its algorithm for a problem."""
+    """A configured method, such as ``fedbayes.EP(damping=0.5)``."""
 
     @property
     def num_replicates(self) -> int:
@@ -104,110 +226,75 @@ class Method(Protocol):
         """Whether single rows of the clients' data are asked for, as by mini-batches."""
         ...
 
-    def phases(self, problem: "Problem") -> list["Phase"]:
-        """The algorithms to run one after the other, each starting from the last state of the one before."""
+    @property
+    def diagnostics(self) -> Mapping[str, Diagnostic]:
+        """What ``info`` may hold in any of its phases: names, dimensions, meaning, unit."""
+        ...
+
+    def phases(self, roster: Roster) -> list[Phase]:
+        """The algorithms to run one after the other, each from the last state of the one before."""
+        ...
+
+    def answer(self, roster: Roster, run: RunState) -> Answer:
+        """What the last phase has found."""
         ...
 
 
-class Sampling(NamedTuple):
-    """How a sampler's rounds become draws.
+def replicated(phase: Phase, num: int) -> Phase:
+    """``num`` independent runs of a phase as one: every state and reply gets a leading axis of replicates.
 
-    Attributes
-    ----------
-    num_warmup
-        Draws to throw away.
-    temperature
-        The draws follow the posterior to the power of its inverse.
-    stride
-        ``(state) -> rounds`` between two draws.
-    check
-        ``(progressing, problem)``: raises where the chains can't start, or have diverged.
-    report
-        ``(state) -> numbers``: what the sampler has chosen, and what theory predicts of it.
+    Their spread is the Monte Carlo error of the answer. No algorithm knows of them.
     """
+    algorithm = phase.algorithm
 
-    num_warmup: int
-    temperature: float
-    stride: Callable[[ServerState], int]
-    check: Callable[["Progressing", "Problem"], None]
-    report: Callable[[ServerState], dict[str, float]]
+    def init(key: Key, previous: State | None) -> State:
+        # a phase that was run once for all starts all the replicates of the next
+        return jax.vmap(algorithm.init)(replicate_keys(key, num), jax.tree.map(lambda x: _repeated(x, num), previous))
 
+    def init_client(client: Client, shared: Shared, key: Key) -> Private:
+        return jax.vmap(algorithm.init_client, (None, 0, 0))(client, shared, replicate_keys(key, num))
 
-class Phase(NamedTuple):
-    """One algorithm of a fit with its budget of rounds; a sampler says how its rounds become draws.
+    def aggregate(state: State, replies: Replies, key: Key) -> tuple[State, Info]:
+        batched = jax.vmap(algorithm.aggregate, (0, Replies(0, 1, 1), 0))  # type: ignore[arg-type]
+        return batched(state, replies, replicate_keys(key, num))
 
-    Attributes
-    ----------
-    main
-        Whether the user's number of rounds is this phase's; what comes before prepares it, what comes after concludes.
-    once
-        Whether all replicates share one run of it.
-    """
-
-    algorithm: FederatedAlgorithm
-    max_rounds: int
-    full_participation: bool
-    sampling: Sampling | None = None
-    main: bool = True
-    once: bool = False
-
-
-def phases_of(method: Method, problem: "Problem") -> list[Phase]:
-    """The method's phases, replicated but for those run once for all."""
-    return [
-        phase._replace(algorithm=replicated(phase.algorithm, 1 if phase.once else method.num_replicates))
-        for phase in method.phases(problem)
-    ]
-
-
-def replicated(algorithm: FederatedAlgorithm, num: int) -> FederatedAlgorithm:
-    """``num`` independent runs of an algorithm as one: every state and message gets a leading axis of replicates.
-
-    Their spread is the Monte Carlo error of the answer.
-    """
-
-    def keys(key: Array) -> Array:
-        return jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(num))
-
-    def replicate(update: LocalUpdate) -> LocalUpdate:
-        batched = jax.vmap(update, in_axes=(0, 0, 0, None, 0))
-        return lambda shared, personal, state, client, key: batched(shared, personal, state, client, keys(key))
-
-    def init(key: Array, previous: ServerState | None) -> ServerState:
-        # a phase that was not replicated starts all the replicates of the next
-        return jax.vmap(algorithm.init)(keys(key), jax.tree.map(lambda leaf: _repeated(leaf, num), previous))
-
-    return algorithm._replace(
+    wrapped = algorithm._replace(
         init=init,
-        init_client=lambda client, shared, key: jax.vmap(algorithm.init_client, (None, 0, 0))(
-            client, shared, keys(key)
-        ),
         broadcast=jax.vmap(algorithm.broadcast, out_axes=(0, 1)),
-        local_updates={name: replicate(update) for name, update in algorithm.local_updates.items()},
-        aggregate=lambda state, messages, used, key: jax.vmap(
-            algorithm.aggregate, (0, *((1, 1) if algorithm.reduction == "stack" else (0, 0)), 0)
-        )(state, messages, used, keys(key)),
-        posterior=_batched(algorithm.posterior),
-        draw=_batched(algorithm.draw),
-        private_draw=_batched(algorithm.private_draw),
-        participants=_anybody(algorithm.participants),
-        sample=_sampled(algorithm.sample),
+        init_client=init_client,
+        updates={name: replicated_update(update, num) for name, update in algorithm.updates.items()},
+        aggregate=aggregate,
+        participants=_of_any(algorithm.participants),
     )
+    recording = phase.recording
+    if recording is not None:
+        recording = recording._replace(
+            draw=jax.vmap(recording.draw), private_draw=jax.vmap(recording.private_draw), stride=recording.stride
+        )
+    return replace(phase, algorithm=wrapped, recording=recording)
+
+
+def replicated_update(update: Update, num: int) -> Update:
+    """A client's half for ``num`` replicates at once."""
+    return Update(
+        run=jax.vmap(update.run, (0, 0, 0, None, 0), axis_size=num),
+        inputs=lambda key, shared, num_locals: jax.vmap(lambda own, told: update.inputs(own, told, num_locals))(
+            replicate_keys(key, num), shared
+        ),
+    )
+
+
+def replicate_keys(key: Key, num: int) -> Key:
+    """One key per replicate."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(num))
+
+
+def _of_any(participants: Callable[[State], Array]) -> Callable[[State], Array]:
+    """A client is needed where any replicate needs it."""
+    if participants is everybody:
+        return everybody
+    return lambda state: jnp.any(jax.vmap(participants)(state), axis=0)
 
 
 def _repeated(leaf: Array, num: int) -> Array:
     return jnp.repeat(leaf, num // leaf.shape[0], axis=0)
-
-
-def _sampled(sample: Callable[[ServerState, Array, int], Array] | None) -> Callable | None:
-    """Keys get a leading axis of replicates too."""
-    return None if sample is None else lambda state, keys, num: jax.vmap(lambda s, k: sample(s, k, num))(state, keys)
-
-
-def _batched(function: Callable | None) -> Callable | None:
-    return None if function is None else jax.vmap(function)
-
-
-def _anybody(participants: Callable[[ServerState], Array] | None) -> Callable[[ServerState], Array] | None:
-    """A client is needed where any replicate needs it."""
-    return None if participants is None else lambda state: jnp.any(jax.vmap(participants)(state), axis=0)

@@ -1,109 +1,164 @@
-"""What a fit ends with: what all kinds of answer have in common, and a Gaussian over the unconstrained globals."""
+"""What a fit ends with: the posterior of the globals, whether it can be trusted, and what diagnostics mean."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian
-from fedbayes.problem.problem import Problem
-from fedbayes.rounds.loop import Progressing
+from fedbayes.gaussian import LOG_2PI, Gaussian
+from fedbayes.low_rank import LowRankGaussian
+from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
 
+CLIENT, REPLICATE, COORDINATE = "client", "replicate", "coordinate"
+
+
+class Diagnostic(NamedTuple):
+    """What a number in ``fit.rounds`` is.
+
+    Attributes
+    ----------
+    dims
+        Its dimensions, in the order of the arrays: of ``"client"``, ``"replicate"`` and ``"coordinate"``.
+    meaning
+        In words.
+    unit
+        Such as ``"posterior sds"``.
+    """
+
+    dims: tuple[str, ...]
+    meaning: str
+    unit: str = ""
+
+
+class Verdict(NamedTuple):
+    """Whether an answer can be trusted.
+
+    Attributes
+    ----------
+    converged
+        As far as the fit can tell.
+    error
+        Monte Carlo error of the means, in posterior sds (root mean square over the globals); NaN where it is not known.
+    headline
+        Lines for ``repr``.
+    trouble
+        What kept the fit from converging, with the clients it concerns and what to try; empty if nothing did.
+    """
+
+    converged: bool
+    error: float
+    headline: Sequence[str]
+    trouble: str
+
 
 class Answer(Protocol):
-    """What a fit found out about the unconstrained globals."""
+    """What a method has found out about the unconstrained globals."""
 
-    gaussian: Gaussian
-    """The Gaussian, or the one with the draws' moments; leading axis of replicates or chains."""
+    @property
+    def posterior(self) -> Gaussian | LowRankGaussian | None:
+        """The Gaussian, or the one with the draws' moments; leading axis of replicates or chains."""
+        ...
 
-    def draws(self, key: Array, num: int) -> Array:
+    def draws(self, key: Array, num: int) -> np.ndarray:
         """Draws of the globals, shape ``(chain, draw, d)``."""
         ...
 
-    def sample_stats(self, theta: Array, log_likelihood: np.ndarray, problem: Problem) -> dict[str, np.ndarray]:
+    def cavities(self) -> Gaussian | None:
+        """What all other clients know, leading axes replicate and client: where a client's locals are looked for.
+
+        ``None`` where the answer has no precision matrix; its clients have no locals.
+        """
+        ...
+
+    def records_locals(self) -> bool:
+        """Whether the clients hold draws of their locals that belong to :meth:`draws`, one by one."""
+        ...
+
+    def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """ArviZ's group of that name; ``log_likelihood`` has the shape ``(chain, draw, client)``."""
         ...
 
-    def others(self, num_clients: int) -> Gaussian:
-        """What everybody but one client knows, leading axes replicate and client: where its locals are looked for."""
+    def log_evidence(self) -> np.ndarray:
+        """Estimates of the log marginal likelihood, shape ``(replicate,)``; NaN where there is none."""
         ...
 
-    @property
-    def converged(self) -> bool:
-        """Whether the answer can be trusted, as far as the fit can tell."""
+    def verdict(self, rounds: "xr.Dataset") -> Verdict:
+        """Whether it can be trusted; ``rounds`` are the fit's diagnostics."""
         ...
 
-    @property
-    def monte_carlo_error(self) -> float:
-        """Of the means, in posterior sds (root mean square over coordinates)."""
-        ...
-
-    def headline(self, rounds: "xr.Dataset") -> list[str]:
-        """Lines for ``repr``."""
-        ...
-
-    def trouble(self, rounds: "xr.Dataset") -> str:
-        """What to say where the fit did not converge."""
+    def report(self) -> dict[str, float]:
+        """Numbers for the attributes of ``fit.rounds``: what the method has chosen, and what theory predicts."""
         ...
 
     def attrs(self) -> dict[str, Any]:
-        """For every ArviZ object."""
+        """What draws and chains are, for every ArviZ object."""
         ...
 
 
 class GaussianAnswer:
-    """One Gaussian per replicate of the fit: what EP and Laplace end with."""
+    """One Gaussian per replicate of the fit.
 
-    def __init__(self, gaussian: Any, current: Progressing) -> None:
-        self.gaussian = gaussian
-        self._current = current
+    Parameters
+    ----------
+    posterior
+        Over the unconstrained globals, leading axis of replicates.
+    others
+        What all other clients know, leading axes replicate and client.
+    run
+        How the rounds went.
+    """
 
-    def draws(self, key: Array, num: int) -> Array:
+    def __init__(self, posterior: Gaussian, others: Gaussian, run: RunState) -> None:
+        self._posterior, self._others, self._run = posterior, others, run
+
+    @property
+    def posterior(self) -> Gaussian:
         """See :class:`Answer`."""
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(self.gaussian.shift.shape[0]))
-        return jax.vmap(lambda q, key: q.sample(key, num))(self.gaussian, keys)
+        return self._posterior
 
-    def sample_stats(self, theta: Array, log_likelihood: np.ndarray, problem: Problem) -> dict[str, np.ndarray]:
+    def draws(self, key: Array, num: int) -> np.ndarray:
+        """See :class:`Answer`."""
+        return gaussian_draws(self.posterior, key, num)
+
+    def cavities(self) -> Gaussian:
+        """See :class:`Answer`."""
+        return self._others
+
+    def records_locals(self) -> bool:
+        """See :class:`Answer`."""
+        return False
+
+    def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: log density of the Gaussian."""
-        lp = jax.vmap(lambda q, draws: jax.vmap(q.normalised().log_value)(draws))(self.gaussian, theta)
-        return {"lp": np.asarray(lp)}
+        return {"lp": gaussian_log_density(self.posterior, theta)}
 
-    def others(self, num_clients: int) -> Gaussian:
-        """The cavities."""
+    def log_evidence(self) -> np.ndarray:
+        """See :class:`Answer`."""
+        return log_integrals(self.posterior)
 
-        def of_one(state: Any) -> Gaussian:
-            everybody = state.prior + state.sites.summed()
-            return jax.vmap(lambda site: (everybody - site).symmetrised())(state.sites)
+    def report(self) -> dict[str, float]:
+        """See :class:`Answer`."""
+        return {}
 
-        return jax.vmap(of_one)(self._current.state)
-
-    @property
-    def converged(self) -> bool:
+    def verdict(self, rounds: "xr.Dataset") -> Verdict:
         """Whether the tolerance was met with every client heard."""
-        return self._current.converged
+        error = spread_of_means(self.posterior)
+        trouble = "" if self._run.converged else self._trouble(rounds)
+        return Verdict(self._run.converged, error, self._headline(rounds, error), trouble)
 
-    @property
-    def monte_carlo_error(self) -> float:
-        """Spread of the replicates' means; NaN with one replicate."""
-        with jax.enable_x64(True):
-            mean, covariance = jax.tree.map(np.asarray, jax.vmap(Gaussian.moments)(self.gaussian))
-        if len(mean) < 2:
-            return float("nan")
-        sd = np.sqrt(np.diagonal(covariance.mean(axis=0)))
-        return float(np.sqrt(np.mean((mean.std(axis=0, ddof=1) / sd) ** 2)))
-
-    def headline(self, rounds: "xr.Dataset") -> list[str]:
-        """The last change, the error, the solvers."""
+    def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:
+        """The last change, the error, the clients' updates."""
         lines = [f"  last      changed the global by {float(rounds['change'][-1].max()):.2g} posterior sds"]
-        if (num := self.gaussian.shift.shape[0]) > 1:
-            lines.append(f"  error     Monte Carlo {self.monte_carlo_error:.2g} posterior sds, from {num} replicates")
-        if (k_hat := rounds["k_hat"][-1]).notnull().any():
+        if (num := self.posterior.shift.shape[0]) > 1:
+            lines.append(f"  error     Monte Carlo {error:.2g} posterior sds, from {num} replicates")
+        if "k_hat" in rounds and (k_hat := rounds["k_hat"][-1]).notnull().any():
             worst = str(k_hat.max("replicate").idxmax("client").item())
             solvers, counts = np.unique(rounds["solver"][-1].values, return_counts=True)
             used = ", ".join(f"{count} {name}" for name, count in zip(solvers, counts, strict=True))
@@ -112,7 +167,7 @@ class GaussianAnswer:
             lines.append(f"  solvers   {used}; k-hat at most {float(k_hat.max()):.2f} (client '{worst}'){warning}")
         return lines
 
-    def trouble(self, rounds: "xr.Dataset") -> str:
+    def _trouble(self, rounds: "xr.Dataset") -> str:
         """The last round's change, and the clients whose messages were no good."""
         changes = rounds["change"].max("replicate").dropna("round")
         if not changes.size:
@@ -122,11 +177,13 @@ class GaussianAnswer:
             f"The fit did not converge in {rounds.sizes['round']} rounds: the last one changed the global by "
             f"{float(last['change'].max()):.3g} posterior sds.",
             *bad_clients(last),
+            *self._advice(last),
         ]
-        if float(last["step"].min()) == 0.0:
-            parts.append("No step kept the global and every cavity proper: try `EP(damping=0.2)` or proper priors.")
-        parts.append("Raise `num_rounds`, or `EP(num_draws=...)` if `fit.rounds.monte_carlo_noise` is large.")
         return " ".join(parts)
+
+    def _advice(self, last: "xr.Dataset") -> list[str]:
+        """What to try, from the last round's diagnostics."""
+        return ["Raise `num_rounds`."]
 
     def attrs(self) -> dict[str, Any]:
         """What draws and chains are."""
@@ -136,6 +193,92 @@ class GaussianAnswer:
             "chains": "replicates of the whole fit with other keys: R-hat and MCSE measure its Monte Carlo error, "
             "not the error of the Gaussian approximation",
         }
+
+
+def product_of(prior: Gaussian, sites: Gaussian) -> Gaussian:
+    """Prior times sites, whose leading axes are replicate and client."""
+    return _symmetric(jax.tree.map(lambda own, each: np.asarray(own) + np.asarray(each).sum(axis=1), prior, sites))
+
+
+def cavities_of(prior: Gaussian, sites: Gaussian) -> Gaussian:
+    """Prior times the other clients' sites, leading axes replicate and client."""
+    everybody = product_of(prior, sites)
+    return _symmetric(jax.tree.map(lambda total, each: total[:, None] - np.asarray(each), everybody, sites))
+
+
+def _symmetric(gaussian: Gaussian) -> Gaussian:
+    precision = 0.5 * (gaussian.precision + np.swapaxes(gaussian.precision, -1, -2))
+    return Gaussian(gaussian.shift, precision, gaussian.log_scale)
+
+
+def whiteners(precision: ArrayLike) -> np.ndarray:
+    """Inverse Cholesky factors ``W``, ``W Q W' = I``, of a batch of matrices; NaN for those that are not precisions.
+
+    After a fit a few small matrices are factorised once: NumPy does that without compiling a program.
+    """
+    matrices = np.asarray(precision)
+    found = np.full(matrices.shape, np.nan)
+    for place, matrix in enumerate(matrices):
+        try:
+            found[place] = np.linalg.inv(np.linalg.cholesky(matrix))
+        except np.linalg.LinAlgError:
+            continue
+    return found
+
+
+def gaussian_moments(posterior: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+    """Means ``(replicate, d)`` and covariances ``(replicate, d, d)``; NaN for an improper Gaussian."""
+    white = whiteners(posterior.precision)
+    covariance = np.swapaxes(white, 1, 2) @ white
+    return np.einsum("rij,rj->ri", covariance, np.asarray(posterior.shift)), covariance
+
+
+def normal_from_moments(means: np.ndarray, covariances: np.ndarray) -> Gaussian:
+    """Normalised Gaussians with these moments, shapes ``(replicate, d)`` and ``(replicate, d, d)``."""
+    white = whiteners(covariances)
+    precision = np.swapaxes(white, 1, 2) @ white
+    shift = np.einsum("rij,rj->ri", precision, means)
+    scale = -0.5 * (np.einsum("ri,ri->r", means, shift) - _log_det(precision) + means.shape[1] * LOG_2PI)
+    return Gaussian(shift, precision, scale)
+
+
+def gaussian_draws(posterior: Gaussian, key: Array, num: int) -> np.ndarray:
+    """Independent draws, shape ``(replicate, num, d)``."""
+    mean, _ = gaussian_moments(posterior)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    noise = rng.standard_normal((len(mean), num, mean.shape[1]))
+    return mean[:, None] + noise @ whiteners(posterior.precision)
+
+
+def gaussian_log_density(posterior: Gaussian, theta: np.ndarray) -> np.ndarray:
+    """Log density of each replicate's Gaussian at its draws ``(replicate, draw, d)``, shape ``(replicate, draw)``."""
+    mean, _ = gaussian_moments(posterior)
+    precision = np.asarray(posterior.precision)
+    gap = np.asarray(theta) - mean[:, None]
+    squared = np.einsum("rsi,rij,rsj->rs", gap, precision, gap)
+    return 0.5 * (_log_det(precision)[:, None] - squared - mean.shape[1] * LOG_2PI)
+
+
+def log_integrals(posterior: Gaussian) -> np.ndarray:
+    """Log of the integral of each replicate's Gaussian, shape ``(replicate,)``."""
+    mean, _ = gaussian_moments(posterior)
+    half = np.einsum("ri,ri->r", mean, np.asarray(posterior.shift))
+    scale = np.asarray(posterior.log_scale)
+    return scale + 0.5 * (half - _log_det(np.asarray(posterior.precision)) + mean.shape[1] * LOG_2PI)
+
+
+def spread_of_means(posterior: Gaussian) -> float:
+    """Spread of the replicates' means, in posterior sds (root mean square); NaN with one replicate."""
+    mean, covariance = gaussian_moments(posterior)
+    if len(mean) < 2:
+        return float("nan")
+    sd = np.sqrt(np.diagonal(covariance.mean(axis=0)))
+    return float(np.sqrt(np.mean((mean.std(axis=0, ddof=1) / sd) ** 2)))
+
+
+def _log_det(precision: np.ndarray) -> np.ndarray:
+    """Log determinants; ``W Q W' = I``, so minus twice the sum of the logs of W's diagonal."""
+    return -2.0 * np.log(np.diagonal(whiteners(precision), axis1=1, axis2=2)).sum(axis=1)
 
 
 def bad_clients(last: "xr.Dataset") -> list[str]:

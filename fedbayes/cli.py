@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    import xarray as xr
     from rich.console import Console
     from rich.table import Table
 
@@ -33,6 +34,9 @@ def main(
     ] = False,
 ) -> None:
     """Federated Bayesian inference for NumPyro programs."""
+    from fedbayes.compiling import cache_programs
+
+    cache_programs()
 
 
 @app.command()
@@ -69,9 +73,7 @@ def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bo
     size, progress = job.QUICK if quick else job.FULL, console.is_terminal
     _heading(console, "The clients", "Logistic regression of heart disease. The patients stay in their hospitals.")
     _show(console, _clients_table())
-    _heading(
-        console, "The federated fit", "Expectation propagation. The first round of each phase compiles: some seconds."
-    )
+    _heading(console, "The federated fit", f"{job.METHOD}. The first round of each phase compiles: some seconds.")
     fit = job.fit(seed, size=size, progress=progress)
     _show(console, rounds_table(fit))
     console.print(repr(fit), markup=False)
@@ -79,7 +81,7 @@ def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bo
     _show(console, summary_table(fit.idata))
     reference = None
     if nuts:
-        _heading(console, "NUTS on the pooled data", "What nobody could do in earnest: all patients in one place.")
+        _heading(console, "NUTS on the pooled data", "Only here can all patients be put in one place.")
         reference = job.pooled_nuts(seed, size=size, progress=progress)
         comparison = compare(fit.idata, reference)
         _show(console, comparison_table(comparison))
@@ -92,6 +94,8 @@ def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bo
 def rounds_table(fit: "FederatedFit") -> "Table":
     """What each round did; with several replicates and clients, the worst of them.
 
+    A dash stands for what a round does not report.
+
     Parameters
     ----------
     fit
@@ -101,29 +105,42 @@ def rounds_table(fit: "FederatedFit") -> "Table":
     -------
     rich.table.Table
         One row per round.
-    """
-    import numpy as np
 
+    Raises
+    ------
+    ValueError
+        The fit lacks the diagnostic ``change``.
+    """
+    from fedbayes.results.rounds import check_diagnostics
+
+    check_diagnostics(fit.rounds, ["change"], "rounds_table", fit.method)
     rows: list[list[str]] = []
     rounds, phase, number = fit.rounds, "", 0
     for i in range(rounds.sizes["round"]):
         record = rounds.isel(round=i)
         name = str(record["phase"].item())
         number = number + 1 if name == phase else 1
-        k_hat, noise = float(np.max(record["k_hat"])), float(np.max(record["monte_carlo_noise"]))
+        change, noise, step, k_hat = (
+            _known(record, which) for which in ("change", "monte_carlo_noise", "step", "k_hat")
+        )
         rows.append(
             [
                 name if name != phase else "",
                 str(number),
-                f"{float(np.max(record['change'])):.3g}",
-                f"{noise:.3f}" if noise > 0 else "–",
-                f"{float(np.min(record['step'])):.2f}",
-                f"{k_hat:.2f}" if np.isfinite(k_hat) else "–",
+                f"{max(change):.3g}" if change else "–",
+                f"{max(noise):.3f}" if max(noise, default=0.0) > 0 else "–",
+                f"{min(step):.2f}" if step else "–",
+                f"{max(k_hat):.2f}" if k_hat else "–",
                 f"{float(record['seconds']):.2f}",
             ]
         )
         phase = name
     return _table(["phase", "round", "change, sd", "Monte Carlo\nnoise, sd", "step", "k-hat", "seconds"], rows)
+
+
+def _known(record: "xr.Dataset", name: str) -> list[float]:
+    """All values of a diagnostic in one round, over clients and replicates, that are not NaN."""
+    return [] if name not in record else [value for value in record[name].to_numpy().ravel().tolist() if value == value]
 
 
 def summary_table(idata: Any) -> "Table":
@@ -169,7 +186,7 @@ def comparison_table(comparison: "Comparison") -> "Table":
     rich.table.Table
         One row per parameter.
     """
-    columns = ["", "EP\nmean", "EP\nsd", "NUTS\nmean", "NUTS\nsd", "difference,\nNUTS sds", "sd\nratio"]
+    columns = ["", "federated\nmean", "federated\nsd", "NUTS\nmean", "NUTS\nsd", "difference,\nNUTS sds", "sd\nratio"]
     rows = []
     for row in comparison.rows:
         moments = (row.mean, row.sd, row.reference_mean, row.reference_sd)

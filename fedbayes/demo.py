@@ -1,6 +1,6 @@
 """The demonstration: heart disease in four hospitals, federated, and then against NUTS on the pooled data.
 
-Only a demonstration can do the second half: in earnest nobody holds the pooled data.
+The second half is possible only in a demonstration: in a real federation no one holds the pooled data.
 """
 
 import os
@@ -36,6 +36,7 @@ LABELS = {
     "beta[exang]": "Angina on exercise",
     "beta[oldpeak]": "ST depression on exercise",
 }
+METHOD = "Expectation propagation"
 HOSPITALS = {"cleveland": "Cleveland", "hungarian": "Budapest", "switzerland": "Zurich, Basel", "va": "Long Beach"}
 
 
@@ -156,7 +157,7 @@ def save(fit: FederatedFit, folder: str | os.PathLike, reference: Any = None) ->
     Returns
     -------
     dict
-        From what it is to the file.
+        The files written, each under a description of it.
     """
     from fedbayes.results import plots
 
@@ -184,7 +185,7 @@ def _draw_comparison(idata: Any, reference: Any, ax: "Axes") -> None:
 
 
 def _picture(path: Path, size: tuple[float, float], draw: Callable[["Axes"], object]) -> Path:
-    """Draw without pyplot: no window, whatever the backend."""
+    """Draw without pyplot, so that no backend opens a window."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")

@@ -3,6 +3,8 @@
 from enum import IntEnum
 from typing import Any
 
+K_HAT_LIMIT = 0.7  # tail shape of importance weights up to which they can be trusted
+
 
 class ClientDataError(ValueError):
     """The clients' data cannot be used; the message names the client, the argument and the value seen."""
@@ -21,17 +23,18 @@ class NotConvergedWarning(UserWarning):
 
 
 class MergeWarning(UserWarning):
-    """Clients' posteriors are summed up in another way than asked for, because the draws are too few."""
+    """The clients' posteriors are summarised in another way than asked for, because there are too few draws."""
 
 
 class ResultCode(IntEnum):
-    """Outcome of one client's round. Inside compiled code it is an integer; the edge turns it into words."""
+    """Outcome of one client's round. Compiled code returns it as an integer; :attr:`meaning` says it in words."""
 
     OK = 0
     INACTIVE = 1
     NOT_FINITE = 2
     IMPROPER = 3
     UNRELIABLE = 4
+    NO_GRADIENT = 5
 
     @property
     def meaning(self) -> str:
@@ -40,7 +43,7 @@ class ResultCode(IntEnum):
 
 
 def usable(codes: Any) -> Any:
-    """Whether messages with these codes count: an array of NumPy or JAX in, booleans out."""
+    """Whether messages with these codes count; ``codes`` is an array of NumPy or JAX, and so is the result."""
     return (codes == ResultCode.OK) | (codes == ResultCode.UNRELIABLE)
 
 
@@ -49,5 +52,6 @@ _MEANINGS = {
     ResultCode.INACTIVE: "did not take part this round; its last message stays",
     ResultCode.NOT_FINITE: "message not finite: dropped, its last message stays",
     ResultCode.IMPROPER: "the tilted density is not proper: dropped, its last message stays",
-    ResultCode.UNRELIABLE: "importance weights heavy-tailed (k-hat above 0.7): used, but not to be trusted",
+    ResultCode.UNRELIABLE: f"importance weights heavy-tailed (k-hat above {K_HAT_LIMIT}): used, but not to be trusted",
+    ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",
 }

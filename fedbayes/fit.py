@@ -1,6 +1,5 @@
 """``fit_federated``: a NumPyro program and clients in, a global posterior out."""
 
-import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,17 @@ import numpy as np
 from jax import Array
 
 import fedbayes.inference as inference
-from fedbayes.algorithm import Method, phases_of
+from fedbayes.algorithm import Method
 from fedbayes.errors import NotConvergedWarning
+from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.problem import make_problem
 from fedbayes.problem.program import Model
-from fedbayes.results.fit import FederatedFit, Presentation, saved_fingerprint
+from fedbayes.results.fit import FederatedFit
+from fedbayes.results.saved import Presentation, read_meta, state_file
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
-from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
-from fedbayes.rounds.loop import Participation, begin_phase, run_phases
+from fedbayes.rounds.executors import EXECUTORS, Batched, InProcess
+from fedbayes.rounds.loop import Participation, Run
+from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Bar, Silent
 
 
@@ -36,12 +38,12 @@ def fit_federated(
     coords: Mapping[str, Sequence] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     num_draws: int = 1000,
-    executor: str | Executor = "batched",
+    executor: str | InProcess = "batched",
     mesh: jax.sharding.Mesh | None = None,
     progress: bool = True,
     checkpoint: str | os.PathLike | None = None,
     dtype: Any = np.float64,
-) -> "FederatedFit":
+) -> FederatedFit:
     """Fit one model to many clients' data without moving the data.
 
     Parameters
@@ -115,30 +117,24 @@ def fit_federated(
     bar = Bar() if progress else Silent()
     with jax.enable_x64(True):
         problem = make_problem(model, clients, local=local, dtype=dtype, rows=configured.needs_rows)
-        phases = phases_of(configured, problem)
-        if phases[-1].sampling is not None and participation != 1.0:
+        programs = programs_for(configured, problem.roster, problem.programs, AFTER)
+        for warning in programs.warnings:
+            warnings.warn(warning, stacklevel=2)
+        if programs.phases[-1].recording is not None and participation != 1.0:
             raise ValueError(
                 f"`participation` is {participation}, but {type(configured).__name__} draws its own participants: "
-                "write `FALD(scheme='with_replacement', num_active=...)`."
+                f"write `{type(configured).__name__}(scheme='with_replacement', num_active=...)`."
             )
         saved = None
         if checkpoint is not None:
             saved = Checkpoint(checkpoint, fingerprint(problem.description(), configured, jax.random.key_data(key)))
+        runner.connect(programs, problem, key)
         try:
-            current = run_phases(
-                phases,
-                problem,
-                runner,
-                key,
-                num_rounds=num_rounds,
-                participation=participation,
-                progress=bar,
-                checkpoint=saved,
-                num_draws=num_draws,
-            )
+            run = Run(programs, problem.roster, runner, key, participation)
+            current = run.run(num_rounds, bar, saved, num_draws)
         finally:
             bar.close()
-    fit = FederatedFit(problem, configured, phases[-1], current, runner, key, shown)
+    fit = FederatedFit(problem, configured, current, programs, runner, key, shown)
     if not fit.converged:
         warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=2)
     return fit
@@ -160,23 +156,18 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
         The folder holds a fit of other clients or other globals.
     """
     folder = Path(path)
-    meta = json.loads((folder / "fit.json").read_text())
-    shown = Presentation(**meta["shown"])
-    configured = {type(method()).__name__: method for method in inference.METHODS.values()}[meta["method"]](
-        **meta["options"]
-    )
-    key = jax.random.wrap_key_data(jnp.asarray(meta["key"], jnp.uint32), impl=meta["key_impl"])
-    runner = Batched()
+    saved = read_meta(folder)
+    known = {type(method()).__name__: method for method in inference.METHODS.values()}
+    configured, runner = known[saved.method](**saved.options), Batched()
     with jax.enable_x64(True):
-        needs_rows = configured.needs_rows
-        problem = make_problem(model, clients, local=shown.local, dtype=meta["dtype"], rows=needs_rows)
-        phases = phases_of(configured, problem)
-        saved = Checkpoint(folder / "state.npz", saved_fingerprint(problem))
-        current = saved.read(lambda phase: begin_phase(phases, phase, None, problem, runner, key))
+        problem = make_problem(model, clients, local=saved.shown.local, dtype=saved.dtype, rows=configured.needs_rows)
+        programs = programs_for(configured, problem.roster, problem.programs, AFTER)
+        runner.connect(programs, problem, saved.key)
+        run = Run(programs, problem.roster, runner, saved.key)
+        current = state_file(folder, problem.description()).read(lambda phase: run.begin(phase, None), runner)
         if current is None:
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
-    shown = shown._replace(local=tuple(shown.local))
-    return FederatedFit(problem, configured, phases[-1], current, runner, key, shown)
+    return FederatedFit(problem, configured, current, programs, runner, saved.key, saved.shown)
 
 
 def _method(method: str | Method) -> Method:
@@ -201,16 +192,17 @@ def _written(method: object) -> str:
     return f"fedbayes.{name if name in known else 'EP'}(...)"
 
 
-def _executor(executor: str | Executor, mesh: jax.sharding.Mesh | None) -> Executor:
+def _executor(executor: str | InProcess, mesh: jax.sharding.Mesh | None) -> InProcess:
     if mesh is not None:
         return Batched(mesh)
     if isinstance(executor, str):
         if executor not in EXECUTORS:
             raise ValueError(f"`executor` is {executor!r}; the executors are {sorted(EXECUTORS)}.")
         return EXECUTORS[executor]()
-    if not hasattr(executor, "run"):
+    if not hasattr(executor, "connect"):
         raise TypeError(
-            f"`executor` is {executor!r}; write one of {sorted(EXECUTORS)}, or an object with `start` and `run`."
+            f"`executor` is {executor!r}; write one of {sorted(EXECUTORS)}, or an object such as "
+            "`fedbayes.executors.Sequential(compiled=False)`."
         )
     return executor
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 LOG_2PI = 1.8378770664093453
@@ -139,6 +140,21 @@ class Gaussian:
         white = whitener(self.precision)
         mean = white.T @ (white @ self.shift)
         return mean + jax.random.normal(key, (num, self.size), dtype=mean.dtype) @ white
+
+
+def packed(gaussian: Gaussian) -> Gaussian:
+    """The same factor with its precision as a triangle, shape ``(..., d (d + 1) / 2)``: what travels."""
+    rows, columns = np.tril_indices(gaussian.size)
+    return Gaussian(gaussian.shift, gaussian.precision[..., rows, columns], gaussian.log_scale)
+
+
+def unpacked(gaussian: Gaussian) -> Gaussian:
+    """The factor whose precision came as a triangle."""
+    size = gaussian.size
+    places = np.zeros((size, size), int)
+    rows, columns = np.tril_indices(size)
+    places[rows, columns] = places[columns, rows] = np.arange(len(rows))
+    return Gaussian(gaussian.shift, gaussian.precision[..., places], gaussian.log_scale)
 
 
 def gaussian_from_moments(mean: Array, covariance: Array) -> Gaussian:

@@ -1,4 +1,4 @@
-"""Gaussians whose precision is the identity minus a matrix of low rank, in as many dimensions as a vector may have.
+"""Gaussians whose precision is the identity minus a matrix of low rank, for dimensions too large for a matrix.
 
 Clients that estimate their covariance from l draws by shrinkage to the identity have such precisions, and so has the
 product of K of them, of rank K l at most. Everything below is Woodbury's identity: with ``B`` the basis, ``G = B B'``
@@ -31,7 +31,7 @@ def deflated(basis: Array, vector: Array) -> Array:
     vector
         Shape ``(d,)``.
     """
-    with jax.default_matmul_precision("highest"):  # a GPU's short float32 leaves three digits of a small difference
+    with jax.default_matmul_precision("highest"):  # a GPU's default float32 products keep few digits
         return vector - (basis @ vector) @ basis
 
 
@@ -90,8 +90,8 @@ class LowRankGaussian:
         share = weight / rho
         scale = jnp.sum(share)
         root = jnp.sqrt(share / scale)
-        # about the mean of means, where clients who agree leave nothing to be solved for: what is left to add is
-        # -(I - B' B)^-1 B' pull = -B' (I - G)^-1 pull
+        # Start at the weighted mean of the clients' means: where they agree it is the solution already. The rest is
+        # -(I - B' B)^-1 B' pull = -B' (I - G)^-1 pull.
         middle = (share / scale) @ mean
         pull = root[:, None] * jnp.einsum("kld,kd->kl", basis, mean - middle)
         joined = (root[:, None, None] * basis).reshape(-1, mean.shape[-1])
@@ -105,7 +105,7 @@ class LowRankGaussian:
         return self.mean.shape[-1]
 
     def is_proper(self) -> Array:
-        """Whether it is a Gaussian at all, shape ``()``: a product of nobody's is not finite."""
+        """Whether its numbers are finite and its scale positive, shape ``()``: false for a product over no clients."""
         fine = [jnp.all(jnp.isfinite(leaf)) for leaf in (self.mean, self.basis, self.center, self.stretch)]
         return jnp.all(jnp.stack(fine)) & (self.scale > 0.0)
 

@@ -6,7 +6,7 @@ whole federation, so that averaging ``u`` is averaging ``theta``. A client's loc
     z = center_z + slope u + white_z' v
 
 with ``slope`` the change of their conditional mode with the globals, and ``white_z`` the whitener of their conditional
-curvature: both change with the client alone and never leave it. The map has a constant Jacobian, so the target is the
+curvature: both depend on this client alone and never leave it. The map has a constant Jacobian, so the target is the
 same, and in ``(u, v)`` a Gaussian client has no cross terms: its locals follow when the average moves the globals.
 """
 
@@ -77,7 +77,7 @@ class Coordinates(NamedTuple):
         return (whitener(precision).T @ noise) / self.white
 
 
-class Own(NamedTuple):
+class LocalCoordinates(NamedTuple):
     """One client's coordinates of its locals, see the module; shapes ``(m,)``, ``(m, d)`` and ``(m, m)``."""
 
     center: Array
@@ -90,7 +90,7 @@ class Own(NamedTuple):
 
 
 def shared_coordinates(mode: ModeState | None, size: int, preconditioner: str, start: str) -> Coordinates:
-    """The coordinates at a federated mode; the identity, of the same shapes, where none was looked for."""
+    """The coordinates at a federated mode; without one the identity, with the same shapes."""
     dense = preconditioner == "dense" and start == "mode"
     if mode is None:
         return Coordinates(jnp.zeros(size), jnp.eye(size) if dense else jnp.ones(size))
@@ -104,11 +104,11 @@ def shared_coordinates(mode: ModeState | None, size: int, preconditioner: str, s
     return Coordinates(mode.best, white)
 
 
-def own_coordinates(client: Client, shared: Coordinates) -> Own:
+def local_coordinates(client: Client, shared: Coordinates) -> LocalCoordinates:
     """A client's coordinates, from the mode and curvature of its locals at the center of the shared ones."""
     size, num = shared.center.shape[0], client.num_locals
     if num == 0:
-        return Own(jnp.zeros(0), jnp.zeros((0, size)), jnp.zeros((0, 0)))
+        return LocalCoordinates(jnp.zeros(0), jnp.zeros((0, size)), jnp.zeros((0, 0)))
 
     def log_factor(u: Array, z: Array) -> Array:
         return client.log_factor(jnp.concatenate([shared.globals_at(u), z]))
@@ -116,4 +116,4 @@ def own_coordinates(client: Client, shared: Coordinates) -> Own:
     origin = jnp.zeros(size)
     mode = find_mode(lambda z: log_factor(origin, z), cold_start(num), tolerance=1e-6)
     cross = jax.jacfwd(lambda u: jax.grad(log_factor, argnums=1)(u, mode.position))(origin)
-    return Own(mode.position, mode.white.T @ (mode.white @ cross), mode.white)
+    return LocalCoordinates(mode.position, mode.white.T @ (mode.white @ cross), mode.white)

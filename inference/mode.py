@@ -5,21 +5,29 @@ times sites is then the Newton model, its mean the Newton step, and at the mode 
 posterior: the best start for EP.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, same_variants
+from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.answer import REPLICATE, Diagnostic, GaussianAnswer, cavities_of, product_of
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, where, whitener
-from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal
+from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, packed, symmetrised, unpacked, where, whitener
+from fedbayes.inference.local.importance import fixed_normal, log_mean_exp, pareto_smooth
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.problem.clients import Client
-from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
+
+DIAGNOSTICS: Mapping[str, Diagnostic] = {
+    "change": Diagnostic((REPLICATE,), "length of the Newton step, root mean square over the globals", "posterior sds"),
+    "step": Diagnostic((REPLICATE,), "Newton step taken, 1 / (1 + damping)"),
+}
 
 
 class ModeState(NamedTuple):
@@ -51,6 +59,9 @@ class ModeState(NamedTuple):
         return (self.prior + self.sites.summed()).symmetrised()
 
 
+Ready = Callable[[ModeState], Array]
+
+
 class ModeMessage(NamedTuple):
     """A client's log factor at the position, and its expansion there."""
 
@@ -60,7 +71,7 @@ class ModeMessage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace:
-    """The Laplace approximation by federated Newton steps: EP's start, and a quick look of its own.
+    """The Laplace approximation by federated Newton steps: a start for EP, and a quick approximation by itself.
 
     Parameters
     ----------
@@ -72,7 +83,8 @@ class Laplace:
 
     tolerance: float = 1e-3
     num_draws: int = 256
-    needs_rows = False
+    needs_rows: ClassVar[bool] = False
+    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def __post_init__(self) -> None:
         if not self.tolerance > 0.0:
@@ -86,34 +98,58 @@ class Laplace:
 
     @property
     def num_replicates(self) -> int:
-        """One: nothing is random without local latents."""
+        """One: nothing is random, as the draws of the local latents are fixed."""
         return 1
 
-    def phases(self, problem: Problem) -> list[Phase]:
+    def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds alone."""
-        return [Phase(federated_mode(problem, num_draws=self.num_draws, tolerance=self.tolerance), 50, True)]
+        algorithm = federated_mode(roster, num_draws=self.num_draws, tolerance=self.tolerance)
+        return [Phase(algorithm=algorithm, max_rounds=50, full_participation=True)]
+
+    def answer(self, roster: Roster, run: RunState) -> GaussianAnswer:
+        """The Laplace approximation at the best position."""
+        state: ModeState = run.state
+        return GaussianAnswer(product_of(state.prior, state.sites), cavities_of(state.prior, state.sites), run)
 
 
-def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) -> FederatedAlgorithm:
+def mode_phase(roster: Roster, *, tolerance: float, max_rounds: int, ready: Ready | None = None) -> Phase:
+    """Newton rounds that prepare another method; one run serves all its replicates.
+
+    Parameters
+    ----------
+    roster, tolerance, ready
+        See :func:`federated_mode`.
+    max_rounds
+        Its budget.
+    """
+    algorithm = federated_mode(roster, num_draws=64, tolerance=tolerance, ready=ready)
+    return Phase(algorithm=algorithm, max_rounds=max_rounds, full_participation=True, main=False, once=True)
+
+
+def federated_mode(roster: Roster, *, num_draws: int, tolerance: float, ready: Ready | None = None) -> Algorithm:
     """Newton's method over the clients, with Levenberg-Marquardt damping at the server.
 
     Parameters
     ----------
-    problem
-        The split program and its clients.
+    roster
+        Of the clients.
     num_draws
         Draws of the local latents at each position.
     tolerance
         Stop once the undamped step is shorter, in posterior sds (root mean square).
+    ready
+        ``(state) -> bool``: whether what comes after can start from the expansions at ``best``; then stop, however far
+        the mode is.
     """
-    prior, num_clients = problem.prior, len(problem.names)
+    prior, num_clients = roster.prior, roster.num_clients
 
     def init(key: Array, previous: None) -> ModeState:
         start = cold_start(prior.size)
         sites = Gaussian.neutral(prior.size, (num_clients,))
         return ModeState(start, start, jnp.full((), -jnp.inf), sites, prior.tangent(start), jnp.zeros(()))
 
-    def aggregate(state: ModeState, messages: ModeMessage, used: Array, key: Array) -> tuple[ModeState, Info]:
+    def aggregate(state: ModeState, replies: Replies, key: Array) -> tuple[ModeState, Info]:
+        used, messages = replies.used, ModeMessage(replies.each.value, unpacked(replies.each.site))
         value = prior.log_density(state.position) + jnp.sum(jnp.where(used, messages.value, 0.0))
         improved = (value >= state.value - 1e-9 * jnp.abs(value)) & jnp.any(used)
         sites = where(used, messages.site, state.sites)
@@ -121,60 +157,52 @@ def federated_mode(problem: Problem, *, num_draws: int, tolerance: float = 0.1) 
         state = jax.tree.map(lambda new, old: jnp.where(improved, new, old), here, state)
         damping = jnp.where(improved, 0.1 * state.damping, jnp.maximum(10.0 * state.damping, 1e-3))
         damping = jnp.where(damping < 1e-6, 0.0, damping)
-        step, decrement, proper, damping = _newton_step(state, damping)
+        step, decrement, undamped, proper, damping = _newton_step(state, damping)
         new = state._replace(position=state.best + step, damping=damping)
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / prior.size)
-        info = {
-            "kl": jnp.asarray(jnp.nan),
-            "change": change,
-            "monte_carlo_noise": jnp.zeros(()),
-            "step": 1.0 / (1.0 + damping),
-            "smallest_cavity_eigenvalue": jnp.full(num_clients, jnp.nan),
-            "converged": proper & (change < tolerance),
-        }
-        return new, info
+        converged = undamped & (change < tolerance)
+        if ready is not None:
+            converged = converged | ready(new)
+        return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": proper}
 
-    def local_update(
-        position: Array, personal: Array, z: Array, client: Client, key: Array
-    ) -> tuple[ModeMessage, Array, Info]:
-        message, z = _expansion(client, position, z, jax.random.key(0), num_draws)
+    def newton(
+        position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
+    ) -> tuple[Reply, Array]:
+        # the same draws of the locals in every round: Newton's method needs one function, not a noisy one
+        message, z = _expansion(client, position, z, num_draws)
         finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
         code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
-        nothing = jnp.asarray(jnp.nan)
-        return (
-            message,
-            z,
-            {"code": code, "k_hat": nothing, "effective_draws": nothing, "influence": nothing, "noise": nothing},
-        )
+        return Reply(each=message._replace(site=packed(message.site)), code=code), z
 
-    return FederatedAlgorithm(
+    return Algorithm(
         name="mode",
         init=init,
+        broadcast=lambda state: (state.position, ()),
         init_client=lambda client, shared, key: cold_start(client.num_locals),
-        broadcast=lambda state: (state.position, jnp.zeros((num_clients, 0))),
-        local_updates={"newton": local_update},
-        choose=same_variants,
+        updates={"newton": Update(newton, no_inputs)},
         aggregate=aggregate,
-        posterior=ModeState.global_,
-        reduction="stack",
     )
 
 
-def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array, Array]:
-    """Step from ``best`` with the least damping, from ``damping`` on, that makes the curvature a precision."""
+def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Step from ``best`` with the least damping, from ``damping`` on, that makes the curvature a precision.
+
+    With its decrement, whether it is a Newton step, all but undamped, whether the curvature is a precision as it is,
+    and the damping.
+    """
     model = state.global_()
     slope = model.shift - model.precision @ state.best
-    ladder = jnp.concatenate([damping[None], jnp.maximum(damping, 1e-3) * 10.0 ** jnp.arange(8)])
+    ladder = jnp.concatenate([jnp.zeros(1), damping[None], jnp.maximum(damping, 1e-3) * 10.0 ** jnp.arange(8)])
     diagonal = jnp.diag(jnp.abs(jnp.diagonal(model.precision)) + 1e-8)
     whites = jax.vmap(whitener)(model.precision + ladder[:, None, None] * diagonal)
     proper = jnp.all(jnp.isfinite(whites), axis=(1, 2))
-    first = jnp.argmax(proper)
-    white = jnp.where(jnp.any(proper), whites[first], jnp.zeros_like(model.precision))
+    first = 1 + jnp.argmax(proper[1:])
+    white = jnp.where(jnp.any(proper[1:]), whites[first], jnp.zeros_like(model.precision))
     step = white.T @ (white @ slope)
-    return step, slope @ step, (first == 0) & (damping <= 0.01), ladder[first]
+    return step, slope @ step, (first == 1) & (damping <= 0.01), proper[0], ladder[first]
 
 
-def _expansion(client: Client, theta: Array, z: Array, key: Array, num_draws: int) -> tuple[ModeMessage, Array]:
+def _expansion(client: Client, theta: Array, z: Array, num_draws: int) -> tuple[ModeMessage, Array]:
     """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``.
 
     With locals by importance sampling of ``z`` given ``theta`` and Louis' identity: the slope is ``E[g]``, the Hessian
@@ -188,7 +216,7 @@ def _expansion(client: Client, theta: Array, z: Array, key: Array, num_draws: in
         at = lambda local: client.log_factor(jnp.concatenate([theta, local]))  # noqa: E731
         mode = find_mode(at, z, tolerance=1e-6)
         z = mode.position
-        noise = quasi_normal(key, num_draws, z.shape[0])
+        noise = jnp.asarray(fixed_normal(num_draws, z.shape[0]))
         joint = jax.vmap(lambda local: jnp.concatenate([theta, local]))(z + noise @ mode.white)
         logs, scores = jax.vmap(jax.value_and_grad(client.log_factor))(joint)
         log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)

@@ -6,14 +6,14 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from fedbayes.errors import ClientDataError
-from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
 
 TINY, HUGE = float(np.finfo(float).tiny), float(np.finfo(float).max)
 Range = tuple[float, float, str]
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """An ``int`` or ``float``; a truth value is none."""
+    """Whether it is an ``int`` or ``float``; a ``bool`` does not count as one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -25,7 +25,7 @@ def check_choices(config: object, choices: Mapping[str, tuple]) -> None:
 
 
 def check_whole(config: object, least: Mapping[str, int], optional: tuple[str, ...] = ()) -> None:
-    """Options that are whole numbers of at least so much, or left out."""
+    """Options that are whole numbers with a smallest value, or left out."""
     for name, low in least.items():
         value = getattr(config, name)
         if not ((value is None and name in optional) or (type(value) is int and value >= low)):
@@ -48,11 +48,11 @@ def check_weights(given: Any) -> None:
         )
 
 
-def client_weights(weights: str | Mapping[str, float], problem: Problem) -> np.ndarray:
+def client_weights(weights: str | Mapping[str, float], roster: Roster) -> np.ndarray:
     """``p_c``, shape ``(N,)``, summing to one."""
-    names = problem.names
+    names = roster.names
     if isinstance(weights, str):
-        rows = problem.num_rows() if weights == "rows" else np.ones(len(names))
+        rows = roster.rows if weights == "rows" else np.ones(len(names))
         return rows / rows.sum()
     given = {str(name): weight for name, weight in weights.items()}
     if set(given) != set(names):
@@ -68,11 +68,11 @@ def client_weights(weights: str | Mapping[str, float], problem: Problem) -> np.n
     return values / values.sum()
 
 
-def check_batch(batch_size: int | None, problem: Problem) -> None:
+def check_batch(batch_size: int | None, roster: Roster) -> None:
     """A batch is drawn without replacement from each client's rows."""
-    rows = problem.num_rows()
+    rows = roster.rows
     if batch_size is not None and batch_size > rows.min():
         raise ClientDataError(
-            f"Client '{problem.names[int(np.argmin(rows))]}' has {int(rows.min())} rows, but `batch_size` is "
+            f"Client '{roster.names[int(np.argmin(rows))]}' has {int(rows.min())} rows, but `batch_size` is "
             f"{batch_size}. Write {int(rows.min())} or less."
         )

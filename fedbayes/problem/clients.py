@@ -77,8 +77,8 @@ def prepare_clients(clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype) -
     if not isinstance(clients, Mapping):
         raise ClientDataError(
             f"`clients` is a {type(clients).__name__}; write a mapping from the client's name to the model's keyword "
-            f"arguments, "
-            '`{"north": dict(x=..., y=...), "south": dict(x=..., y=...)}`, or use `fedbayes.clients_from_dataframe`.'
+            'arguments, `{"north": dict(x=..., y=...), "south": dict(x=..., y=...)}`, or use '
+            "`fedbayes.clients_from_dataframe`."
         )
     if not clients:
         raise ClientDataError("`clients` is empty: there is nobody to learn from. Give at least one client's data.")
@@ -121,8 +121,7 @@ def _arrays(name: str, data: Mapping[str, Any], varying: set[str], dtype: np.dty
     if not arrays:
         raise ClientDataError(
             f"Client '{name}' has no arrays: its arguments are {dict(data)}. Write its data as arrays, also a single "
-            f"number: "
-            "`np.asarray(3.0)`."
+            "number: `np.asarray(3.0)`."
         )
     return ClientArrays(arrays, static)
 
@@ -147,8 +146,7 @@ def _array(name: str, argument: str, value: Any, dtype: np.dtype) -> np.ndarray:
             where = tuple(int(i) for i in bad[0])
             raise ClientDataError(
                 f"Client '{name}': `{argument}` holds {len(bad)} NaN or infinite values, the first {array[where]} at "
-                f"{where}. "
-                "Drop or impute these rows, or model them as latents."
+                f"{where}. Drop or impute these rows, or model them as latents."
             )
         array = array.astype(dtype)
     return array
@@ -232,8 +230,3 @@ def clients_from_dataframe(
         }
         for name, rows in groups.items()
     }
-
-
-def stack_clients(clients: Sequence[Client]) -> Client:
-    """Clients of one shape as one ``Client`` with a leading axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients)

@@ -26,7 +26,7 @@ def num_rows(client: ClientArrays, arguments: Sequence[str]) -> int | None:
 
 
 def bucket_lengths(rows: Sequence[int], max_buckets: int = 3) -> list[int]:
-    """Padded lengths, ascending, that waste least; one more bucket only where it saves more than its compilation costs.
+    """Padded lengths, ascending, with the least padding; one more only where it saves more than its compilation costs.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def bucket_lengths(rows: Sequence[int], max_buckets: int = 3) -> list[int]:
         Each costs one compilation.
     """
     lengths, counts = np.unique(np.asarray(rows), return_counts=True)
-    if len(lengths) > 64:  # candidates enough: quantiles of the lengths
+    if len(lengths) > 64:  # quantiles of the lengths are candidates enough
         keep = np.unique(np.searchsorted(lengths, np.quantile(lengths, np.linspace(0, 1, 64)), side="left"))
         edges = lengths[keep]
         counts = np.bincount(np.searchsorted(edges, np.asarray(rows), side="left"), minlength=len(edges))

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbayes.compiling import jit_cheaply
+from fedbayes.errors import ModelError
 from fedbayes.gaussian import Gaussian, symmetrised
 
 
@@ -38,6 +41,11 @@ class Prior:
         """The log density: the prior as if it were one more client."""
         return self.log_density(position)
 
+    @cached_property
+    def log_densities(self) -> Callable[[np.ndarray], Array]:
+        """The log density at many points, ``(n, d) -> (n,)``, compiled once for a prior and a number of points."""
+        return jax.jit(lambda points: jax.lax.map(self.log_density, points, batch_size=256))
+
     def is_flat(self) -> bool:
         """Whether some direction of the globals has no prior information at all."""
         return self.gaussian is not None and bool(np.linalg.eigvalsh(np.asarray(self.gaussian.precision))[0] < 1e-12)
@@ -59,10 +67,21 @@ def make_prior(log_density: Callable[[Array], Array], size: int, tolerance: floa
         See :class:`Prior`.
     tolerance
         Relative difference of Hessians that counts as none: the round-off of the model's precision.
+
+    Raises
+    ------
+    ModelError
+        The log prior is not finite at a random point.
     """
+    log_density = jax.jit(log_density)  # traced once, however many programs contain it
     prior = Prior(log_density, size, None)
     probes = np.random.default_rng(0).normal(size=(4, size))
-    tangents = jax.tree.map(np.asarray, jax.jit(jax.vmap(prior.tangent))(probes))
+    tangents = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(prior.tangent))(probes))
+    if not np.all(np.isfinite(tangents.log_scale)):
+        raise ModelError(
+            f"The log prior of the globals, or its curvature, is {tangents.log_scale.min()} at a random point of "
+            "unconstrained space. Check its scales, and the supports of the global sites."
+        )
     spread = np.max(np.abs(tangents.precision - tangents.precision[0]))
     if spread <= tolerance * (1.0 + np.max(np.abs(tangents.precision))):
         return Prior(log_density, size, jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), tangents))

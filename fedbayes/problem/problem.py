@@ -1,38 +1,27 @@
 """Model and clients, checked and ready: what an algorithm is built for and an executor runs on."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedbayes.errors import ModelError
+from fedbayes.kept import Kept
 from fedbayes.problem import checks
+from fedbayes.problem.buckets import Bucket, make_bucket
 from fedbayes.problem.clients import Client, ClientArrays, prepare_clients
 from fedbayes.problem.padding import bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.problem.prior import Prior, make_prior
 from fedbayes.problem.program import Block, Model, Program
+from fedbayes.problem.roster import Roster
 from fedbayes.problem.split import split, trace_sites
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Clients of one padded shape.
-
-    Attributes
-    ----------
-    clients
-        One ``Client`` whose leaves have a leading axis of the bucket's clients.
-    members
-        Their places among all clients.
-    """
-
-    clients: Client
-    members: np.ndarray
+from fedbayes.problem.tracing import Traced, traced
 
 
 @dataclass(frozen=True)
@@ -58,6 +47,21 @@ class Problem:
     prior: Prior
     buckets: tuple[Bucket, ...]
     arrays: tuple[ClientArrays, ...]
+
+    @property
+    def roster(self) -> Roster:
+        """What a server knows of these clients."""
+        num_locals = np.zeros(len(self.names), int)
+        for bucket in self.buckets:
+            num_locals[bucket.members] = bucket.clients.num_locals
+        data = self.buckets[0].clients.data
+        template = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in data.items()}
+        return Roster(self.names, self.num_rows(), num_locals, self.globals, self.prior, template)
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The split programs, one for each bucket."""
+        return tuple(bucket.clients.program for bucket in self.buckets)
 
     def num_rows(self) -> np.ndarray:
         """Rows of each client, shape ``(K,)``; the longest leading axis of its arrays where its rows are not known."""
@@ -118,7 +122,7 @@ def make_problem(
     ClientDataError
         See :func:`~fedbayes.problem.clients.prepare_clients`.
     ModelError
-        See :func:`~fedbayes.sites.split` and :mod:`fedbayes.problem.checks`.
+        See :func:`~fedbayes.problem.split.split` and :mod:`fedbayes.problem.checks`.
     """
     if isinstance(local, str):
         raise TypeError(
@@ -127,59 +131,95 @@ def make_problem(
     if np.dtype(dtype).kind != "f":
         raise ValueError(f"`dtype` is {np.dtype(dtype)}; a model runs in float64 or float32.")
     prepared = prepare_clients(clients, np.dtype(dtype))
-    names = tuple(prepared)
+    names, arrays = tuple(prepared), list(prepared.values())
     groups: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        groups.setdefault(repr(sorted(prepared[name].static.items())), []).append(place)
-    arrays = list(prepared.values())
-    buckets: list[Bucket] = []
-    for members in groups.values():
-        buckets += _group_buckets(model, names, arrays, members, tuple(local), jnp.dtype(dtype))
-    first = buckets[0].clients.program
+    for place, client in enumerate(arrays):
+        groups.setdefault(repr(sorted(client.static.items())), []).append(place)
+    options = _Options(model, tuple(local), jnp.dtype(dtype))
+    buckets = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
+    program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     checks.prior_ignores_data(names, buckets, arrays)
-    template = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[1:], leaf.dtype), buckets[0].clients.data)
-    prior = make_prior(
-        lambda theta: first.log_prior(theta, template),
-        first.globals.size,
-        tolerance=1e-9 if jnp.dtype(dtype) == jnp.float64 else 1e-5,
-    )
+    template = {key: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for key, leaf in buckets[0].clients.data.items()}
+    prior = _prior_of(program, template)
     checks.outcomes_vary(model, names, arrays, prior)
-    problem = Problem(names, first.globals, prior, tuple(buckets), tuple(arrays))
-    return _with_rows(problem, tuple(local)) if rows else problem
+    problem = Problem(names, program.globals, prior, tuple(buckets), tuple(arrays))
+    return _with_rows(problem, options) if rows else problem
+
+
+class _Known(NamedTuple):
+    """A split program with its trace on one client's shapes."""
+
+    program: Program
+    trace: Traced
+
+
+_SPLIT: Kept[_Known] = Kept(64)
+_PADDED: Kept[Program | None] = Kept(64)
+_PRIORS: Kept[Prior] = Kept(64)
+
+
+def _known(options: "_Options", client: ClientArrays, name: str) -> _Known:
+    """The split program for a client's shapes; one that was split before, if its trace is still the same."""
+    static = tuple(sorted(client.static.items()))
+    shapes = tuple((key, array.shape, array.dtype.str) for key, array in client.arrays.items())
+
+    def build() -> _Known:
+        arrays = {key: jnp.asarray(value) for key, value in client.arrays.items()}
+        program = split(options.model, client.static, arrays, options.local, options.dtype)
+        return _Known(program, traced(program, client))
+
+    def unchanged(known: _Known) -> bool:
+        try:
+            return traced(known.program, client).digest == known.trace.digest
+        except Exception:  # `build` says what is wrong with the program
+            return False
+
+    with naming(name, "the model's trace"):
+        return _SPLIT.get((*options, static, shapes), build, unchanged)
+
+
+class _Options(NamedTuple):
+    """What a split depends on beside a client's arguments."""
+
+    model: Model
+    local: tuple[str, ...]
+    dtype: Any
 
 
 def _group_buckets(
-    model: Model,
-    names: Sequence[str],
-    arrays: Sequence[ClientArrays],
-    members: list[int],
-    local: Sequence[str],
-    dtype: Any,
+    options: _Options, names: Sequence[str], arrays: Sequence[ClientArrays], members: list[int]
 ) -> list[Bucket]:
     """Buckets of the clients that share their non-array arguments."""
     group = [arrays[i] for i in members]
     arguments = row_arguments(group)
     lengths = [num_rows(client, arguments) if arguments else None for client in group]
     rows = [length for length in lengths if length is not None]
-
-    def program_of(client: ClientArrays, name: str) -> Program:
-        with naming(name, "the model's trace"):
-            return split(model, client.static, {k: jnp.asarray(v) for k, v in client.arrays.items()}, local, dtype)
-
     if not arguments:
-        program = program_of(group[0], names[members[0]])
-        return [_bucket(program, group, members, (), None)]
+        return [make_bucket(_known(options, group[0], names[members[0]]).program, group, members)]
     if len(rows) == len(group):
-        small, large = int(np.argmin(rows)), int(np.argmax(rows))
-        programs = [program_of(group[i], names[members[i]]) for i in (small, large)]
-        checks.same_globals([(names[members[i]], program) for i, program in zip((small, large), programs, strict=True)])
-        axes = checks.row_axes(programs, [group[small], group[large]])
-        if axes is not None:
-            program = replace(programs[0], row_axes=axes, row_arguments=tuple(arguments))
-            if checks.padding_is_exact(program, programs[0], group[small], arguments, rows[large]):
-                return _padded_buckets(program, group, members, arguments, rows)
-    return _exact_buckets(program_of, names, group, members)
+        ends = (int(np.argmin(rows)), int(np.argmax(rows)))
+        known = [_known(options, group[i], names[members[i]]) for i in ends]
+        checks.same_globals([(names[members[i]], one.program) for i, one in zip(ends, known, strict=True)])
+        program = _padded_program(known, group[ends[0]], arguments, rows[ends[1]])
+        if program is not None:
+            return _padded_buckets(program, group, members, arguments, rows)
+    return _exact_buckets(options, names, group, members)
+
+
+def _padded_program(
+    known: Sequence[_Known], client: ClientArrays, arguments: Sequence[str], length: int
+) -> Program | None:
+    """The program with its rows known, or ``None`` where padding would change it; this is tested once."""
+
+    def find() -> Program | None:
+        axes = checks.row_axes([one.program for one in known], [one.trace for one in known])
+        if not axes:
+            return None
+        program = replace(known[0].program, row_axes=axes, row_arguments=tuple(arguments))
+        return program if checks.padding_is_exact(program, known[0].program, client, arguments, length) else None
+
+    return _PADDED.get((*(one.program for one in known), tuple(arguments), length), find)
 
 
 def _padded_buckets(
@@ -196,73 +236,62 @@ def _padded_buckets(
         chosen = [i for i in range(len(group)) if places[i] == b]
         if chosen:
             part = [group[i] for i in chosen]
-            buckets.append(_bucket(program, part, [members[i] for i in chosen], arguments, length))
+            buckets.append(make_bucket(program, part, [members[i] for i in chosen], arguments, length))
     return buckets
 
 
 def _exact_buckets(
-    program_of: Callable[[ClientArrays, str], Program],
-    names: Sequence[str],
-    group: Sequence[ClientArrays],
-    members: list[int],
+    options: _Options, names: Sequence[str], group: Sequence[ClientArrays], members: list[int]
 ) -> list[Bucket]:
     """One bucket per shape, for programs that padding would change."""
     shapes: dict[tuple, list[int]] = {}
     for i, client in enumerate(group):
         shapes.setdefault(tuple((k, v.shape) for k, v in client.arrays.items()), []).append(i)
     return [
-        _bucket(program_of(group[c[0]], names[members[c[0]]]), [group[i] for i in c], [members[i] for i in c], (), None)
-        for c in shapes.values()
+        make_bucket(
+            _known(options, group[same[0]], names[members[same[0]]]).program,
+            [group[i] for i in same],
+            [members[i] for i in same],
+        )
+        for same in shapes.values()
     ]
 
 
-def _bucket(
-    program: Program,
-    group: Sequence[ClientArrays],
-    members: Sequence[int],
-    arguments: Sequence[str],
-    length: int | None,
-) -> Bucket:
-    if length is None:
-        padded = [client.arrays for client in group]
-        mask = np.ones((len(group), 1), bool)
-    else:
-        padded = [pad(client.arrays, arguments, length) for client in group]
-        counts = np.asarray([num_rows(client, arguments) for client in group])
-        mask = np.arange(length) < counts[:, None]
-    data = {name: jnp.asarray(np.stack([arrays[name] for arrays in padded])) for name in padded[0]}
-    place = np.asarray(members)
-    return Bucket(Client(data, jnp.asarray(mask), jnp.asarray(place), program), place)
+def _prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> Prior:
+    """The prior of a program, which does not look at the values of the data; it is made once."""
+    tolerance = 1e-9 if program.dtype == jnp.float64 else 1e-5
+
+    def log_density(theta: Array) -> Array:
+        return program.log_prior(theta, {name: jnp.ones(like.shape, like.dtype) for name, like in template.items()})
+
+    return _PRIORS.get(program, lambda: make_prior(log_density, program.globals.size, tolerance=tolerance))
 
 
-def _with_rows(problem: Problem, local: tuple[str, ...]) -> Problem:
+def _with_rows(problem: Problem, options: _Options) -> Problem:
     """The problem with every program's rows known; a :class:`ModelError` where a factor is no product over rows."""
     buckets = tuple(
-        bucket if bucket.clients.program.row_arguments else _rows_found(problem, bucket, local)
+        bucket if bucket.clients.program.row_arguments else _rows_found(problem, bucket, options)
         for bucket in problem.buckets
     )
     return replace(problem, buckets=buckets)
 
 
-def _rows_found(problem: Problem, bucket: Bucket, local: tuple[str, ...]) -> Bucket:
+def _rows_found(problem: Problem, bucket: Bucket, options: _Options) -> Bucket:
     program, group = bucket.clients.program, [problem.arrays[member] for member in bucket.members]
-    first = group[0]
+    first, name = group[0], problem.names[bucket.members[0]]
     sites = trace_sites(program.model, program.static, first.arrays).values()
     lengths = {len(first.arrays[site.argument]) for site in sites if site.argument and first.arrays[site.argument].ndim}
     if len(lengths) == 1:
         rows = lengths.pop()
-        arguments = [name for name, array in first.arrays.items() if array.ndim and len(array) == rows]
+        arguments = [key for key, array in first.arrays.items() if array.ndim and len(array) == rows]
         longer = ClientArrays(pad(first.arrays, arguments, rows + 1), first.static)
-        data = {name: jnp.asarray(array) for name, array in longer.arrays.items()}
-        other = split(program.model, longer.static, data, local, program.dtype)
-        axes = checks.row_axes([program, other], [first, longer])
-        if axes:
-            found = replace(program, row_axes=axes, row_arguments=tuple(arguments))
-            if checks.padding_is_exact(found, program, first, arguments, rows + 1):
-                return _bucket(found, group, list(bucket.members), arguments, rows)
+        known = [_known(options, client, name) for client in (first, longer)]
+        found = _padded_program(known, first, arguments, rows + 1)
+        if found is not None:
+            return make_bucket(found, group, list(bucket.members), arguments, rows)
     raise ModelError(
-        f"The factor of client '{problem.names[bucket.members[0]]}' is not a product over its rows (a latent per row, "
-        "`to_event` over rows, or enumerated latents), so it has no mini-batches. Leave out `batch_size` and `clip`."
+        f"The factor of client '{name}' is not a product over its rows (a latent per row, `to_event` over rows, or "
+        "enumerated latents), so it has no mini-batches. Leave out `batch_size` and `clip`."
     )
 
 

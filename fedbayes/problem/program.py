@@ -7,9 +7,11 @@ space.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -133,11 +135,15 @@ class Program:
         return self._prior_terms(terms)
 
     def _prior_terms(self, terms: Mapping[str, Array]) -> Array:
-        names = [name for site in self.globals.names for name in (site, _LOG_DET.format(site))]
-        return _total(terms[name] for name in names if name in terms)
+        return _total(terms[name] for name in self.prior_sites if name in terms)
+
+    @property
+    def prior_sites(self) -> tuple[str, ...]:
+        """The sites whose log-probabilities make the log prior: the globals, and their log Jacobians."""
+        return tuple(name for site in self.globals.names for name in (site, _LOG_DET.format(site)))
 
     def log_factor(
-        self, theta: Array, z: Array, data: Arrays, mask: Array | None = None, row_scale: Array | float = 1.0
+        self, theta: Array, z: Array, data: Arrays, mask: Array | None = None, row_scale: Array | float | None = None
     ) -> Array:
         """Log of the client's factor: local latents with their Jacobian, and observations; padded rows are masked out.
 
@@ -152,18 +158,27 @@ class Program:
         row_scale
             Factor of the rows' terms: rows over batch size, where ``data`` are a mini-batch.
         """
+        return self._traced_once(theta, z, dict(data), mask, row_scale)
+
+    @cached_property
+    def _traced_once(self) -> Callable:
+        """The log factor under ``jit``: the user's function runs once per shape, however many programs contain it."""
+        return jax.jit(self._log_factor)
+
+    def _log_factor(self, theta: Array, z: Array, data: Arrays, mask: Array | None, row_scale: Array | None) -> Array:
         terms = self.site_log_probs(theta, z, data)
         if self.enumerated:
             return self._log_joint_enumerated(theta, z, data) - self._prior_terms(terms)
-        prior = {name for site in self.globals.names for name in (site, _LOG_DET.format(site))}
-        return _total(self._masked(name, term, mask, row_scale) for name, term in terms.items() if name not in prior)
+        factor = {name: term for name, term in terms.items() if name not in self.prior_sites}
+        return _total(self._masked(name, term, mask, row_scale) for name, term in factor.items())
 
-    def _masked(self, name: str, term: Array, mask: Array | None, row_scale: Array | float) -> Array:
+    def _masked(self, name: str, term: Array, mask: Array | None, row_scale: Array | None) -> Array:
         axis = self.row_axes.get(name)
         if mask is None or axis is None:
             return term
         # where, not a product: 0 x NaN is NaN
-        return row_scale * jnp.where(mask.reshape((-1,) + (1,) * (term.ndim - axis - 1)), term, 0.0)
+        masked = jnp.where(mask.reshape((-1,) + (1,) * (term.ndim - axis - 1)), term, 0.0)
+        return masked if row_scale is None else row_scale * masked
 
     def _log_joint_enumerated(self, theta: Array, z: Array, data: Arrays) -> Array:
         from numpyro.contrib.funsor import config_enumerate, enum, log_density

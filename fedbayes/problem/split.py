@@ -139,8 +139,7 @@ def _check_enumerates(program: Program, data: Arrays, discrete: set[str]) -> Non
     except Exception as error:
         raise ModelError(
             f"NumPyro can't sum out the discrete latents {sorted(discrete)} ({type(error).__name__}: {error}). "
-            f"Enumeration needs a "
-            "`numpyro.plate` around every batch dimension, the observations' rows included."
+            "Enumeration needs a `numpyro.plate` around every batch dimension, the observations' rows included."
         ) from error
 
 
@@ -160,8 +159,7 @@ def _check_splittable(sites: Mapping[str, Site]) -> None:
             size, subsample = site.plates[0]
             raise ModelError(
                 f"Plate '{name}' subsamples {subsample} of {size} rows, but a client's factor is the likelihood of "
-                f"all its rows. "
-                "Leave `subsample_size` out."
+                "all its rows. Leave `subsample_size` out."
             )
 
 
@@ -184,8 +182,7 @@ def _check_discrete(discrete: set[str], marked: set[str]) -> None:
     if shared := sorted(discrete - marked):
         raise ModelError(
             f"Discrete latents {shared}: a Gaussian site can't hold a discrete global. If each client has its own, "
-            f"sample them "
-            "inside `fedbayes.local()` and they are summed out; otherwise marginalise them by hand."
+            "sample them inside `fedbayes.local()` and they are summed out; otherwise marginalise them by hand."
         )
     if discrete and importlib.util.find_spec("funsor") is None:
         raise ModelError(

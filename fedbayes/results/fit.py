@@ -1,55 +1,36 @@
 """``FederatedFit``: what a fit returns."""
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Method, Phase
-from fedbayes.answer import GaussianAnswer, shortened
+from fedbayes.algorithm import Method, Wanted
+from fedbayes.answer import Answer, Verdict, gaussian_moments, shortened
+from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
-from fedbayes.inference.fald.answer import SampledAnswer
-from fedbayes.inference.local import sampling
-from fedbayes.inference.local.importance import K_HAT_LIMIT
-from fedbayes.inference.local.tilted import Tilted
-from fedbayes.inference.merging.answer import MergedAnswer
 from fedbayes.low_rank import LowRankGaussian
-from fedbayes.problem.clients import Client
 from fedbayes.problem.problem import Problem, make_problem
-from fedbayes.results import arviz as output
-from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
-from fedbayes.rounds.executors import Executor, Round
-from fedbayes.rounds.loop import Progressing
+from fedbayes.problem.program import Program
+from fedbayes.results import arviz
+from fedbayes.results.predictive import predictive_draws
+from fedbayes.results.rounds import Communication, communication, rounds_dataset
+from fedbayes.results.saved import Presentation, Saved, check_savable, write_fit
+from fedbayes.rounds.exchange import Heard, Round
+from fedbayes.rounds.executors import Batched, InProcess
+from fedbayes.rounds.programs import Programs
+from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
 
-
-class Presentation(NamedTuple):
-    """How the posterior is shown.
-
-    Attributes
-    ----------
-    num_draws
-        Posterior draws per chain.
-    coords, dims
-        ArviZ's.
-    local
-        Names of local latents that the model itself does not mark.
-    """
-
-    num_draws: int
-    coords: dict[str, Any]
-    dims: dict[str, Any]
-    local: tuple[str, ...]
+_DRAWS, _PERSONAL, _PREDICTIVE = 1_000_001, 1_000_002, 1_000_003  # folded into the fit's key
 
 
 class FederatedFit:
@@ -58,8 +39,10 @@ class FederatedFit:
     Attributes
     ----------
     posterior
-        The Gaussian over the unconstrained globals, one per replicate (leading axis); of a sampler, the Gaussians with
-        the chains' moments; of FedPA with very many globals a :class:`~fedbayes.low_rank.LowRankGaussian`.
+        The Gaussian over the unconstrained globals, one per replicate (leading axis), or the Gaussians with the chains'
+        moments; for FedPA with very many globals a :class:`~fedbayes.low_rank.LowRankGaussian`.
+    roster
+        What the server knows of the clients: names, rows, globals, prior.
     num_draws
         Posterior draws per chain.
     """
@@ -68,22 +51,28 @@ class FederatedFit:
         self,
         problem: Problem,
         method: Method,
-        phase: Phase,
-        current: Progressing,
-        executor: Executor,
+        run: RunState,
+        programs: Programs,
+        executor: InProcess,
         key: Array,
         shown: Presentation,
     ) -> None:
-        self._problem, self._method, self._current, self._executor = problem, method, current, executor
-        self._key, self._shown, self._phase = key, shown, phase
+        self._problem, self._method, self._run, self._programs = problem, method, run, programs
+        self._executor, self._key, self._shown = executor, key, shown
+        self.roster = problem.roster
         with jax.enable_x64(True):
-            self._answer = _answer(problem, phase, current)
-            self.posterior: Gaussian | LowRankGaussian = self._answer.gaussian
+            self._answer: Answer = method.answer(self.roster, run)
+            self.posterior: Gaussian | LowRankGaussian | None = self._answer.posterior
 
     @cached_property
+    def _verdict(self) -> Verdict:
+        with jax.enable_x64(True):
+            return self._answer.verdict(self.rounds)
+
+    @property
     def converged(self) -> bool:
-        """Whether the tolerance was met with every client heard; of a sampler, whether R-hat is below 1.01."""
-        return self._answer.converged
+        """Whether the tolerance was met with every client heard; for Markov chains, whether R-hat is below 1.01."""
+        return self._verdict.converged
 
     @property
     def num_draws(self) -> int:
@@ -93,12 +82,12 @@ class FederatedFit:
     @property
     def client_names(self) -> tuple[str, ...]:
         """The clients, in the order given."""
-        return self._problem.names
+        return self.roster.names
 
     @property
     def global_labels(self) -> list[str]:
         """Names of the unconstrained globals, ``beta[0]`` style: the coordinates of ``moments()`` and ``rounds``."""
-        return self._problem.globals.labels()
+        return self.roster.globals.labels()
 
     @property
     def method(self) -> Method:
@@ -107,90 +96,105 @@ class FederatedFit:
 
     @cached_property
     def rounds(self) -> "xr.Dataset":
-        """Diagnostics per round, client and replicate; of a sampler, means over blocks of rounds.
+        """Diagnostics per round, client and replicate; for Markov chains, means over blocks of rounds.
 
-        A sampler's attributes say what it has chosen and what theory predicts of the bias.
+        The attributes hold what the rounds have cost (``exchanges``, ``bytes_down``, ``bytes_up``, see
+        :attr:`communication`), and what the method has chosen and theory predicts of it.
         """
-        size, report = self._problem.globals.size, {}
-        if self._phase.sampling is not None:
-            report = self._phase.sampling.report(self._current.state)
-            num_draws = sum(len(block.theta) for block in self._current.draws)
-            report["rounds_per_draw"] = self._current.rounds_in_phase / num_draws
-        return output.rounds_dataset(self._current.history, self._problem.names, size).assign_attrs(report)
+        dataset = rounds_dataset(self._run.history, self.roster, self._method.diagnostics)
+        return dataset.assign_attrs({**communication(self._run.history)._asdict(), **self._answer.report()})
+
+    @property
+    def communication(self) -> Communication:
+        """Exchanges and bytes per client of all rounds, checks included, and of ``fit.idata`` once it was asked for."""
+        rounds = communication(self._run.history)
+        heard = self.__dict__.get("_log_likelihood")
+        if heard is None:
+            return rounds
+        return Communication(
+            rounds.exchanges + 1, rounds.bytes_down + heard.bytes_down, rounds.bytes_up + heard.bytes_up
+        )
 
     @property
     def log_evidence(self) -> np.ndarray:
-        """Estimate of the log marginal likelihood per replicate; NaN under an improper prior, and of a sampler."""
-        if isinstance(self._answer, SampledAnswer) or not isinstance(self.posterior, Gaussian):
-            return np.full(self.num_chains, np.nan)
-        with jax.enable_x64(True):
-            return np.asarray(jax.vmap(Gaussian.log_integral)(self.posterior))
+        """Estimate of the log marginal likelihood per replicate; NaN under an improper prior, and for Markov chains."""
+        return self._answer.log_evidence()
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean ``(replicate, d)`` and covariance ``(replicate, d, d)`` of the unconstrained globals."""
-        with jax.enable_x64(True):
-            mean, covariance = jax.vmap(lambda gaussian: gaussian.moments())(self.posterior)
+        if isinstance(self.posterior, LowRankGaussian):
+            with jax.enable_x64(True):
+                mean, covariance = jax.vmap(LowRankGaussian.moments)(self.posterior)
             return np.asarray(mean), np.asarray(covariance)
+        return gaussian_moments(self._dense("moments"))
 
     @property
     def monte_carlo_error(self) -> float:
         """Monte Carlo error of the means, in posterior sds (root mean square over the globals).
 
-        The replicates' spread (NaN with one replicate), or of a sampler ``1 / sqrt(effective sample size)``.
+        The replicates' spread (NaN with one replicate); for Markov chains ``1 / sqrt(effective sample size)``.
         """
-        return self._answer.monte_carlo_error
+        return self._verdict.error
 
     @cached_property
-    def _theta(self) -> Array:
+    def _theta(self) -> np.ndarray:
         with jax.enable_x64(True):
-            return self._answer.draws(jax.random.fold_in(self._key, 1_000_001), self._shown.num_draws)
+            return self._answer.draws(jax.random.fold_in(self._key, _DRAWS), self._shown.num_draws)
 
     @property
     def num_chains(self) -> int:
         """Replicates of the fit or Markov chains: the chains of the posterior."""
-        return jax.tree.leaves(self.posterior)[0].shape[0]
+        return self._theta.shape[0]
 
     @cached_property
     def idata(self) -> Any:
         """The global posterior for ArviZ, with ``sample_stats`` and one log-likelihood per client and draw.
 
-        With a Gaussian answer draws are independent and chains are replicates of the whole fit: R-hat compares
-        replicates, and speaks about Monte Carlo error, not about the error of the Gaussian approximation. A sampler's
-        chains are Markov chains.
+        Draws of a Gaussian answer are independent and its chains are replicates of the whole fit: R-hat compares
+        replicates, and speaks about Monte Carlo error, not about the error of the Gaussian approximation. The chains of
+        FA-LD are Markov chains. The log-likelihoods take one more exchange.
         """
         with jax.enable_x64(True):
-            problem, theta = self._problem, self._theta
-            bucket = problem.buckets[0]
-            program, template = bucket.clients.program, problem.arrays[int(bucket.members[0])]
-            joint = jnp.concatenate([theta, jnp.zeros((*theta.shape[:2], program.locals.size))], axis=-1)
-            values = output.constrained(program, template, joint)
-            values = {name: values[name] for name in output.global_sites(problem)}
-            log_likelihood = self._log_likelihood(theta)
+            clients = self._shapes()
+            log_likelihood = np.moveaxis(self._log_likelihood.replies.each, 0, -1)
             groups = {
-                "posterior": values,
-                "sample_stats": self._answer.sample_stats(theta, log_likelihood, problem),
+                "posterior": arviz.global_values(clients, self._theta),
+                "sample_stats": self._answer.sample_stats(self._theta, log_likelihood),
                 "log_likelihood": {"client": log_likelihood},
             }
-        return self._to_arviz(groups, template, {"client": ["client_name"]}, {"client_name": list(problem.names)})
+        names = {"client_name": list(self.client_names)}
+        return self._to_arviz(groups, clients[0].program, clients[0].ones(), {"client": ["client_name"]}, names)
 
-    def _log_likelihood(self, theta: Array) -> np.ndarray:
+    def _shapes(self) -> list[arviz.Shapes]:
+        """The clients' programs, each with the shapes of some client's arrays."""
+        found: dict[Program, dict[str, jax.ShapeDtypeStruct]] = {}
+        for bucket in self._problem.buckets:
+            like = {
+                name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in bucket.clients.data.items()
+            }
+            found.setdefault(bucket.clients.program, like)
+        return [arviz.Shapes(program, like) for program, like in found.items()]
+
+    @cached_property
+    def _log_likelihood(self) -> Heard:
         """One more exchange: the draws go out, each client answers with its log-likelihood at them."""
+        return self._ask("log_likelihood", self._theta, np.arange(self.roster.num_clients))
 
-        def reply(shared: Array, cavity: Gaussian, state: Any, client: Client, key: Array) -> tuple[Array, Any, dict]:
-            values = jax.vmap(sampling.log_likelihoods, (None, 0, 0, None))(client, cavity, shared, key)
-            return values, state, {}
-
-        names = self._problem.names
-        cavities = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), self._answer.others(len(names)))
-        work = Round(theta, cavities, self._key, np.arange(len(names)), ["log_likelihood"] * len(names))
-        replies, _ = self._executor.run({"log_likelihood": reply}, self._problem, self._current.clients, work)
-        return np.moveaxis(np.asarray(replies.messages), 0, -1)
+    def _ask(self, update: str, shared: Any, active: np.ndarray) -> Heard:
+        """What clients answer now that the rounds are over."""
+        num, cavities = self.roster.num_clients, self._answer.cavities()
+        personal = () if cavities is None else jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), cavities)
+        if update == "log_likelihood" and not self.roster.num_locals.any():
+            personal = ()  # without locals no client needs its cavity
+        key = jax.random.fold_in(self._key, _PERSONAL)
+        return self._executor.run(Round(None, shared, personal, key, active, [update] * num))
 
     def client_posterior(self, name: str) -> Any:
         """One client's posterior: its local latents and the globals, given everybody's data.
 
         Draws of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in
-        its place the client's data would count twice). Of a sampler, the client's own chains beside the globals'.
+        its place the client's data would count twice). With Markov chains: the draws of the globals, and the client's
+        own draws of its locals.
 
         Parameters
         ----------
@@ -210,13 +214,15 @@ class FederatedFit:
             The posterior has low rank.
         """
         self._dense("client_posterior")
+        problem = self._problem
+        program, place = problem.client(name).program, problem.names.index(name)
         with jax.enable_x64(True):
-            client = self._problem.client(name)
-            place = self.client_names.index(name)
-            if isinstance(self._answer, SampledAnswer):
-                return self._personal(client, self._problem, name, self._answer.joint(place), {"solver": "langevin"})
-            cavity = jax.tree.map(lambda leaf: leaf[:, place], self._answer.others(len(self.client_names)))
-            return self._personal(client, self._problem, name, *self._personal_draws(client, cavity))
+            if self._answer.records_locals():
+                mine = np.swapaxes(self._executor.recorded(place)[-self.num_draws :], 0, 1)
+                draws, attrs = np.concatenate([self._theta, mine], axis=-1), {"solver": self._run.updates[place]}
+            else:
+                draws, attrs = self._personal_draws(self._ask, np.asarray([place]))
+        return self._personal(program, problem, name, draws, attrs)
 
     def adapt(self, new_client: Mapping[str, Any]) -> Any:
         """Posterior of a client that joins after the fit: the global posterior, as a Gaussian, is its prior.
@@ -236,41 +242,48 @@ class FederatedFit:
         ValueError
             The posterior has low rank.
         """
-        posterior = self._dense("adapt")
-        name = "new client"
-        dtype = self._problem.buckets[0].clients.program.dtype
+        posterior, name = self._dense("adapt"), "new client"
+        first = self._problem.programs[0]
         with jax.enable_x64(True):
-            model = self._problem.buckets[0].clients.program.model
-            problem = make_problem(model, {name: new_client}, local=self._shown.local, dtype=dtype)
-            client = problem.client(name)
-            draws, attrs = self._personal_draws(client, posterior)
-            return self._personal(client, problem, name, draws, attrs | {"draws": f"by {attrs['solver']}"})
+            problem = make_problem(first.model, {name: new_client}, local=self._shown.local, dtype=first.dtype)
+            executor = Batched()
+            executor.connect(self._programs, problem, self._key)
+            cavity = jax.tree.map(lambda leaf: np.asarray(leaf)[None], posterior)
+            key = jax.random.fold_in(self._key, _PERSONAL)
+
+            def ask(update: str, shared: Any, active: np.ndarray) -> Heard:
+                return executor.run(Round(None, shared, cavity, key, active, [update]))
+
+            draws, attrs = self._personal_draws(ask, np.zeros(1, int))
+        attrs["draws"] = f"by {attrs['solver']}"
+        return self._personal(problem.programs[0], problem, name, draws, attrs)
 
     def _dense(self, what: str) -> Gaussian:
-        if isinstance(self.posterior, LowRankGaussian):
+        if not isinstance(self.posterior, Gaussian):
             raise ValueError(
-                f"`fit.{what}` needs the precision of all {self._problem.globals.size} globals as a matrix, but this "
-                "posterior has low rank. Without local latents a client's posterior is `fit.idata`."
+                f"`fit.{what}` needs the precision of all {self.roster.size} globals as a matrix, which this posterior "
+                "does not have: it has low rank, or is a point. Without local latents a client's posterior is "
+                "`fit.idata`."
             )
         return self.posterior
 
-    def _personal(
-        self, client: Client, problem: Problem, name: str, draws: Array, attrs: Mapping[str, float | str]
-    ) -> Any:
-        arrays = problem.arrays[problem.names.index(name)]
-        values = output.constrained(client.program, arrays, draws)
-        return self._to_arviz({"posterior": values}, arrays, {}, {}, {"client": name, **attrs})
+    def _personal_draws(self, ask: Any, active: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
+        num, chains = -(-self.num_draws // 4) * 4, self.num_chains
+        wanted = Wanted(self.moments()[0], np.zeros((chains, num)))
+        found = ask("resampled", wanted, active).replies.each
+        k_hat, solver = float(np.max(found.k_hat[active])), "importance"
+        if not k_hat <= K_HAT_LIMIT:
+            found, solver = ask("chained", wanted, active).replies.each, "nuts"
+        return found.draws[active[0]][:, : self.num_draws], {"k_hat": k_hat, "solver": solver}
 
-    def _personal_draws(self, client: Client, cavity: Gaussian) -> tuple[Array, dict[str, float | str]]:
-        num = -(-self.num_draws // 4) * 4
-        start = jnp.concatenate([self.moments()[0][0], jnp.zeros(client.num_locals)])
-        keys = jax.random.split(jax.random.fold_in(client_seed(self._key), client.index), self.num_chains)
-        draws, k_hats = _resample(client, cavity, start, keys, num)
-        k_hat = float(jnp.max(k_hats))
-        if k_hat <= K_HAT_LIMIT:
-            return draws[:, : self.num_draws], {"k_hat": k_hat, "solver": "importance"}
-        chains = _chain(client, cavity, start, keys, num)[:, : self.num_draws]
-        return chains, {"k_hat": k_hat, "solver": "nuts"}
+    def _personal(
+        self, program: Program, problem: Problem, name: str, draws: np.ndarray, attrs: Mapping[str, Any]
+    ) -> Any:
+        data = problem.arrays[problem.names.index(name)].arrays
+        with jax.enable_x64(True):
+            values = arviz.constrained(program, data, draws)
+        return self._to_arviz({"posterior": values}, program, data, {}, {}, {"client": name, **attrs})
 
     def predict(self, client: str | None = None, *, key: Array | None = None, **arguments: Any) -> Any:
         """Posterior predictive draws of the observed sites.
@@ -290,40 +303,41 @@ class FederatedFit:
         InferenceData or DataTree
             Group ``posterior_predictive``.
         """
-        from numpyro.infer import Predictive
-
-        program = self._problem.buckets[0].clients.program
+        program = self._problem.programs[0]
         source = self.idata if client is None else self.client_posterior(client)
         latents = {*program.globals.names, *program.locals.names}
         draws = {
             str(name): np.asarray(source.posterior[name]) for name in source.posterior.data_vars if name in latents
         }
-        key = jax.random.fold_in(self._key, 1_000_003) if key is None else key
+        key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
         with jax.enable_x64(True):
-            predictive = Predictive(program.model, draws, batch_ndims=2)(key, **{**program.static, **arguments})
+            predictive = predictive_draws(program, draws, key, {**program.static, **arguments})
         predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
         dims = {name: [f"{name}_dim_{i}" for i in range(value.ndim - 2)] for name, value in predicted.items()}
-        return output.to_arviz(
+        return arviz.to_arviz(
             {"posterior_predictive": predicted}, self._shown.coords, dims | self._shown.dims, self._attrs()
         )
 
     def _to_arviz(
-        self, groups: dict, client: Any, dims: dict, coords: dict, attrs: Mapping[str, Any] | None = None
+        self,
+        groups: dict,
+        program: Program,
+        data: Mapping[str, Any],
+        dims: dict,
+        coords: dict,
+        attrs: Mapping[str, Any] | None = None,
     ) -> Any:
-        program = self._problem.buckets[0].clients.program
         with jax.enable_x64(True):
-            known = output.site_dims(program, client, self._shown.dims)
-        defaults = output.plate_coords(known, groups["posterior"])
-        return output.to_arviz(
+            known = arviz.site_dims(program, data, self._shown.dims)
+        defaults = arviz.plate_coords(known, groups["posterior"])
+        return arviz.to_arviz(
             groups, defaults | self._shown.coords | coords, known | dims, self._attrs() | dict(attrs or {})
         )
 
     def _attrs(self) -> dict[str, Any]:
-        import fedbayes
-
         return {
             "inference_library": "fedbayes",
-            "inference_library_version": fedbayes.__version__,
+            "inference_library_version": version("fedbayes"),
             "method": repr(self._method),
             "converged": int(self.converged),
             **self._answer.attrs(),
@@ -339,80 +353,28 @@ class FederatedFit:
         ValueError
             An option of the method is or holds a function, which can't be written to a file.
         """
-        options = asdict(self._method)  # type: ignore[call-overload]  # methods are dataclasses of plain values
-        if functions := [name for name, value in options.items() if any(map(callable, jax.tree.leaves(value)))]:
-            raise ValueError(
-                f"`{functions[0]}` of the method is or holds a function, which can't be saved. Write the parts that "
-                "you need: `fit.idata.to_netcdf(path)`, `fit.rounds.to_netcdf(path)`."
-            )
-        options = jax.tree.map(_plain, options)
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.idata.to_netcdf(str(folder / "posterior.nc"))
-        self.rounds.to_netcdf(folder / "rounds.nc", engine="h5netcdf")
-        meta = {
-            "method": type(self._method).__name__,
-            "options": options,
-            "key": np.asarray(jax.random.key_data(self._key)).tolist(),
-            "key_impl": jax.random.key_impl(self._key),
-            "dtype": str(self._problem.buckets[0].clients.program.dtype),
-            "shown": self._shown._asdict(),
-        }
-        (folder / "fit.json").write_text(json.dumps(meta, indent=1, default=list))
-        Checkpoint(folder / "state.npz", saved_fingerprint(self._problem)).write(self._current)
+        options = check_savable(self._method)
+        dtype = str(self._problem.programs[0].dtype)
+        saved = Saved(type(self._method).__name__, options, self._key, dtype, self._shown)
+        write_fit(Path(path), self.idata, self.rounds, saved, self._problem.description(), self._run, self._executor)
 
     def trouble(self) -> str:
         """What kept the fit from converging, in words, with the clients it concerns; empty if nothing did."""
-        return "" if self.converged else self._answer.trouble(self.rounds)
+        return self._verdict.trouble
 
     def __repr__(self) -> str:
         phases = self.rounds["rounds"].to_series().groupby(self.rounds["phase"].values, sort=False).sum()
         rounds = " + ".join(f"{count:,} {name}" for name, count in phases.items())
         state = "converged" if self.converged else "NOT CONVERGED"
-        sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in self._problem.globals.shapes)
+        globals_ = self.roster.globals
+        sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in globals_.shapes)
+        asked = ", fit.idata included" if "_log_likelihood" in self.__dict__ else "; fit.idata takes one more"
         lines = [
             f"FederatedFit by {type(self._method).__name__}: {state} after {rounds} rounds",
             f"  clients   {len(self.client_names)}: {shortened(self.client_names)}",
-            f"  globals   {self._problem.globals.size} unconstrained: {sites}",
-            *self._answer.headline(self.rounds),
+            f"  globals   {globals_.size} unconstrained: {sites}",
+            *self._verdict.headline,
+            f"  network   {self.communication}{asked}",
             "  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)",
         ]
         return "\n".join(lines)
-
-
-def _answer(problem: Problem, phase: Phase, current: Progressing) -> GaussianAnswer | SampledAnswer:
-    """The answer of a fit's last phase."""
-    algorithm = phase.algorithm
-    if phase.sampling is not None:
-        return SampledAnswer(problem, current, phase.sampling)
-    if algorithm.sample is not None:
-        return MergedAnswer(algorithm, problem, current)
-    if algorithm.posterior is None:
-        raise TypeError(f"The algorithm '{algorithm.name}' has neither a `posterior` nor draws.")
-    return GaussianAnswer(algorithm.posterior(current.state), current)
-
-
-@partial(jax.jit, static_argnames="num")
-def _resample(client: Client, cavity: Gaussian, start: Array, keys: Array, num: int) -> tuple[Array, Array]:
-    """One compilation per shape of client: the data are arguments."""
-    return jax.vmap(lambda cavity, key: sampling.resampled(Tilted(client, cavity), start, key, num))(cavity, keys)
-
-
-@partial(jax.jit, static_argnames="num")
-def _chain(client: Client, cavity: Gaussian, start: Array, keys: Array, num: int) -> Array:
-    return jax.vmap(lambda cavity, key: sampling.chained(Tilted(client, cavity), start, key, num))(cavity, keys)
-
-
-def _plain(value: Any) -> Any:
-    """An option as JSON knows it: numbers and arrays as numbers and lists."""
-    return np.asarray(value).tolist() if hasattr(value, "dtype") else value
-
-
-def client_seed(key: Array) -> Array:
-    """Key of the personal posteriors' draws."""
-    return jax.random.fold_in(key, 1_000_002)
-
-
-def saved_fingerprint(problem: Problem) -> str:
-    """What a saved fit must be loaded with: the same clients and globals."""
-    return fingerprint(problem.description(), "saved", np.zeros(0))

@@ -72,5 +72,5 @@ def _check(draws: "xr.DataArray") -> None:
     if not set(_SAMPLE_DIMS) <= set(draws.dims):
         raise ValueError(
             f"`draws` has the dimensions {draws.dims}; it needs 'chain' and 'draw', as in "
-            f"`fit.idata.posterior['beta']`."
+            "`fit.idata.posterior['beta']`."
         )

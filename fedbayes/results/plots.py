@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbayes.results.comparison import compare, flat_draws
+from fedbayes.results.rounds import check_diagnostics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,12 +106,18 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     -------
     matplotlib.axes.Axes
         The axes drawn on.
+
+    Raises
+    ------
+    ValueError
+        The fit lacks the diagnostic ``change``.
     """
     rounds = fit.rounds
+    check_diagnostics(rounds, ["change"], "plot_rounds", fit.method)
     ax = _axes(ax, (7.5, 4.5))
     number = rounds["round"].to_numpy()
     change = rounds["change"].max("replicate").to_numpy()
-    noise = rounds["monte_carlo_noise"].max("replicate").to_numpy()
+    noise = rounds["monte_carlo_noise"].max("replicate").to_numpy() if "monte_carlo_noise" in rounds else 0.0 * change
     phase = rounds["phase"].to_numpy()
     shown = np.isfinite(change) & (change > 0.0)
     ax.plot(number[shown], change[shown], color=_LINE, linewidth=1.5, zorder=1)
@@ -158,7 +165,7 @@ def plot_influence(
     Parameters
     ----------
     fit
-        A fit by a method that reports ``influence``, such as EP.
+        A fit by a method with the diagnostics ``influence`` and ``smallest_cavity_eigenvalue``, such as EP.
     top
         Most clients shown.
     labels
@@ -174,13 +181,14 @@ def plot_influence(
     Raises
     ------
     ValueError
-        The method reports no influence.
+        The fit lacks these diagnostics, or they are NaN for all clients.
     """
+    check_diagnostics(fit.rounds, ["influence", "smallest_cavity_eigenvalue"], "plot_influence", fit.method)
     influence = _last(fit.rounds["influence"])
     alone = 1.0 - _last(fit.rounds["smallest_cavity_eigenvalue"])
     known = np.flatnonzero(np.isfinite(influence))
     if not len(known):
-        raise ValueError(f"{type(fit.method).__name__} reports no influence of the clients; EP does: `method='ep'`.")
+        raise ValueError("The diagnostic `influence` is NaN for every client in every round: there is nothing to show.")
     order = known[np.argsort(-influence[known], kind="stable")][:top]
     ax = _axes(ax, (7.5, 1.6 + 0.36 * len(order)))
     places = np.arange(len(order))
@@ -234,12 +242,10 @@ def plot_merge(
     Raises
     ------
     ValueError
-        The fit merged no posteriors.
+        The fit merged no posteriors, and so lacks the diagnostics of a merge.
     """
-    if "client_mean" not in fit.rounds:
-        raise ValueError(
-            f"{type(fit.method).__name__} merges no posteriors; OneShot and FedPA do, as `method=fedbayes.OneShot()`."
-        )
+    needed = ["client_mean", "client_sd", "shift", "effective_clients"]
+    check_diagnostics(fit.rounds, needed, "plot_merge", fit.method)
     merge = _merged(fit)
     shown = [name for name in fit.client_names if clients is None or name in clients][:8]
     order = np.argsort(-np.abs(merge["shift"].to_numpy()).max(axis=0), kind="stable")[:top]

@@ -1,42 +1,24 @@
-"""Rounds of a sampler: blocks of draws, each block one compiled program where the executor can fuse rounds.
+"""Rounds that are draws: blocks of them, each block one compiled program where the executor can fuse rounds.
 
 A draw is the chain's position at a synchronisation, every ``stride`` rounds. Diagnostics are averaged over a block
 (result codes: the worst), so that ten thousand rounds leave a few dozen records.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Sampling
+from fedbayes.algorithm import Info, Key, Phase, Private, Recording, Replies, Reply, State, Update
+from fedbayes.compiling import num_bytes
 from fedbayes.errors import usable
-from fedbayes.problem.problem import Problem
-from fedbayes.rounds.executors import Batched
+from fedbayes.problem.clients import Client
+from fedbayes.rounds.programs import client_key
 
-if TYPE_CHECKING:
-    from fedbayes.rounds.loop import Progressing
-
-_BLOCKS = 50  # progress, checkpoint and diagnostics this often in a run
-
-
-class DrawBlock(NamedTuple):
-    """Consecutive draws.
-
-    Attributes
-    ----------
-    theta
-        Unconstrained globals, shape ``(draws, replicates, d)``.
-    private
-        The clients' own parts, per bucket, ``(draws, clients, replicates, m)``.
-    """
-
-    theta: Any
-    private: list[Any]
+_BLOCKS = 50  # of a run: after each, progress, checkpoint and diagnostics
 
 
 class Pace(NamedTuple):
@@ -47,83 +29,134 @@ class Pace(NamedTuple):
     block: int
 
 
-def pace(sampling: Sampling, state: Any, budget: int, num_draws: int) -> Pace:
-    """The pace of a sampler; fewer rounds per draw, then fewer draws, where the budget of rounds asks for it."""
-    wanted = sampling.num_warmup + num_draws
-    stride = max(1, min(sampling.stride(state), budget // wanted))
+def pace(recording: Recording, state: State, budget: int, num_draws: int) -> Pace:
+    """The pace of the chains; fewer rounds per draw, then fewer draws, where the budget of rounds asks for it."""
+    wanted = recording.num_warmup + num_draws
+    stride = max(1, min(recording.stride(state), budget // wanted))
     draws = min(wanted, budget)
-    if draws <= sampling.num_warmup:
+    if draws <= recording.num_warmup:
         raise ValueError(
-            f"{budget} rounds leave no draws after the {sampling.num_warmup} of the warm-up. Raise `num_rounds`, or "
+            f"{budget} rounds leave no draws after the {recording.num_warmup} of the warm-up. Raise `num_rounds`, or "
             "write a smaller `num_warmup`."
         )
     return Pace(draws, stride, -(-draws // _BLOCKS))
 
 
-def concatenated(blocks: list[DrawBlock]) -> DrawBlock:
-    """All draws as one block."""
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
+class FusedRounds(NamedTuple):
+    """What a block of fused rounds leaves behind.
+
+    Attributes
+    ----------
+    state
+        The server's.
+    states
+        The clients' private ones, per bucket; they stay with the executor, as ``private`` does.
+    theta
+        Draws of the unconstrained globals, shape ``(draw, chain, d)``.
+    private
+        The clients' own parts of the draws, per bucket ``(draw, client, chain, m)``.
+    totals
+        Sums of the diagnostics over rounds, and maxima of the integers among them.
+    """
+
+    state: State
+    states: list[Private]
+    theta: Array
+    private: list[Array]
+    totals: Info
 
 
-def fused_block(algorithm: FederatedAlgorithm, executor: Batched, problem: Problem, block: int) -> Callable:
-    """``size`` draws of ``stride`` rounds each as one compiled program, for any ``size <= block``.
+def fused_block(
+    phase: Phase, update: Update, batched: Callable, members: Sequence[Sequence[int]], devices: int, block: int
+) -> Callable:
+    """``size`` draws of ``stride`` rounds each as one program, for any ``size <= block``.
+
+    Parameters
+    ----------
+    phase
+        A phase whose rounds are draws.
+    update
+        Its only update.
+    batched
+        The same for clients along a leading axis.
+    members
+        The places of each bucket's clients.
+    devices
+        Number of devices among which ``batched`` divides the clients.
+    block
+        Largest number of draws.
 
     Returns
     -------
     callable
-        ``(state, states, clients, key, first_round, stride, size) -> (state, states, draws, totals)``; ``totals`` are
-        sums of the diagnostics over rounds, and maxima of the integers among them.
+        ``(state, states, clients, secrets, key, first_round, stride, size) -> FusedRounds``.
     """
-    (update,) = algorithm.local_updates.values()
-    batched = executor.batched(update)
-    devices = 1 if executor.mesh is None else executor.mesh.size
-    back = np.argsort(np.concatenate([bucket.members for bucket in problem.buckets]))
+    algorithm, recording = phase.algorithm, phase.recording
+    assert recording is not None  # noqa: S101
+    back = np.argsort(np.concatenate(members))
 
-    def replies(state: Any, states: list, clients: list, key: Array) -> tuple[Any, list, Any]:
-        shared, personal = algorithm.broadcast(state)
-        answers, after = [], []
-        for bucket, mine, client in zip(problem.buckets, states, clients, strict=True):
-            num, addressed = len(bucket.members), jax.tree.map(lambda leaf, at=bucket.members: leaf[at], personal)
-            mine, addressed, client = _filled((mine, addressed, client), num, devices)
-            answer = batched(shared, addressed, mine, client, key)
-            message, new, info = jax.tree.map(lambda leaf, n=num: leaf[:n], answer)
-            answers.append((message, info))
-            after.append(new)
-        messages, infos = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *answers)
-        return messages, after, infos
+    def ask(bucket: Sequence[int], broadcast: tuple, mine: Private, clients: Client, secrets: Key, key: Key) -> Any:
+        """The replies of one bucket's clients."""
+        places, (shared, personal) = np.asarray(bucket), broadcast
+        keys = jax.vmap(lambda secret: client_key(secret, key))(secrets[places])
+        inputs = jax.vmap(lambda own: update.inputs(own, shared, clients.num_locals))(keys)
+        addressed = jax.tree.map(lambda leaf: leaf[places], personal)
+        mine, addressed, clients, inputs = _filled((mine, addressed, clients, inputs), len(places), devices)
+        return jax.tree.map(lambda leaf: leaf[: len(places)], batched(shared, addressed, mine, clients, inputs))
 
-    def one_round(state: Any, states: list, clients: list, key: Array) -> tuple[Any, list, dict]:
-        messages, states, infos = replies(state, states, clients, key)
-        used = usable(infos["code"])
-        state, info = algorithm.aggregate(state, total(messages, used, jnp), jnp.sum(used, axis=0), key)
-        return state, states, {**info, **infos}
+    def one_round(state: State, states: list, clients: list, secrets: Key, key: Key) -> tuple[State, list, Info]:
+        broadcast = algorithm.broadcast(state)
+        asked = [ask(b, broadcast, mine, c, secrets, key) for b, mine, c in zip(members, states, clients, strict=True)]
+        reply = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *(reply for reply, _ in asked))
+        used = usable(reply.code)
+        state, info = algorithm.aggregate(state, Replies(_total(reply.total, used), reply.each, used), key)
+        info |= {**reply.info, "code": reply.code, **_sizes(broadcast, reply, key)}
+        return state, [after for _, after in asked], info
+
+    def draw_of(state: State, states: list) -> tuple[Array, list]:
+        shared, _ = algorithm.broadcast(state)
+        return recording.draw(state), [jax.vmap(recording.private_draw, (None, 0))(shared, mine) for mine in states]
 
     def run(
-        state: Any, states: list, clients: list, key: Array, first: Array, stride: Array, size: Array
-    ) -> tuple[Any, list, DrawBlock, dict]:
-        shapes = jax.eval_shape(one_round, state, states, clients, key)[2]
+        state: State,
+        states: list,
+        clients: list,
+        secrets: Key,
+        key: Key,
+        first: Array,
+        stride: Array,
+        size: Array,
+    ) -> FusedRounds:
+        shapes = jax.eval_shape(one_round, state, states, clients, secrets, key)[2]
         totals = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
         def rounds(i: Array, carry: tuple) -> tuple:
             state, states, totals = carry
-            state, states, info = one_round(state, states, clients, jax.random.fold_in(key, i))
+            state, states, info = one_round(state, states, clients, secrets, jax.random.fold_in(key, i))
             return state, states, jax.tree.map(_accumulated, totals, info)
 
         def draw(i: Array, carry: tuple) -> tuple:
             *before, drawn = carry
             begin = first + i * stride
             state, states, totals = jax.lax.fori_loop(begin, begin + stride, rounds, tuple(before))
-            drawn = jax.tree.map(lambda all_, one: all_.at[i].set(one), drawn, draw_of(algorithm, state, states))
+            drawn = jax.tree.map(lambda all_, one: all_.at[i].set(one), drawn, draw_of(state, states))
             return state, states, totals, drawn
 
         empty = jax.tree.map(
-            lambda leaf: jnp.zeros((block, *leaf.shape), leaf.dtype),
-            jax.eval_shape(lambda *now: draw_of(algorithm, *now), state, states),
+            lambda leaf: jnp.zeros((block, *leaf.shape), leaf.dtype), jax.eval_shape(draw_of, state, states)
         )
         state, states, totals, drawn = jax.lax.fori_loop(0, size, draw, (state, states, totals, empty))
-        return state, states, drawn, totals
+        theta, private = drawn
+        return FusedRounds(state, states, theta, private, totals)
 
-    return jax.jit(run)
+    return run
+
+
+def _sizes(broadcast: tuple, reply: Reply, key: Key) -> Info:
+    """Bytes to and from one client, from the shapes alone: inside a fused program nothing is sent."""
+    num_clients, (shared, personal) = len(reply.code), broadcast
+    down = num_bytes(shared) + num_bytes(personal) // num_clients + num_bytes(jax.random.key_data(key))
+    return {"bytes_down": jnp.asarray(down), "bytes_up": jnp.asarray(num_bytes(reply) // num_clients)}
 
 
 def _filled(tree: Any, num: int, devices: int) -> Any:
@@ -134,25 +167,13 @@ def _filled(tree: Any, num: int, devices: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[places], tree)
 
 
-def draw_of(algorithm: FederatedAlgorithm, state: Any, states: list) -> DrawBlock:
-    """The draw at a synchronisation."""
-    if algorithm.draw is None:
-        raise TypeError(f"The algorithm '{algorithm.name}' is no sampler: it has no `draw`.")
-    private = []
-    if algorithm.private_draw is not None:
-        shared, _ = algorithm.broadcast(state)
-        private = [jax.vmap(algorithm.private_draw, (None, 0))(shared, mine) for mine in states]
-    return DrawBlock(algorithm.draw(state), private)
+def _total(total: Any, used: Array) -> Any:
+    """The sum over the leading axis of clients, of those that are used."""
 
+    def add(leaf: Array) -> Array:
+        return jnp.sum(jnp.where(used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim)), leaf, 0), axis=0)
 
-def total(messages: Any, used: Any, xp: Any) -> Any:
-    """The sum of the used messages over the leading axis of clients; ``xp`` is NumPy or its JAX twin."""
-
-    def add(leaf: Any) -> Any:
-        mask = used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim))
-        return xp.sum(xp.where(mask, leaf, 0), axis=0)
-
-    return jax.tree.map(add, messages)
+    return jax.tree.map(add, total)
 
 
 def _accumulated(so_far: Array, value: Array) -> Array:
@@ -160,36 +181,13 @@ def _accumulated(so_far: Array, value: Array) -> Array:
 
 
 def summary(records: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """One record for many rounds: means of floats, maxima of codes, the sum of seconds, whether ever active."""
+    """One record for many rounds: means of floats, maxima of codes, sums of seconds, whether ever active."""
     # the diagnostics of a client that sat out a round count as zero there
     reduce: dict[str, Callable] = {"f": lambda a: np.nan_to_num(a).mean(axis=0), "U": lambda a: a[-1]}
     merged = {}
     for name in records[0]:
         values = np.stack([record[name] for record in records])
         merged[name] = reduce.get(values.dtype.kind, lambda a: a.max(axis=0))(values)
-    merged["seconds"] = np.sum([record["seconds"] for record in records])
-    return merged | {"rounds": np.asarray(len(records))}
-
-
-class Fused:
-    """Blocks of draws by one compiled program."""
-
-    def __init__(self, algorithm: FederatedAlgorithm, executor: Batched, problem: Problem, block: int) -> None:
-        self.algorithm, self.problem = algorithm, problem
-        self.program = fused_block(algorithm, executor, problem, block)
-
-    def __call__(self, current: "Progressing", key: Array, stride: int, size: int) -> None:
-        """Run one block; ``current`` is changed in place."""
-        started, num = time.perf_counter(), len(self.problem.names)
-        clients = [bucket.clients for bucket in self.problem.buckets]
-        done = current.rounds_in_phase
-        answer = self.program(current.state, current.clients, clients, key, done, stride, size)
-        current.state, current.clients, drawn, totals = jax.tree.map(np.asarray, answer)
-        current.draws.append(jax.tree.map(lambda leaf: leaf[:size], drawn))
-        rounds = size * stride
-        record = {name: leaf / rounds if leaf.dtype.kind == "f" else leaf for name, leaf in totals.items()}
-        del record["converged"]
-        record |= {"solver": np.asarray(current.variants), "active": np.ones(num, bool)}
-        record |= {"phase": np.asarray(self.algorithm.name), "rounds": np.asarray(rounds)}
-        current.history.append(record | {"seconds": np.asarray(time.perf_counter() - started)})
-        current.rounds_in_phase += rounds
+    for name in ("seconds", "rounds", "bytes_down", "bytes_up"):
+        merged[name] = np.sum([record[name] for record in records])
+    return merged

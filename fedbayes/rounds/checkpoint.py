@@ -1,7 +1,6 @@
 """A fit's state on disk after each round: written atomically, without pickle, and resumed bit for bit."""
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -9,16 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedbayes.rounds.chains import DrawBlock, concatenated
-from fedbayes.rounds.wire import decode, encode
-
-if TYPE_CHECKING:
-    from fedbayes.rounds.loop import Progressing
+from fedbayes.rounds.executors import Executor
+from fedbayes.rounds.state import Record, RunState
+from fedbayes.rounds.wire import arrays_of, decode, encode
 
 _DEEPEST = 40  # functions within functions that a fingerprint looks into
 
@@ -38,21 +35,24 @@ class Checkpoint:
         self.path = Path(path)
         self.fingerprint = fingerprint
 
-    def write(self, current: "Progressing") -> None:
+    def write(self, current: RunState, executor: Executor) -> None:
         """Replace the file by the present state: a crash leaves the old one or the new one, never half of either."""
         meta = {
             "fingerprint": self.fingerprint,
             "phase": current.phase,
             "rounds_in_phase": current.rounds_in_phase,
-            "variants": list(current.variants),
+            "updates": list(current.updates),
             "converged": current.converged,
             "num_records": len(current.history),
         }
-        content = {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8), "quiet": current.quiet}
-        content["body"] = np.frombuffer(encode({"state": current.state, "clients": current.clients}), np.uint8)
-        content["history"] = np.frombuffer(encode(current.history), np.uint8)
-        draws = concatenated(current.draws) if current.draws else DrawBlock(np.zeros(0), [])
-        content["draws"] = np.frombuffer(encode({"theta": draws.theta, "private": draws.private}), np.uint8)
+        content = {
+            "meta": _bytes(json.dumps(meta).encode()),
+            "settled": current.settled,
+            "state": _bytes(encode(current.state)),
+            "private": _bytes(executor.snapshot()),
+            "history": _bytes(encode(current.history)),
+            "draws": np.concatenate(current.draws) if current.draws else np.zeros(0),
+        }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.path.with_name(self.path.name + ".partial")
         with unfinished.open("wb") as file:
@@ -61,13 +61,15 @@ class Checkpoint:
             os.fsync(file.fileno())
         unfinished.replace(self.path)
 
-    def read(self, begin: "Callable[[int], Progressing]") -> "Progressing | None":
+    def read(self, begin: Callable[[int], RunState], executor: Executor) -> RunState | None:
         """The state in the file, or ``None`` without one.
 
         Parameters
         ----------
         begin
             Gives a fresh state of a phase: the structure, shapes and dtypes that the file must have.
+        executor
+            Takes its clients' private states back.
 
         Raises
         ------
@@ -76,41 +78,34 @@ class Checkpoint:
         """
         if not self.path.exists():
             return None
-        with np.load(self.path, allow_pickle=False) as archive:
-            content = {name.strip("[']"): archive[name] for name in archive.files}
+        content = arrays_of(self.path.read_bytes())
         meta = json.loads(content["meta"].tobytes())
         if meta["fingerprint"] != self.fingerprint:
             raise ValueError(
                 f"The checkpoint '{self.path}' belongs to another fit: it was written for {meta['fingerprint']}, this "
-                f"one is "
-                f"{self.fingerprint}. Use another path, or delete the file."
+                f"one is {self.fingerprint}. Use another path, or delete the file."
             )
         current = begin(meta["phase"])
-        body = decode(content["body"].tobytes(), {"state": current.state, "clients": current.clients})
-        current.state, current.clients = body["state"], body["clients"]
+        executor.restore(content["private"].tobytes())
+        current.state = decode(content["state"].tobytes(), current.state)
         current.rounds_in_phase = meta["rounds_in_phase"]
-        current.variants, current.converged = meta["variants"], meta["converged"]
-        current.quiet = content["quiet"]
-        current.history = _read_history(content["history"].tobytes(), meta["num_records"])
-        current.draws = _read_draws(content["draws"].tobytes())
+        current.updates, current.converged = meta["updates"], meta["converged"]
+        current.settled = content["settled"]
+        current.history = _records(content["history"].tobytes(), meta["num_records"])
+        current.draws = [content["draws"]] if content["draws"].ndim > 1 else []
         return current
 
 
-def _read_history(content: bytes, num_records: int) -> list[dict[str, np.ndarray]]:
+def _bytes(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint8)
 
-    history: list[dict[str, np.ndarray]] = [{} for _ in range(num_records)]
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        for name in archive.files:
-            index, key = name[1:].split("]", 1)
-            history[int(index)][key.strip("[']")] = archive[name]
+
+def _records(content: bytes, num_records: int) -> list[Record]:
+    history: list[Record] = [{} for _ in range(num_records)]
+    for path, array in arrays_of(content).items():
+        index, name = path.split("/", 1)
+        history[int(index)][name] = array
     return history
-
-
-def _read_draws(content: bytes) -> list[DrawBlock]:
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        theta = archive["['theta']"]
-        private = [archive[f"['private'][{b}]"] for b in range(len(archive.files) - 1)]
-    return [DrawBlock(theta, private)] if theta.ndim > 1 else []
 
 
 def fingerprint(problem_text: str, method: object, seed: ArrayLike) -> str:
@@ -143,5 +138,5 @@ def _described(value: Any, depth: int = 0) -> str:
 
 
 def _without_places(value: object) -> str:
-    """Its ``repr``, without the addresses that are others every time."""
+    """Its ``repr`` without memory addresses, which differ from run to run."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

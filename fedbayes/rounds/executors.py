@@ -1,11 +1,14 @@
-"""Where a client's update runs: batched in one process, sharded over devices, one by one, or behind bytes.
+"""Where a client's update runs: batched in one process, sharded over devices, one by one, or through bytes.
 
-Executors differ in nothing else: the same keys, the same padded data, the same pure functions, so the same answers.
+Executors differ in nothing else: the same keys, the same padded data, the same pure functions, so the same answers. An
+executor owns the clients' private states: the loop never sees them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,82 +16,133 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from fedbayes.algorithm import ClientState, FederatedAlgorithm, LocalUpdate, ServerState
+from fedbayes.algorithm import Key, Personal, Private, Reply, Shared, State, Update
+from fedbayes.compiling import jit_quickly
+from fedbayes.errors import usable
 from fedbayes.problem.clients import Client
-from fedbayes.problem.problem import Bucket, Problem, naming
-from fedbayes.rounds.wire import decode, encode
+from fedbayes.problem.problem import Problem, naming
+from fedbayes.rounds.chains import fused_block
+from fedbayes.rounds.exchange import Collected, Heard, Round
+from fedbayes.rounds.programs import Programs, client_key, client_secrets
+from fedbayes.rounds.wire import arrays_of, decode, encode
 
-_CHUNK_VALUES = 1 << 19  # rows x draws of one compiled call: its working set stays in cache
-
-
-class Round(NamedTuple):
-    """What one round asks of the clients.
-
-    Attributes
-    ----------
-    shared, personal
-        The broadcast; ``personal`` has a leading axis of all clients.
-    key
-        Of this round; a client's key is ``fold_in(key, index)``.
-    active
-        Places of the clients that take part.
-    variants
-        Local update of each client, by name.
-    """
-
-    shared: Any
-    personal: Any
-    key: Array
-    active: np.ndarray
-    variants: Sequence[str]
-
-
-class Replies(NamedTuple):
-    """What the active clients answered: leading axis in the order of ``Round.active``."""
-
-    messages: Any
-    infos: Any
+# Rows of one compiled call: with some hundred draws each, the working set stays in a processor's cache, or fills an
+# accelerator without filling its memory.
+_CHUNK_ROWS = {"cpu": 1 << 11}
+_CHUNK_ROWS_ELSEWHERE = 1 << 17
 
 
 class Executor(Protocol):
-    """Runs clients' updates and keeps their private states."""
+    """Runs clients' updates and owns their private states."""
 
-    def start(
-        self, algorithm: FederatedAlgorithm, problem: Problem, state: ServerState, key: Array
-    ) -> list[ClientState]:
-        """The clients' initial states, given the server's first broadcast."""
+    def begin(self, phase: int, shared: Shared, key: Key) -> None:
+        """Every client makes its private state for a phase, from the first broadcast."""
         ...
 
-    def run(
-        self, updates: Mapping[str, LocalUpdate], problem: Problem, states: list[ClientState], work: Round
-    ) -> tuple[Replies, list[ClientState]]:
-        """One round of the given local updates, by name."""
+    def run(self, order: Round) -> Heard:
+        """One round."""
+        ...
+
+    def record(self, phase: int, shared: Shared) -> None:
+        """Every client keeps its own part of the draw that the chains have just made."""
+        ...
+
+    def fuse(self, phase: int, block: int) -> Callable | None:
+        """A block of rounds as one program, ``(state, key, first_round, stride, size) -> FusedRounds``, or ``None``."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """The private states and recorded draws, for a checkpoint; empty where clients keep their own."""
+        ...
+
+    def restore(self, saved: bytes) -> None:
+        """Go on from a snapshot; ``begin`` was called for its phase."""
         ...
 
 
-def client_key(key: Array, client: Client) -> Array:
-    """Randomness by identity, never by position in a batch."""
-    return jax.random.fold_in(key, client.index)
+class InProcess(ABC):
+    """What executors in one process share: clients, their secrets, their private states and recorded draws."""
+
+    def __init__(self) -> None:
+        self._programs: Programs
+        self._problem: Problem
+        self._secrets: Key
+        self._states: list[Private] = []
+        self._draws: list[list[np.ndarray]] = []
+
+    def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
+        """Before a fit: the code, the clients with their data, and the fit's key, from which their secrets are made."""
+        self._programs, self._problem = programs, problem
+        self._secrets = client_secrets(key, len(problem.names))
+        self._states, self._draws = [], []
+
+    @abstractmethod
+    def run(self, order: Round) -> Heard:
+        """See :class:`Executor`."""
+
+    def begin(self, phase: int, shared: Shared, key: Key) -> None:
+        """See :class:`Executor`."""
+        algorithm = self._programs.phases[phase].algorithm
+
+        def start(shared: Shared, clients: Client, secrets: Key, key: Key) -> Private:
+            own = lambda client: client_key(secrets[client.index], key)  # noqa: E731
+            return jax.vmap(lambda client: algorithm.init_client(client, shared, own(client)))(clients)
+
+        program = self._programs.kept(("begin", phase), lambda: jit_quickly(start))
+        states = [program(shared, bucket.clients, self._secrets, key) for bucket in self._problem.buckets]
+        self._states, self._draws = jax.tree.map(np.array, states), []
+
+    def record(self, phase: int, shared: Shared) -> None:
+        """See :class:`Executor`."""
+        recording = self._programs.phases[phase].recording
+        assert recording is not None  # noqa: S101
+        draw = self._programs.kept(
+            ("record", phase), lambda: jit_quickly(jax.vmap(recording.private_draw, in_axes=(None, 0)))
+        )
+        self._draws.append([np.asarray(draw(shared, mine))[None] for mine in self._states])
+
+    def recorded(self, place: int) -> np.ndarray:
+        """One client's own part of all draws, shape ``(draw, replicate, m)``."""
+        bucket, at = self._problem.locate(place)
+        return np.concatenate([block[bucket][:, at] for block in self._draws])
+
+    def _private(self, phase: int | None, bucket: int) -> Private:
+        """The private states of a bucket; an update for after the rounds has none."""
+        return () if phase is None else self._states[bucket]
+
+    def _keep(self, phase: int | None, bucket: int, at: np.ndarray | int, new: Private) -> None:
+        """Replace the private states of some clients of a bucket; a failed round has left the old ones."""
+        if phase is None:
+            return
+        everybody = np.arange(len(self._problem.buckets[bucket].members))
+        if np.array_equal(at, everybody):  # nothing to copy, and nothing that would leave the device
+            self._states[bucket] = new
+            return
+
+        def replaced(old: np.ndarray, leaf: Array) -> np.ndarray:
+            old = np.array(old)
+            old[at] = leaf
+            return old
+
+        self._states[bucket] = jax.tree.map(replaced, self._states[bucket], new)
+
+    def fuse(self, phase: int, block: int) -> Callable | None:
+        """See :class:`Executor`."""
+        return None
+
+    def snapshot(self) -> bytes:
+        """See :class:`Executor`."""
+        draws = [np.concatenate(blocks) for blocks in zip(*self._draws, strict=True)]
+        return encode({"states": np.frombuffer(encode(self._states), np.uint8), "draws": draws})
+
+    def restore(self, saved: bytes) -> None:
+        """See :class:`Executor`."""
+        arrays = arrays_of(saved)
+        self._states = decode(arrays.pop("states").tobytes(), self._states)
+        self._draws = [[arrays[f"draws/{b}"] for b in range(len(arrays))]] if arrays else []
 
 
-def _call(update: LocalUpdate, shared: Any, personal: Any, state: Any, client: Client, key: Array) -> Any:
-    return update(shared, personal, state, client, client_key(key, client))
-
-
-def initial_states(
-    algorithm: FederatedAlgorithm, problem: Problem, state: ServerState, key: Array
-) -> list[ClientState]:
-    """The clients' initial states, one stacked pytree per bucket."""
-
-    @jax.jit
-    def start(state: ServerState, clients: Client, key: Array) -> ClientState:
-        shared, _ = algorithm.broadcast(state)
-        return jax.vmap(lambda client: algorithm.init_client(client, shared, client_key(key, client)))(clients)
-
-    return [jax.tree.map(np.array, start(state, bucket.clients, key)) for bucket in problem.buckets]
-
-
-class Batched:
+class Batched(InProcess):
     """All clients of a bucket in one compiled program, chunk by chunk.
 
     Parameters
@@ -100,82 +154,107 @@ class Batched:
     """
 
     def __init__(self, mesh: Mesh | None = None, chunk: int | None = None) -> None:
+        super().__init__()
         if mesh is not None and len(mesh.axis_names) != 1:
             raise ValueError(f"`mesh` has the axes {mesh.axis_names}; clients are shared out over exactly one.")
         self.mesh = mesh
         self.chunk = chunk
-        self._compiled: dict[int, tuple[Callable, LocalUpdate]] = {}
 
-    def start(
-        self, algorithm: FederatedAlgorithm, problem: Problem, state: ServerState, key: Array
-    ) -> list[ClientState]:
+    def run(self, order: Round) -> Heard:
         """See :class:`Executor`."""
-        return initial_states(algorithm, problem, state, key)
-
-    def run(
-        self, updates: Mapping[str, LocalUpdate], problem: Problem, states: list[ClientState], work: Round
-    ) -> tuple[Replies, list[ClientState]]:
-        """See :class:`Executor`."""
-        collected, places, states = [], [], list(states)
-        active = set(work.active.tolist())
-        for b, bucket in enumerate(problem.buckets):
-            for variant, update in updates.items():
-                at = [i for i, p in enumerate(bucket.members) if p in active and work.variants[p] == variant]
+        heard, active = Collected(order, len(self._problem.names)), set(order.active.tolist())
+        for b, bucket in enumerate(self._problem.buckets):
+            for name in dict.fromkeys(order.updates):
+                at = [i for i, p in enumerate(bucket.members) if p in active and order.updates[p] == name]
                 if at:
-                    replies, states[b] = self._bucket(update, bucket, states[b], np.asarray(at), work)
-                    collected.append(replies)
-                    places.append(bucket.members[at])
-        order = np.argsort(np.argsort(work.active))
-        back = np.argsort(np.concatenate(places))[order]
-        stacked = jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *collected)
-        return Replies(*stacked), states
+                    self._bucket(name, b, np.asarray(at), order, heard)
+        return heard.finish()
 
-    def _bucket(
-        self, update: LocalUpdate, bucket: Bucket, states: ClientState, at: np.ndarray, work: Round
-    ) -> tuple[tuple, ClientState]:
-        program = self._program(update)
-        clients, members = bucket.clients, bucket.members
-        size = self._chunk_size(clients, len(at))
-        outputs = []
+    def _bucket(self, name: str, b: int, at: np.ndarray, order: Round, heard: Collected) -> None:
+        """Some clients of one shape, chunk by chunk."""
+        bucket, states = self._problem.buckets[b], self._private(order.phase, b)
+        program = self._program(order.phase, name)
+        draw = self._programs.inputs(order.phase, name, bucket.clients.num_locals)
+        size, after = self._chunk_size(bucket.clients, len(at)), []
         for begin in range(0, len(at), size):
             part = at[begin : begin + size]
-            padded = np.resize(part, size)  # repeat clients to fill the chunk; the copies are dropped
-            places = members[padded]
-            message, state, info = program(work.shared, work.personal, states, clients, padded, places, work.key)
-            outputs.append(
-                (len(part), (message, state, info))
-            )  # dispatched; copied to the host once all are on their way
-        parts = [jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[:n], output) for n, output in outputs]
-        message, state, info = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        return (message, info), _updated(states, at, state)
+            padded = np.resize(part, size)  # repeat clients to fill the chunk; the copies count for nothing
+            places, real = bucket.members[padded], np.arange(size) < len(part)
+            inputs = draw(self._secrets, places, order.shared, order.key)
+            reply, state = program(order.shared, order.personal, states, bucket.clients, padded, places, real, inputs)
+            after.append((len(part), state))
+            heard.add(bucket.members[part], reply)
+        if len(after) == 1 and after[0][0] == size and self.mesh is None:
+            self._keep(order.phase, b, at, after[0][1])
+            return
+        parts = [jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[:n], state) for n, state in after]
+        self._keep(order.phase, b, at, jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
 
-    def batched(self, update: LocalUpdate) -> Callable:
-        """``(shared, personal, states, clients, key)`` for clients along a leading axis, not yet compiled."""
-        batched: Callable = jax.vmap(partial(_call, update), in_axes=(None, 0, 0, 0, None))
+    def batched(self, update: Update) -> Callable:
+        """``(shared, personal, states, clients, inputs)`` for clients along a leading axis, not yet compiled."""
+        batched: Callable = jax.vmap(update.run, in_axes=(None, 0, 0, 0, 0))
         return batched if self.mesh is None else _sharded(batched, self.mesh)
 
-    def _program(self, update: LocalUpdate) -> Callable:
-        if id(update) not in self._compiled:
-            batched = self.batched(update)
+    def _program(self, phase: int | None, name: str) -> Callable:
+        batched = self.batched(self._programs.update(phase, name))
 
-            def program(
-                shared: Any, personal: Any, states: Any, clients: Client, at: Array, places: Array, key: Array
-            ) -> Any:
-                take = partial(jax.tree.map, lambda leaf: leaf[at])
-                mine = jax.tree.map(lambda leaf: leaf[places], personal)
-                return batched(shared, mine, take(states), take(clients), key)
+        def program(
+            shared: Shared,
+            personal: Personal,
+            states: Private,
+            clients: Client,
+            at: Array,
+            places: Array,
+            real: Array,
+            inputs: Any,
+        ) -> tuple[Reply, Private]:
+            take = partial(jax.tree.map, lambda leaf: leaf[at])
+            mine = jax.tree.map(lambda leaf: leaf[places], personal)
+            reply, after = batched(shared, mine, take(states), take(clients), inputs)
+            return reply._replace(total=summed(reply, real)), after
 
-            # the update is kept beside its program, so that its id can't be given to another
-            self._compiled[id(update)] = (jax.jit(program), update)
-        return self._compiled[id(update)][0]
+        return self._programs.kept(("batched", phase, name, self.mesh), lambda: jit_quickly(program))
 
     def _chunk_size(self, clients: Client, num_active: int) -> int:
         members, rows = clients.mask.shape
-        size = self.chunk or max(1, _CHUNK_VALUES // (256 * max(rows, 16)))
+        most = _CHUNK_ROWS.get(jax.default_backend(), _CHUNK_ROWS_ELSEWHERE)
+        size = self.chunk or max(1, most // max(rows, 16))
         devices = 1 if self.mesh is None else self.mesh.size
-        # of few active clients no more copies than to the next power of two, each of which compiles once
+        # few active clients are filled up to a power of two at most; each size compiles once
         fewer = 1 << (num_active - 1).bit_length()
         return -(-min(size, members, fewer) // devices) * devices
+
+    def fuse(self, phase: int, block: int) -> Callable | None:
+        """See :class:`Executor`."""
+        programs, buckets = self._programs, self._problem.buckets
+        (update,) = programs.phases[phase].algorithm.updates.values()
+        members = tuple(tuple(bucket.members.tolist()) for bucket in buckets)
+        devices = 1 if self.mesh is None else self.mesh.size
+        program = programs.kept(
+            ("fused", phase, block, members, self.mesh),
+            # thousands of rounds in one program: what counts is how fast it runs
+            lambda: jax.jit(fused_block(programs.phases[phase], update, self.batched(update), members, devices, block)),
+        )
+
+        def run(state: State, key: Key, first: int, stride: int, size: int) -> Any:
+            clients = [bucket.clients for bucket in buckets]
+            done = program(state, self._states, clients, self._secrets, key, first, stride, size)
+            done = jax.tree.map(np.asarray, done)
+            self._states = done.states
+            self._draws.append([mine[:size] for mine in done.private])
+            return done._replace(theta=done.theta[:size])
+
+        return run
+
+
+def summed(reply: Reply, real: Array | np.ndarray) -> Any:
+    """The sum of ``reply.total`` over the leading axis of clients, of those that are real and usable."""
+    used = usable(reply.code) & real.reshape(real.shape + (1,) * (reply.code.ndim - 1))
+
+    def add(leaf: Array) -> Array:
+        return jnp.sum(jnp.where(used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim)), leaf, 0), axis=0)
+
+    return jax.tree.map(add, reply.total)
 
 
 def _sharded(batched: Callable, mesh: Mesh) -> Callable:
@@ -183,11 +262,11 @@ def _sharded(batched: Callable, mesh: Mesh) -> Callable:
     everywhere = PartitionSpec()
     # check_vma=False: with the default, jax.grad inside shard_map silently sums over the devices
     return jax.shard_map(
-        batched, mesh=mesh, in_specs=(everywhere, axis, axis, axis, everywhere), out_specs=axis, check_vma=False
+        batched, mesh=mesh, in_specs=(everywhere, axis, axis, axis, axis), out_specs=axis, check_vma=False
     )
 
 
-class Sequential:
+class Sequential(InProcess):
     """One client after the other, each named in whatever it raises: for debugging.
 
     Parameters
@@ -197,40 +276,34 @@ class Sequential:
     """
 
     def __init__(self, *, compiled: bool = True) -> None:
+        super().__init__()
         self.compiled = compiled
-        self._programs: dict[int, tuple[Callable, LocalUpdate]] = {}
 
-    def start(
-        self, algorithm: FederatedAlgorithm, problem: Problem, state: ServerState, key: Array
-    ) -> list[ClientState]:
+    def run(self, order: Round) -> Heard:
         """See :class:`Executor`."""
-        return initial_states(algorithm, problem, state, key)
+        heard = Collected(order, len(self._problem.names))
+        for place in order.active.tolist():
+            b, at = self._problem.locate(place)
+            client = jax.tree.map(lambda leaf, at=at: leaf[at], self._problem.buckets[b].clients)
+            personal = jax.tree.map(lambda leaf, place=place: leaf[place], order.personal)
+            with naming(self._problem.names[place], f"the update '{order.updates[place]}'"):
+                reply = self._one(place, order._replace(personal=personal), client)
+            alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], reply)
+            heard.add(np.asarray([place]), alone._replace(total=summed(alone, np.ones(1, bool))))
+        return heard.finish()
 
-    def run(
-        self, updates: Mapping[str, LocalUpdate], problem: Problem, states: list[ClientState], work: Round
-    ) -> tuple[Replies, list[ClientState]]:
-        """See :class:`Executor`."""
-        states, replies = list(states), []
-        for place in work.active:
-            name, (b, at) = problem.names[place], problem.locate(int(place))
-            take = partial(jax.tree.map, lambda leaf, at=at: leaf[at])
-            personal = jax.tree.map(lambda leaf, place=place: leaf[place], work.personal)
-            update = updates[work.variants[place]]
-            with naming(name, f"the local update '{work.variants[place]}'"):
-                message, state, info = self._one(
-                    update, work, personal, take(states[b]), take(problem.buckets[b].clients)
-                )
-            states[b] = _updated(states[b], at, state)
-            replies.append((message, info))
-        return Replies(*jax.tree.map(lambda *leaves: np.stack(leaves), *replies)), states
-
-    def _one(self, update: LocalUpdate, work: Round, personal: Any, state: Any, client: Client) -> Any:
-        if not self.compiled:
-            with jax.disable_jit():
-                return _call(update, work.shared, personal, state, client, work.key)
-        if id(update) not in self._programs:
-            self._programs[id(update)] = (jax.jit(partial(_call, update)), update)
-        return self._programs[id(update)][0](work.shared, personal, state, client, work.key)
+    def _one(self, place: int, order: Round, client: Client) -> Reply:
+        """One client's round; its private state is replaced."""
+        name, (b, at) = order.updates[place], self._problem.locate(place)
+        private = jax.tree.map(lambda leaf: leaf[at], self._private(order.phase, b))
+        draw = self._programs.inputs(order.phase, name, client.num_locals)
+        inputs = jax.tree.map(lambda leaf: leaf[0], draw(self._secrets, np.asarray([place]), order.shared, order.key))
+        update = self._programs.update(order.phase, name).run
+        program = self._programs.kept(("one", order.phase, name), lambda: jit_quickly(update))
+        with nullcontext() if self.compiled else jax.disable_jit():
+            reply, state = (program if self.compiled else update)(order.shared, order.personal, private, client, inputs)
+        self._keep(order.phase, b, at, state)
+        return reply
 
 
 class Loopback(Sequential):
@@ -247,30 +320,16 @@ class Loopback(Sequential):
         self.bytes_down = 0
         self.bytes_up = 0
 
-    def _one(self, update: LocalUpdate, work: Round, personal: Any, state: Any, client: Client) -> Any:
-        request = {"shared": work.shared, "personal": personal, "key": jax.random.key_data(work.key)}
+    def _one(self, place: int, order: Round, client: Client) -> Reply:
+        request = {"shared": order.shared, "personal": order.personal, "key": jax.random.key_data(order.key)}
         sent = encode(request)
-        received = decode(sent, request)
-        key = jax.random.wrap_key_data(received["key"], impl=jax.random.key_impl(work.key))
-        there = work._replace(shared=jax.tree.map(jnp.asarray, received["shared"]), key=key)
-        arrived = jax.tree.map(jnp.asarray, received["personal"])
-        message, state, info = super()._one(update, there, arrived, state, client)
-        reply = encode((message, info))
+        received = jax.tree.map(jnp.asarray, decode(sent, request))
+        key = jax.random.wrap_key_data(received.pop("key"), impl=jax.random.key_impl(order.key))
+        reply = super()._one(place, order._replace(key=key, **received), client)
+        answer = encode(reply)
         self.bytes_down += len(sent)
-        self.bytes_up += len(reply)
-        message, info = jax.tree.map(jnp.asarray, decode(reply, (message, info)))
-        return message, state, info
+        self.bytes_up += len(answer)
+        return jax.tree.map(jnp.asarray, decode(answer, reply))
 
 
-def _updated(states: ClientState, at: np.ndarray | int, new: ClientState) -> ClientState:
-    """The states with some clients' replaced: a copy, so that a failed round leaves the old ones."""
-
-    def replaced(old: np.ndarray, leaf: Array) -> np.ndarray:
-        old = np.array(old)
-        old[at] = leaf
-        return old
-
-    return jax.tree.map(replaced, states, new)
-
-
-EXECUTORS: Mapping[str, Callable[[], Executor]] = {"batched": Batched, "sequential": Sequential, "loopback": Loopback}
+EXECUTORS: Mapping[str, Callable[[], InProcess]] = {"batched": Batched, "sequential": Sequential, "loopback": Loopback}

@@ -2,323 +2,246 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Phase, Sampling
-from fedbayes.errors import FederatedError, ResultCode, usable
-from fedbayes.problem.problem import Problem
-from fedbayes.rounds.chains import DrawBlock, Fused, Pace, draw_of, pace, summary, total
+from fedbayes.algorithm import CONTROL, Phase, Recording, everybody
+from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.chains import Pace, pace, summary
 from fedbayes.rounds.checkpoint import Checkpoint
-from fedbayes.rounds.executors import Batched, Executor, Round
+from fedbayes.rounds.exchange import Heard, Round
+from fedbayes.rounds.executors import Executor
+from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Progress
+from fedbayes.rounds.state import Record, RunState
 
 Participation = float | Callable[[int, Array], np.ndarray]
 
 
-@dataclass
-class Progressing:
-    """Where a fit stands: all that a checkpoint holds.
-
-    Attributes
-    ----------
-    phase
-        Index of the running phase.
-    rounds_in_phase
-        Rounds it has done.
-    state
-        The server's.
-    clients
-        The clients' private states, per bucket.
-    variants
-        Each client's local update.
-    quiet
-        Clients heard since the last round that changed something.
-    converged
-        Whether the last phase has converged.
-    history
-        One record of arrays per round; of a sampler, per block of rounds.
-    draws
-        A sampler's draws so far.
-    """
-
-    phase: int
-    rounds_in_phase: int
-    state: Any
-    clients: list[Any]
-    variants: list[str]
-    quiet: np.ndarray
-    converged: bool
-    history: list[dict[str, np.ndarray]] = field(default_factory=list)
-    draws: list[DrawBlock] = field(default_factory=list)
-
-
-def run_phases(
-    phases: list[Phase],
-    problem: Problem,
-    executor: Executor,
-    key: Array,
-    *,
-    num_rounds: int | None,
-    participation: Participation,
-    progress: Progress,
-    checkpoint: Checkpoint | None,
-    num_draws: int = 1000,
-) -> Progressing:
-    """Run the phases of a method one after the other.
+class Run:
+    """A method at work on the clients of an executor.
 
     Parameters
     ----------
-    phases
-        The algorithms with their budgets.
-    problem
-        Model and clients.
+    programs
+        The method's phases.
+    roster
+        What is known of the clients.
     executor
-        Where the clients' updates run.
+        Where their updates run.
     key
         Of the whole fit; a round's key is ``fold_in(fold_in(key, phase), round)``.
-    num_rounds
-        Budget of the main phase; ``None``: its own.
     participation
-        Fraction of clients per round, drawn afresh, or ``(round, key) -> mask``.
-    progress
-        Told of each round.
-    checkpoint
-        Written after each round, and read at the start.
-    num_draws
-        Draws that a sampler collects.
-
-    Raises
-    ------
-    FederatedError
-        No client could be used and the global is not proper.
+        Fraction of the clients per round, drawn afresh, or ``(round, key) -> mask``.
     """
-    programs = [CompiledServer(phase.algorithm) for phase in phases]
-    current = (
-        None if checkpoint is None else checkpoint.read(lambda p: begin_phase(phases, p, None, problem, executor, key))
-    )
-    if current is None:
-        current = begin_phase(phases, 0, None, problem, executor, key)
-    while True:
-        phase, program = phases[current.phase], programs[current.phase]
-        last = current.phase == len(phases) - 1
-        budget = num_rounds if phase.main and num_rounds is not None else phase.max_rounds
-        if phase.sampling is None:
+
+    def __init__(
+        self,
+        programs: Programs,
+        roster: Roster,
+        executor: Executor,
+        key: Array,
+        participation: Participation = 1.0,
+    ) -> None:
+        self.programs, self.roster, self.executor, self.key = programs, roster, executor, key
+        self.participation = participation
+
+    def begin(self, index: int, before: RunState | None) -> RunState:
+        """Start a phase from the end of the one before it."""
+        phase, server, key = self.programs.phases[index], self.programs.server(index), self._phase_key(index)
+        state = on_host(server.init(key, None if before is None else before.state))
+        shared, _ = server.broadcast(state)
+        self.executor.begin(index, shared, key)
+        return RunState(
+            phase=index,
+            rounds_in_phase=0,
+            state=state,
+            updates=[next(iter(phase.algorithm.updates))] * self.roster.num_clients,
+            settled=np.zeros(self.roster.num_clients, bool),
+            converged=False,
+            history=[] if before is None else before.history,
+        )
+
+    def run(
+        self, num_rounds: int | None, progress: Progress, checkpoint: Checkpoint | None = None, num_draws: int = 1000
+    ) -> RunState:
+        """Run the phases one after the other.
+
+        Parameters
+        ----------
+        num_rounds
+            Budget of the main phase; ``None``: its own.
+        progress
+            Told of each round.
+        checkpoint
+            Written after each round, and read at the start.
+        num_draws
+            Draws that a phase collects whose rounds are draws.
+
+        Raises
+        ------
+        FederatedError
+            No reply could be used and the posterior is not proper without them.
+        """
+        current = None
+        if checkpoint is not None:
+            current = checkpoint.read(lambda index: self.begin(index, None), self.executor)
+        if current is None:
+            current = self.begin(0, None)
+        while True:
+            phase = self.programs.phases[current.phase]
+            budget = num_rounds if phase.main and num_rounds is not None else phase.max_rounds
+            for _ in self._steps(phase, current, budget, num_draws, progress):
+                progress.after_round(current.history[-1])
+                if checkpoint is not None:
+                    checkpoint.write(current, self.executor)
+            if current.phase == len(self.programs.phases) - 1:
+                return current
+            current = self.begin(current.phase + 1, current)
+
+    def _steps(
+        self, phase: Phase, current: RunState, budget: int, num_draws: int, progress: Progress
+    ) -> Iterator[None]:
+        if phase.recording is None:
             progress.start(phase.algorithm.name, None)
-            steps = _rounds(program, phase, problem, executor, current, budget, participation, key)
-        else:
-            phase.sampling.check(current, problem)
-            todo = pace(phase.sampling, current.state, budget, num_draws)
-            progress.start(phase.algorithm.name, todo.draws * todo.stride)
-            steps = _blocks(program, phase.sampling, problem, executor, current, todo, key)
-        for _ in steps:
-            progress.after_round(current.history[-1])
-            if checkpoint is not None:
-                checkpoint.write(current)
-        if last:
-            return current
-        current = begin_phase(phases, current.phase + 1, current, problem, executor, key)
+            return self._rounds(phase, current, budget)
+        phase.recording.check(current)
+        todo = pace(phase.recording, current.state, budget, num_draws)
+        progress.start(phase.algorithm.name, todo.draws * todo.stride)
+        return self._blocks(phase, phase.recording, current, todo)
 
+    def _rounds(self, phase: Phase, current: RunState, budget: int) -> Iterator[None]:
+        """Round after round, until the algorithm has converged or the budget is spent."""
+        while current.rounds_in_phase < budget and not np.all(current.settled):
+            self.round(current, self._needed(phase, current) & self._taking_part(phase, current))
+            yield
 
-def _rounds(
-    program: "CompiledServer",
-    phase: Phase,
-    problem: Problem,
-    executor: Executor,
-    current: Progressing,
-    budget: int,
-    participation: Participation,
-    key: Array,
-) -> Iterator[None]:
-    """Round after round, until the algorithm has converged or the budget is spent."""
-    while current.rounds_in_phase < budget and not np.all(current.quiet):
-        mask = _mask(phase, participation, current, problem, key)
-        run_round(program, problem, executor, current, mask, _round_key(key, current))
-        yield
+    def _blocks(self, phase: Phase, recording: Recording, current: RunState, todo: Pace) -> Iterator[None]:
+        """Blocks of draws, fused into one program each where the executor allows it."""
+        fused = self.executor.fuse(current.phase, todo.block)
+        while (left := todo.draws - sum(map(len, current.draws))) > 0:
+            size = min(todo.block, left)
+            if fused is None:
+                self._one_by_one(phase, recording, current, todo.stride, size)
+            else:
+                self._fused(fused, current, todo.stride, size)
+            recording.check(current)
+            yield
 
+    def _fused(self, fused: Callable, current: RunState, stride: int, size: int) -> None:
+        started, rounds, num = time.perf_counter(), size * stride, self.roster.num_clients
+        done = fused(current.state, self._phase_key(current.phase), current.rounds_in_phase, stride, size)
+        current.state = done.state
+        current.draws.append(done.theta)
+        record = {name: leaf / rounds if leaf.dtype.kind == "f" else leaf for name, leaf in done.totals.items()}
+        sizes = (rounds * int(record.pop("bytes_down")), rounds * int(record.pop("bytes_up")))
+        self._write(current, record, np.ones(num, bool), started, rounds, sizes, current.updates)
 
-def _blocks(
-    program: "CompiledServer",
-    sampling: Sampling,
-    problem: Problem,
-    executor: Executor,
-    current: Progressing,
-    todo: Pace,
-    key: Array,
-) -> Iterator[None]:
-    """A sampler's blocks of draws, fused into one program each where the executor allows it."""
-    phase_key = jax.random.fold_in(key, current.phase)
-    fused = Fused(program.algorithm, executor, problem, todo.block) if isinstance(executor, Batched) else None
-    while (left := todo.draws - sum(len(block.theta) for block in current.draws)) > 0:
-        size = min(todo.block, left)
-        if fused is not None:
-            fused(current, phase_key, todo.stride, size)
-        else:
-            _unfused_block(program, problem, executor, current, key, todo.stride, size)
-        sampling.check(current, problem)
-        yield
+    def _one_by_one(self, phase: Phase, recording: Recording, current: RunState, stride: int, size: int) -> None:
+        """The same rounds one by one."""
+        before, drawn = len(current.history), []
+        server = self.programs.server(current.phase)
+        draw = self.programs.kept(("draw", current.phase), lambda: jax.jit(recording.draw))
+        for _ in range(size):
+            for _ in range(stride):
+                self.round(current, self._needed(phase, current))
+            drawn.append(np.asarray(draw(current.state)))
+            self.executor.record(current.phase, server.broadcast(current.state)[0])
+        current.draws.append(np.stack(drawn))
+        current.history[before:] = [summary(current.history[before:])]
 
+    def round(self, current: RunState, mask: np.ndarray) -> None:
+        """One round of the clients in ``mask``; ``current`` is changed in place."""
+        started, key = time.perf_counter(), self._round_key(current)
+        algorithm, server = self.programs.phases[current.phase].algorithm, self.programs.server(current.phase)
+        active, updates = np.flatnonzero(mask), current.updates
+        record: Record = {"code": np.full(len(mask), ResultCode.INACTIVE)}
+        sizes = (0, 0)
+        if len(active):
+            shared, personal = server.broadcast(current.state)
+            order = Round(current.phase, shared, personal, key, active, updates)
+            heard = self.executor.run(order)
+            current.state, info = on_host(server.aggregate(current.state, heard.replies, key))
+            record = info | heard.infos | {"code": heard.codes}
+            current.updates = algorithm.choose(updates, record)
+            self._settle(current, mask, heard, record, changed=current.updates != updates)
+            sizes = (heard.bytes_down, heard.bytes_up)
+        self._write(current, record, mask, started, 1, sizes, updates if len(active) else None)
 
-def _unfused_block(
-    program: "CompiledServer",
-    problem: Problem,
-    executor: Executor,
-    current: Progressing,
-    key: Array,
-    stride: int,
-    size: int,
-) -> None:
-    """The same rounds one by one."""
-    before, drawn = len(current.history), []
-    for _ in range(size):
-        for _ in range(stride):
-            needed = program.algorithm.participants
-            mask = np.ones(len(problem.names), bool) if needed is None else np.asarray(needed(current.state))
-            run_round(program, problem, executor, current, mask, _round_key(key, current))
-        drawn.append(jax.tree.map(np.asarray, draw_of(program.algorithm, current.state, current.clients)))
-    current.draws.append(jax.tree.map(lambda *leaves: np.stack(leaves), *drawn))
-    current.history[before:] = [summary(current.history[before:])]
+    def _settle(self, current: RunState, mask: np.ndarray, heard: Heard, record: Record, *, changed: bool) -> None:
+        """Whether every client has been heard since the last round that changed something."""
+        # a client that has just changed its update must be heard once more
+        settled = bool(np.all(record["converged"])) and not changed
+        current.settled = (current.settled | mask) if settled else np.zeros(len(mask), bool)
+        used = heard.replies.used[mask]
+        current.converged = bool(np.all(current.settled)) and bool(np.all(used))
+        if not np.any(used) and not np.all(record.get("proper", True)):
+            self._give_up(current, heard.codes)
 
+    def _write(
+        self,
+        current: RunState,
+        record: Record,
+        mask: np.ndarray,
+        started: float,
+        rounds: int,
+        sizes: tuple[int, int],
+        updates: list[str] | None = None,
+    ) -> None:
+        """Note down what one or several rounds brought."""
+        noted = {name: value for name, value in record.items() if name not in CONTROL}
+        noted["solver"] = np.asarray([""] * len(mask) if updates is None else updates)
+        noted |= {"active": mask, "rounds": np.asarray(rounds)}
+        noted |= {"bytes_down": np.asarray(sizes[0]), "bytes_up": np.asarray(sizes[1])}
+        noted["phase"] = np.asarray(self.programs.phases[current.phase].algorithm.name)
+        noted["seconds"] = np.asarray(time.perf_counter() - started)
+        current.history.append(noted)
+        current.rounds_in_phase += rounds
 
-def begin_phase(
-    phases: list[Phase], index: int, before: Progressing | None, problem: Problem, executor: Executor, key: Array
-) -> Progressing:
-    """A phase before its first round, started from the phase before it."""
-    algorithm = phases[index].algorithm
-    phase_key = jax.random.fold_in(key, index)
-    state = _on_host(jax.jit(algorithm.init)(phase_key, None if before is None else before.state))
-    variants = [next(iter(algorithm.local_updates))] * len(problem.names)
-    return Progressing(
-        phase=index,
-        rounds_in_phase=0,
-        state=state,
-        clients=executor.start(algorithm, problem, state, phase_key),
-        variants=variants,
-        quiet=np.zeros(len(problem.names), bool),
-        converged=False,
-        history=[] if before is None else before.history,
-    )
-
-
-def _on_host(tree: Any) -> Any:
-    """Plain arrays: JAX's weak types would compile every program a second time in round two."""
-    return jax.tree.map(np.asarray, tree)
-
-
-def _round_key(key: Array, current: Progressing) -> Array:
-    return jax.random.fold_in(jax.random.fold_in(key, current.phase), current.rounds_in_phase)
-
-
-class CompiledServer:
-    """The server's half, compiled once."""
-
-    def __init__(self, algorithm: FederatedAlgorithm) -> None:
-        self.algorithm = algorithm
-        self.broadcast = jax.jit(algorithm.broadcast)
-        self.aggregate = jax.jit(algorithm.aggregate)
-
-
-def run_round(
-    program: CompiledServer, problem: Problem, executor: Executor, current: Progressing, mask: np.ndarray, key: Array
-) -> None:
-    """One round: broadcast, local updates of the clients in ``mask``, aggregate; ``current`` is changed in place."""
-    started = time.perf_counter()
-    algorithm, num_clients = program.algorithm, len(problem.names)
-    active = np.flatnonzero(mask)
-    codes = np.full(num_clients, ResultCode.INACTIVE)
-    record: dict[str, np.ndarray] = {"code": codes}
-    if len(active):
-        shared, personal = program.broadcast(current.state)
-        replies, current.clients = executor.run(
-            algorithm.local_updates, problem, current.clients, Round(shared, personal, key, active, current.variants)
-        )
-        codes_active = np.asarray(replies.infos["code"])
-        full = jax.tree.map(lambda leaf: _scattered(leaf, active, num_clients), replies.messages)
-        good = usable(codes_active)
-        used = np.zeros((num_clients, *codes_active.shape[1:]), bool)
-        used[active] = good
-        codes = np.full(used.shape, ResultCode.INACTIVE)
-        codes[active] = codes_active
-        messages, used = _reduced(algorithm, full, used)
-        current.state, info = _on_host(program.aggregate(current.state, messages, used, key))
-        infos = {name: _scattered_info(np.asarray(leaf), active, num_clients) for name, leaf in replies.infos.items()}
-        infos["code"] = codes
-        variants = np.asarray(current.variants)
-        current.variants = algorithm.choose(current.variants, infos | info)
-        record = {name: np.asarray(leaf) for name, leaf in info.items()} | infos | {"solver": variants}
-        quiet = bool(np.all(record.pop("converged")))
-        # a client that changes its solver has the last word still to say
-        quiet &= list(current.variants) == variants.tolist()
-        current.quiet = (current.quiet | mask) if quiet else np.zeros(num_clients, bool)
-        heard = np.all(good.reshape(len(active), -1), axis=1)
-        current.converged = bool(np.all(current.quiet)) and bool(np.all(heard))
-        if not np.any(good) and algorithm.posterior is not None:
-            _give_up_if_improper(algorithm.posterior, algorithm.name, current, problem, codes)
-    record["active"] = mask
-    record["phase"] = np.asarray(algorithm.name)
-    record["seconds"] = np.asarray(time.perf_counter() - started)
-    current.history.append(record)
-    current.rounds_in_phase += 1
-
-
-def _scattered(leaf: np.ndarray, active: np.ndarray, num: int) -> np.ndarray:
-    if len(active) == num:
-        return leaf
-    full = np.zeros((num, *leaf.shape[1:]), leaf.dtype)
-    full[active] = leaf
-    return full
-
-
-def _scattered_info(leaf: np.ndarray, active: np.ndarray, num: int) -> np.ndarray:
-    full = (
-        np.full((num, *leaf.shape[1:]), np.nan)
-        if leaf.dtype.kind == "f"
-        else np.zeros((num, *leaf.shape[1:]), leaf.dtype)
-    )
-    full[active] = leaf
-    return full
-
-
-def _reduced(algorithm: FederatedAlgorithm, messages: Any, used: np.ndarray) -> tuple[Any, np.ndarray]:
-    if algorithm.reduction == "stack":
-        return messages, used
-    return total(messages, used, np), np.sum(used, axis=0)
-
-
-def _give_up_if_improper(
-    posterior: Callable, phase: str, current: Progressing, problem: Problem, codes: np.ndarray
-) -> None:
-    proper = jax.vmap(lambda q: q.is_proper())(posterior(current.state))
-    if not np.all(np.asarray(proper)):
-        reasons = {name: ResultCode(int(np.max(code))).meaning for name, code in zip(problem.names, codes, strict=True)}
+    def _give_up(self, current: RunState, codes: np.ndarray) -> None:
+        names, phase = self.roster.names, self.programs.phases[current.phase].algorithm.name
+        reasons = {name: ResultCode(int(np.max(code))).meaning for name, code in zip(names, codes, strict=True)}
         raise FederatedError(
-            f"Round {current.rounds_in_phase + 1} of phase '{phase}': no client's message could be used, and "
-            f"the posterior is "
-            f"not proper without them: {reasons}. Try proper priors on the globals, or other scales of the data; "
-            "`executor='sequential'` names the client in whatever the model raises."
+            f"Round {current.rounds_in_phase + 1} of phase '{phase}': no client's message could be used, and the "
+            f"posterior is not proper without them: {reasons}. Try proper priors on the globals, or other scales of "
+            "the data; `executor='sequential'` names the client in whatever the model raises."
         )
 
+    def _phase_key(self, index: int) -> Array:
+        return jax.random.fold_in(self.key, index)
 
-def _mask(phase: Phase, participation: Participation, current: Progressing, problem: Problem, key: Array) -> np.ndarray:
-    num = len(problem.names)
-    if phase.full_participation:
-        return np.ones(num, bool)
-    round_key = jax.random.fold_in(_round_key(key, current), num)
-    if callable(participation):
-        mask = np.asarray(participation(current.rounds_in_phase, round_key))
-        if mask.shape != (num,) or mask.dtype != bool:
-            raise ValueError(
-                f"`participation` returned shape {mask.shape} and dtype {mask.dtype}; return one boolean per client, "
-                f"shape ({num},)."
-            )
+    def _round_key(self, current: RunState) -> Array:
+        return jax.random.fold_in(self._phase_key(current.phase), current.rounds_in_phase)
+
+    def _needed(self, phase: Phase, current: RunState) -> np.ndarray:
+        """The clients that the algorithm asks for."""
+        if phase.algorithm.participants is everybody:
+            return np.ones(self.roster.num_clients, bool)
+        return np.asarray(self.programs.server(current.phase).participants(current.state))
+
+    def _taking_part(self, phase: Phase, current: RunState) -> np.ndarray:
+        """The clients that take part, by the user's choice."""
+        num, participation = self.roster.num_clients, self.participation
+        if phase.full_participation or participation == 1.0:
+            return np.ones(num, bool)
+        key = jax.random.fold_in(self._round_key(current), num)
+        if callable(participation):
+            mask = np.asarray(participation(current.rounds_in_phase, key))
+            if mask.shape != (num,) or mask.dtype != bool:
+                raise ValueError(
+                    f"`participation` returned shape {mask.shape} and dtype {mask.dtype}; return one boolean per "
+                    f"client, shape ({num},)."
+                )
+            return mask
+        mask = np.zeros(num, bool)
+        mask[np.asarray(jax.random.permutation(key, num))[: max(1, round(participation * num))]] = True
         return mask
-    if participation == 1.0:
-        return np.ones(num, bool)
-    count = max(1, round(participation * num))
-    mask = np.zeros(num, bool)
-    mask[np.asarray(jax.random.permutation(round_key, num))[:count]] = True
-    return mask
+
+
+def on_host(tree: Any) -> Any:
+    """NumPy arrays: between rounds there are no weak types, which would compile everything twice."""
+    return jax.tree.map(np.asarray, tree)

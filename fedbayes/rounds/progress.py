@@ -10,7 +10,7 @@ class Progress(Protocol):
     """Told of each round."""
 
     def start(self, phase: str, total: int | None) -> None:
-        """A phase begins, of so many rounds where that is known; its first round compiles."""
+        """A phase begins; ``total`` is its number of rounds, where that is known. Its first round compiles."""
         ...
 
     def after_round(self, record: dict[str, np.ndarray]) -> None:

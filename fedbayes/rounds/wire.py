@@ -7,10 +7,15 @@ import jax
 import numpy as np
 
 
+def _name(path: Any) -> str:
+    """A leaf's path in its pytree, such as ``sites/shift``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+
+
 def named_arrays(tree: Any) -> dict[str, np.ndarray]:
-    """A pytree's leaves by their path."""
+    """A pytree's leaves by their path, such as ``sites/shift``."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path) or "value": np.asarray(leaf) for path, leaf in leaves}
+    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def encode(tree: Any) -> bytes:
@@ -18,6 +23,12 @@ def encode(tree: Any) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **named_arrays(tree))
     return buffer.getvalue()
+
+
+def arrays_of(content: bytes) -> dict[str, np.ndarray]:
+    """The named arrays in ``content``, from :func:`encode`; pickled objects are never loaded."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def decode(content: bytes, template: Any) -> Any:
@@ -35,10 +46,9 @@ def decode(content: bytes, template: Any) -> Any:
     ValueError
         Other names, shapes or dtypes than expected; pickled objects are never loaded.
     """
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+    arrays = arrays_of(content)
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    names = [jax.tree_util.keystr(path) or "value" for path, _ in leaves]
+    names = [_name(path) for path, _ in leaves]
     if set(names) != set(arrays):
         raise ValueError(f"A message holds the arrays {sorted(arrays)}; expected {sorted(names)}.")
     for name, (_, leaf) in zip(names, leaves, strict=True):

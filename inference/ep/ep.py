@@ -12,64 +12,48 @@ server takes the step ``s_k <- s_k + eta (new - s_k)`` with ``eta`` small enough
 proper.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info, Phase
-from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, kl_divergence, where, whitener
+from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Update
+from fedbayes.answer import Diagnostic, whiteners
+from fedbayes.gaussian import Gaussian, packed, unpacked, where, whitener
+from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
+from fedbayes.inference.ep.client import Shared, SiteMessage, local_update
 from fedbayes.inference.ep.step import (
     NOISE_TARGET,
     EPState,
     all_proper,
     convex,
     damping,
+    divergence,
     largest_proper_step,
-    rms_change,
     smallest_eigenvalue,
 )
 from fedbayes.inference.local import solvers
 from fedbayes.inference.local.moments import Estimator, covariance_inversion, diagonal_regression, score_regression
-from fedbayes.inference.local.nuts import NUM_CHAINS
-from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, cold_start
+from fedbayes.inference.local.tilted import (
+    LocalSite,
+    Tilted,
+    cold_chains,
+    cold_start,
+    with_evidence,
+)
 from fedbayes.inference.merging.merge import MergeState
 from fedbayes.inference.merging.one_shot import OneShot, one_shot
-from fedbayes.inference.mode import ModeState, federated_mode
-from fedbayes.problem.clients import Client
+from fedbayes.inference.mode import ModeState, mode_phase
 from fedbayes.problem.prior import Prior
-from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
 
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
-
-
-class SiteMessage(NamedTuple):
-    """What a client sends: its site, ``d + d^2`` numbers (the matrix is symmetric), its log scale, and its noise.
-
-    Attributes
-    ----------
-    site
-        Natural parameters; the precision is a vector ``(d,)`` for diagonal sites.
-    noise
-        Expected squared Monte Carlo error of the global that this site causes, in posterior sds, summed over
-        coordinates.
-    """
-
-    site: Gaussian
-    noise: Array
-
-
-class Shared(NamedTuple):
-    """The broadcast: mean and variances of the global, for warm starts and for the scale of errors."""
-
-    mean: Array
-    variance: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +72,11 @@ class EP:
         Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for
         it, so that ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
     init
-        ``"mode"``: sites start at the federated mode and curvature (a few Newton rounds, cheaper than EP's), where
-        cavities are narrow and moments easy; ``"prior"``: at one, so that the first cavity is the prior; ``"laplace"``
-        or ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination, one round instead of several.
+        ``"laplace"``: in an opening round every client sends the Laplace approximation of its factor times the prior,
+        the prior divided out; ``"newton"``: sites start at the clients' expansions, after as many Newton rounds as make
+        all cavities proper, mostly one; ``"auto"``: whichever of the two takes fewer exchanges, see :meth:`start`;
+        ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first cavity is the prior;
+        ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination.
     moments
         ``"score"`` (score regression) or ``"covariance"`` (classical, for comparison).
     family
@@ -107,19 +93,20 @@ class EP:
     num_draws: int | None = None
     solver: Literal["auto", "importance", "nuts", "laplace", "variational"] = "auto"
     damping: float | None = None
-    init: Literal["mode", "prior", "laplace", "gaussian_product"] = "mode"
+    init: Literal["auto", "laplace", "newton", "mode", "prior", "gaussian_product"] = "auto"
     moments: Literal["score", "covariance"] = "score"
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02
     num_replicates: int = 4
-    needs_rows = False
+    needs_rows: ClassVar[bool] = False
+    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def __post_init__(self) -> None:
         if self.damping is not None and not 0.0 < self.damping <= 1.0:
             raise ValueError(f"`damping` is {self.damping}; it is the step of a round and lies in (0, 1].")
         for name, known in (
             ("solver", (*_SOLVERS, "auto")),
-            ("init", ("mode", "prior", "laplace", "gaussian_product")),
+            ("init", _STARTS),
             ("moments", tuple(_MOMENTS)),
         ):
             if getattr(self, name) not in known:
@@ -144,89 +131,133 @@ class EP:
         if self.num_draws <= 2 * size + 2:
             raise ValueError(
                 f"`num_draws` is {self.num_draws}, but {size} globals need more than {2 * size + 2} draws to be "
-                f"regressed on. "
-                f"Write at least {1 << (4 * size + 7).bit_length()}, or leave it out."
+                f"regressed on. Write at least {1 << (4 * size + 7).bit_length()}, or leave it out."
             )
         return self.num_draws
 
-    def phases(self, problem: Problem) -> list[Phase]:
-        """Newton rounds to the federated mode where the start asks for them, then EP."""
-        num_draws = self.draws_for(problem.globals.size)
-        ep = Phase(_algorithm(self, problem, num_draws), 30, False)
-        if self.init == "mode":
-            return [Phase(federated_mode(problem, num_draws=64), 25, True, main=False, once=True), ep]
-        if self.init == "prior":
-            return [ep]
-        combination = OneShot(combine=self.init, num_replicates=1)
-        return [one_shot(combination, problem)._replace(main=False, once=True), ep]
+    def phases(self, roster: Roster) -> list[Phase]:
+        """What the start asks for, then EP."""
+        num_draws = self.draws_for(roster.size)
+        ep = Phase(algorithm=_algorithm(self, roster, num_draws), max_rounds=30)
+        start = self.start(roster)
+        if start == "newton":
+            return [mode_phase(roster, tolerance=0.1, max_rounds=25, ready=_startable), ep]
+        if start == "mode":
+            return [mode_phase(roster, tolerance=0.1, max_rounds=25), ep]
+        if start == "gaussian_product":
+            combination = OneShot(combine="gaussian_product", num_replicates=1)
+            return [replace(one_shot(combination, roster), main=False, once=True), ep]
+        return [ep]
+
+    def start(self, roster: Roster) -> str:
+        """Where EP starts: ``init``, and for ``"auto"`` what takes fewer exchanges by all that a server knows.
+
+        That is ``"laplace"`` where most rows are at clients who can find the globals by themselves: the prior is
+        Gaussian, there are no local latents (a joint mode can be far from the globals' own), and at most half of the
+        rows are at clients with fewer than two rows a global, below which a binary outcome's likelihood has no maximum
+        as often as not (Cover 1965). Under a flat prior every client must have as many. It is ``"newton"`` elsewhere.
+        """
+        if self.init != "auto":
+            return self.init
+        thin = roster.rows < 2 * roster.size
+        needs_all = roster.prior.is_flat() and bool(np.any(thin))
+        if roster.prior.gaussian is None or np.any(roster.num_locals) or needs_all:
+            return "newton"
+        return "laplace" if roster.rows[thin].sum() <= 0.5 * roster.rows.sum() else "newton"
+
+    def answer(self, roster: Roster, run: RunState) -> EPAnswer:
+        """Prior times sites."""
+        return EPAnswer(run)
 
 
 _MOMENTS: Mapping[str, Estimator] = {"score": score_regression, "covariance": covariance_inversion}
 _SOLVERS = ("importance", "nuts", "laplace", "variational")
+_STARTS = ("auto", "laplace", "newton", "mode", "prior", "gaussian_product")
 
 
 def make_solvers(config: EP, num_draws: int) -> dict[str, solvers.Solver]:
     """The local solvers a configuration may use, its first choice first."""
     estimator = diagonal_regression if config.family == "diagonal" else _MOMENTS[config.moments]
-    known: dict[str, solvers.Solver] = {
-        "importance": partial(solvers.importance, num_draws=num_draws, estimator=estimator),
-        "importance_more": partial(solvers.importance, num_draws=8 * num_draws, estimator=estimator),
-        "nuts": partial(solvers.nuts, num_draws=max(1024, num_draws), num_warmup=30, estimator=estimator),
-        "laplace": solvers.laplace,
-        "variational": partial(solvers.variational, num_draws=num_draws),
+    known = {
+        "importance": solvers.importance(num_draws=num_draws, estimator=estimator),
+        "importance_more": solvers.importance(num_draws=8 * num_draws, estimator=estimator),
+        "nuts": solvers.nuts(num_draws=max(1024, num_draws), num_warmup=30, estimator=estimator),
+        "laplace": solvers.laplace(),
+        "variational": solvers.variational(num_draws=num_draws),
     }
     names = ("importance", "importance_more", "nuts") if config.solver == "auto" else (config.solver,)
     return {name: known[name] for name in names}
 
 
-def _algorithm(config: EP, problem: Problem, num_draws: int) -> FederatedAlgorithm:
-    prior, num_clients = problem.prior, len(problem.names)
+def _algorithm(config: EP, roster: Roster, num_draws: int) -> Algorithm:
+    prior, size = roster.prior, roster.size
     diagonal = config.family == "diagonal"
-    chosen = make_solvers(config, num_draws)
-    refine: solvers.Solver = partial(solvers.importance, num_draws=num_draws, estimator=score_regression)
-
-    def init(key: Array, previous: ModeState | MergeState | None) -> EPState:
-        infinity = jnp.full((), jnp.inf)
-        start = prior.gaussian
-        if start is None:  # a wide cavity: what a non-Gaussian prior looks like as a whole
-            wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
-            start = _prior_site(prior, refine, wide, wide, key).site
-        state = EPState(Gaussian.neutral(prior.size, (num_clients,)), start, jnp.ones(()), infinity)
-        if previous is None:
-            return state
-        # where the factors are not log-concave, the expansions at the mode may leave a cavity improper: then their
-        # convex part may do
-        bent = state._replace(sites=_in_family(convex(previous.sites, previous.best), diagonal))
-        exact = state._replace(sites=_in_family(previous.sites, diagonal), prior=previous.prior)
-        for candidate in (bent, exact):
-            state = jax.tree.map(partial(jnp.where, all_proper(candidate)), candidate, state)
-        return state
+    refine = solvers.importance(num_draws=num_draws, estimator=score_regression)
 
     def broadcast(state: EPState) -> tuple[Shared, Gaussian]:
-        everybody = state.global_()
-        mean, covariance = everybody.moments()
-        cavities = jax.vmap(lambda site: (everybody - site).symmetrised())(state.sites)
-        return Shared(mean, jnp.diagonal(covariance)), cavities
+        cavities = jax.vmap(lambda site: packed(state.global_() - site))(state.sites)
+        return Shared(*state.moments(), state.opening), cavities
 
-    return FederatedAlgorithm(
+    def update(solver: solvers.Solver) -> Update:
+        return Update(
+            run=partial(local_update, solver, diagonal),
+            inputs=lambda key, shared, num_locals: solver.inputs(key, size + num_locals),
+        )
+
+    return Algorithm(
         name="EP",
-        init=init,
-        init_client=_init_client,
+        init=partial(_init, roster, refine, diagonal, config.start(roster) == "laplace"),
         broadcast=broadcast,
-        local_updates={name: partial(_local_update, solver, diagonal) for name, solver in chosen.items()},
-        choose=partial(_choose, config, prior.size),
+        init_client=lambda client, shared, key: cold_chains(cold_start(size + client.num_locals)),
+        updates={name: update(solver) for name, solver in make_solvers(config, num_draws).items()},
         aggregate=partial(_aggregate, config, prior, refine),
-        posterior=EPState.global_,
-        reduction="stack",
+        choose=partial(_choose, config, size),
     )
 
 
+def _init(
+    roster: Roster,
+    refine: solvers.Solver,
+    diagonal: bool,
+    opening: bool,
+    key: Array,
+    previous: ModeState | MergeState | None,
+) -> EPState:
+    """Sites of one, or those of the phase before, as far as they leave every cavity proper."""
+    prior, infinity = roster.prior, jnp.full((), jnp.inf)
+    start = prior.gaussian
+    if start is None:  # a wide cavity: what a non-Gaussian prior looks like as a whole
+        wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
+        start = _prior_site(prior, refine, wide, wide, key).site
+    white = _whitener_of(start)
+    sites, opens = Gaussian.neutral(prior.size, (roster.num_clients,)), jnp.asarray(opening)
+    state = EPState(sites, start, white, jnp.ones(()), infinity, opens)
+    if previous is None:
+        return state
+    # where the factors are not log-concave, the expansions may leave a cavity improper: then their convex part may do
+    only_convex = state._replace(sites=_in_family(convex(previous.sites, previous.best), diagonal))
+    exact = state._replace(sites=_in_family(previous.sites, diagonal), prior=previous.prior)
+    for candidate in (only_convex, exact):
+        candidate = candidate._replace(white=whitener(candidate.global_().precision))
+        proper = all_proper(candidate, jnp.eye(prior.size))
+        state = jax.tree.map(partial(jnp.where, proper), candidate, state)
+    return state
+
+
+def _whitener_of(start: Gaussian) -> Array:
+    """Of the first global; a prior that is known before the fit costs no program."""
+    if isinstance(start.precision, jax.core.Tracer):
+        return whitener(start.precision)
+    return jnp.asarray(whiteners(np.asarray(start.precision)[None])[0])
+
+
 def _aggregate(
-    config: EP, prior: Prior, refine: solvers.Solver, state: EPState, messages: SiteMessage, used: Array, key: Array
+    config: EP, prior: Prior, refine: solvers.Solver, state: EPState, replies: Replies, key: Array
 ) -> tuple[EPState, Info]:
     """The server's half of a round: refine the prior's site, choose the step, take it."""
-    old = state.global_()
-    proposed = _expanded(messages.site) if config.family == "diagonal" else messages.site
+    old, used = state.global_(), replies.used
+    messages: SiteMessage = replies.each
+    proposed = _expanded(messages.site) if config.family == "diagonal" else unpacked(messages.site)
     target = where(used, proposed, state.sites)
     prior_target = state.prior
     if prior.gaussian is None:
@@ -234,23 +265,26 @@ def _aggregate(
         prior_target = where(_usable(refined), refined.site, state.prior)
     noise = jnp.sqrt(jnp.sum(jnp.where(used, messages.noise, 0.0)) / prior.size)
     wanted = damping(noise, state.change) if config.damping is None else jnp.asarray(config.damping)
-    wanted = jnp.minimum(wanted, state.ceiling)
+    wanted = jnp.where(state.opening, 1.0, jnp.minimum(wanted, state.ceiling))
     moved, step = largest_proper_step(state, target, prior_target, wanted)
-    new = moved.global_()
-    change = jnp.where(step > 0, rms_change(new, old) / step, jnp.inf)
-    change = jnp.where(jnp.any(used), change, state.change)
+    kl = divergence(moved, state)
+    # ``sqrt(2 KL / d)``: for a shift of the mean, its root mean square in posterior sds
+    rms = jnp.sqrt(jnp.maximum(2.0 * kl, 0.0) / prior.size)
+    change = jnp.where(step > 0, rms / step, jnp.inf)
+    change = jnp.where(jnp.any(used), jnp.where(jnp.isfinite(change), change, jnp.inf), state.change)
     oscillates = (change > state.change) & (change > 4.0 * noise) & (change > config.tolerance)
     # no smaller change is to be had: the last two rounds differ by noise alone
     noise_limited = (change <= 5.0 * noise) & (change > 0.5 * state.change) & (noise <= NOISE_TARGET)
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
-    moved = moved._replace(ceiling=ceiling, change=change)
+    moved = moved._replace(ceiling=ceiling, change=change, opening=state.opening & ~jnp.any(used))
     info = {
-        "kl": kl_divergence(new, old),
+        "kl": kl,
         "change": change,
         "monte_carlo_noise": noise,
         "step": step,
-        "smallest_cavity_eigenvalue": jax.vmap(lambda site: smallest_eigenvalue(new, new - site))(moved.sites),
-        "converged": (change <= config.tolerance) | noise_limited,
+        "smallest_cavity_eigenvalue": jax.vmap(partial(smallest_eigenvalue, moved.white))(moved.sites),
+        "converged": ((change <= config.tolerance) | noise_limited) & ~state.opening,
+        "proper": jnp.all(jnp.isfinite(moved.white)),
     }
     return moved, info
 
@@ -269,68 +303,22 @@ def _choose(config: EP, size: int, variants: Sequence[str], infos: Mapping[str, 
     return np.where(per_client["heavy_tailed"] > 0.5, "nuts", chosen).tolist()  # of most replicates
 
 
-def _init_client(client: Client, shared: Shared, key: Array) -> Warm:
-    size = client.program.globals.size + client.num_locals
-    return Warm(cold_start(size), jnp.full((NUM_CHAINS, size), jnp.nan), jnp.full((), 0.5))
-
-
-def _local_update(
-    solver: solvers.Solver,
-    diagonal: bool,
-    shared: Shared,
-    cavity: Gaussian,
-    warm: Warm,
-    client: Client,
-    key: Array,
-) -> tuple[SiteMessage, Warm, Info]:
-    tilted = Tilted(client, cavity)
-    warm = warm._replace(position=_better_start(tilted, warm.position, shared.mean))
-    found = solver(tilted, warm, key)
-    scale = jnp.where(jnp.isfinite(shared.variance), shared.variance, 0.0)
-    noise = scale @ found.shift_variance + 0.5 * scale @ found.precision_variance @ scale
-    site = found.site
-    if diagonal:
-        site = Gaussian(site.shift, jnp.diagonal(site.precision), site.log_scale)
-    broken = jnp.where(jnp.isfinite(tilted.log_density(warm.position)), ResultCode.IMPROPER, ResultCode.NOT_FINITE)
-    code = jnp.where(_usable(found), ResultCode.OK, broken)
-    heavy_tailed = ~jnp.asarray(found.reliable)
-    info = {
-        "code": jnp.where(heavy_tailed & (code == ResultCode.OK), ResultCode.UNRELIABLE, code),
-        "heavy_tailed": heavy_tailed,
-        "k_hat": found.k_hat,
-        "effective_draws": found.effective,
-        "influence": _influence(cavity, found.site),
-        "noise": noise,
-    }
-    keep = _usable(found)
-    new_warm = jax.tree.map(lambda new, old: jnp.where(keep, new, old), found.warm, warm)
-    return SiteMessage(site, jnp.where(jnp.isfinite(noise), noise, 0.0)), new_warm, info
-
-
-def _better_start(tilted: Tilted, last: Array, mean: Array) -> Array:
-    """Newton's start: the last mode, or the global mean with the last locals, whichever is likelier."""
-    other = jnp.concatenate([jnp.where(jnp.isfinite(mean), mean, last[: mean.shape[0]]), last[mean.shape[0] :]])
-    return jnp.where(tilted.log_density(other) >= tilted.log_density(last), other, last)
+def _startable(state: ModeState) -> Array:
+    """Whether the expansions, or their convex parts, leave every cavity proper."""
+    identity = jnp.eye(state.best.shape[0])
+    only_convex = state._replace(sites=convex(state.sites, state.best))
+    return all_proper(state, identity) | all_proper(only_convex, identity)
 
 
 def _usable(found: LocalSite) -> Array:
     return jnp.all(jnp.isfinite(found.site.shift)) & jnp.all(jnp.isfinite(found.site.precision))
 
 
-def _influence(cavity: Gaussian, site: Gaussian) -> Array:
-    """How far the client moves everybody else's mean, in the cavity's sds (root mean square)."""
-    white = whitener(cavity.precision)
-    without = white.T @ (white @ cavity.shift)
-    with_, _ = (cavity + site).moments()
-    gap = with_ - without
-    return jnp.sqrt(gap @ cavity.precision @ gap / cavity.size)
-
-
-def _prior_site(prior: Prior, solver: Callable, cavity: Gaussian, everybody: Gaussian, key: Array) -> LocalSite:
+def _prior_site(prior: Prior, solver: solvers.Solver, cavity: Gaussian, everybody: Gaussian, key: Array) -> LocalSite:
     """The prior refined at the server, as if it were one more client."""
     mean, _ = everybody.moments()
-    warm = Warm(mean, jnp.zeros((NUM_CHAINS, prior.size)), jnp.ones(()))
-    return solver(Tilted(prior, cavity.symmetrised()), warm, jax.random.fold_in(key, 0))
+    found = solver.run(Tilted(prior, cavity.symmetrised()), cold_chains(mean), solver.inputs(key, prior.size))
+    return found._replace(site=with_evidence(found.site, cavity, found.log_evidence))
 
 
 def _expanded(site: Gaussian) -> Gaussian:

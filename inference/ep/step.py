@@ -1,13 +1,13 @@
 """The server's step in EP: towards the clients' new sites, as far as noise and propriety allow."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import Gaussian, kl_divergence, whitener
+from fedbayes.gaussian import Gaussian, log_det, whitener
 
 NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that needs no damping
 _IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
@@ -23,20 +23,44 @@ class EPState(NamedTuple):
         The clients' sites, leading axis of clients.
     prior
         The prior's site: exact for a Gaussian prior, refined at the server otherwise.
+    white
+        Whitener of the global's precision, shape ``(d, d)``; not finite where the global is improper.
     ceiling
         Largest step allowed, lowered when the iteration oscillates.
     change
-        Of the last round, see ``info``.
+        Of the last round, see ``info``; infinite where it is not known.
+    opening
+        Whether the coming round is the opening one, in which clients send Laplace approximations.
     """
 
     sites: Gaussian
     prior: Gaussian
+    white: Array
     ceiling: Array
     change: Array
+    opening: Array
 
     def global_(self) -> Gaussian:
         """The posterior: prior times sites, summed afresh so that it always equals the product."""
         return (self.prior + self.sites.summed()).symmetrised()
+
+    def moments(self) -> tuple[Array, Array]:
+        """Mean and variances of the global, shapes ``(d,)``; not finite where it is improper."""
+        everybody = self.prior.shift + jnp.sum(self.sites.shift, axis=0)
+        return self.white.T @ (self.white @ everybody), jnp.sum(self.white**2, axis=0)
+
+
+class Product(Protocol):
+    """A prior times the clients' sites."""
+
+    @property
+    def sites(self) -> Gaussian:
+        """Leading axis of clients."""
+        ...
+
+    def global_(self) -> Gaussian:
+        """The product."""
+        ...
 
 
 def damping(noise: Array, last_change: Array) -> Array:
@@ -48,48 +72,57 @@ def damping(noise: Array, last_change: Array) -> Array:
 def largest_proper_step(
     state: EPState, target: Gaussian, prior_target: Gaussian, wanted: Array
 ) -> tuple[EPState, Array]:
-    """Back off from the wanted step until the global and every cavity are proper; no step as the last resort."""
+    """Back off from the wanted step until the global and every cavity are proper; no step as the last resort.
+
+    A trust region besides: no direction of a proper global loses more than nine tenths of its precision in one round.
+    """
 
     def at(step: Array) -> EPState:
         mix = partial(jax.tree.map, lambda old, new: old + step * (new - old))
         return state._replace(sites=mix(state.sites, target).symmetrised(), prior=mix(state.prior, prior_target))
 
-    white = whitener(state.global_().precision)
-    was_proper = jnp.all(jnp.isfinite(white))
-
-    def keeps_enough(new: EPState) -> Array:
-        """A trust region: no direction loses more than nine tenths of its precision in one round."""
-        relative = white @ new.global_().precision @ white.T - 0.1 * jnp.eye(white.shape[0])
-        return jnp.all(jnp.isfinite(whitener(relative))) | ~was_proper
+    was_proper = jnp.all(jnp.isfinite(state.white))
+    identity = jnp.eye(state.white.shape[0])
 
     def fails(carry: tuple[Array, Array]) -> Array:
         step, tries = carry
         new = at(step)
-        return ~(all_proper(new) & keeps_enough(new)) & (tries < _MAX_BACKOFF)
+        relative = state.white @ new.global_().precision @ state.white.T - 0.1 * identity
+        kept = jnp.where(was_proper, relative, identity)
+        return ~all_proper(new, kept) & (tries < _MAX_BACKOFF)
 
     step, tries = jax.lax.while_loop(fails, lambda carry: (_BACKOFF * carry[0], carry[1] + 1), (wanted, jnp.asarray(0)))
     step = jnp.where(tries < _MAX_BACKOFF, step, 0.0)
-    moved = jax.tree.map(lambda new, old: jnp.where(step > 0, new, old), at(step), state)
-    return moved, step
+    moved = at(step)
+    moved = moved._replace(white=whitener(moved.global_().precision))
+    return jax.tree.map(lambda new, old: jnp.where(step > 0, new, old), moved, state), step
 
 
-def all_proper(state: EPState) -> Array:
-    """Whether the global and every cavity are proper."""
-    everybody = state.global_()
-    white = whitener(everybody.precision)
+def all_proper(state: Product, other: Array) -> Array:
+    """Whether the global, every cavity, and one ``other`` matrix of the same size are positive definite."""
+    everybody = state.global_().precision
+    # one elimination for all that is known from the start: the time to compile is that of the number of eliminations
+    white, other_white = jax.vmap(whitener)(jnp.stack([everybody, other]))
 
     def cavity_is_proper(site: Gaussian) -> Array:
-        relative = white @ (everybody.precision - site.precision) @ white.T
+        relative = white @ (everybody - site.precision) @ white.T
         return jnp.all(jnp.isfinite(whitener(relative + _IMPROPER_SLACK * jnp.eye(white.shape[0]))))
 
-    return jnp.all(jnp.isfinite(white)) & jnp.all(jax.vmap(cavity_is_proper)(state.sites))
+    return jnp.all(jnp.isfinite(white) & jnp.isfinite(other_white)) & jnp.all(jax.vmap(cavity_is_proper)(state.sites))
 
 
-def smallest_eigenvalue(everybody: Gaussian, cavity: Gaussian) -> Array:
-    """Smallest eigenvalue of the cavity's precision in units of the global's: 0 for a client that decides alone."""
-    white = whitener(everybody.precision)
+def smallest_eigenvalue(white: Array, site: Gaussian) -> Array:
+    """Smallest eigenvalue of the cavity's precision in units of the global's: 0 for a client that decides alone.
+
+    Parameters
+    ----------
+    white
+        Whitener of the global's precision.
+    site
+        The client's, whose share of the global has the largest eigenvalue that is sought.
+    """
+    share = white @ site.precision @ white.T
     eye = jnp.eye(white.shape[0])
-    share = eye - white @ cavity.precision @ white.T  # of the site; its largest eigenvalue is sought
 
     def square(_: int, matrix: Array) -> Array:
         matrix = matrix @ matrix
@@ -99,9 +132,12 @@ def smallest_eigenvalue(everybody: Gaussian, cavity: Gaussian) -> Array:
     return 1.0 - jnp.sum(power * share) / jnp.trace(power)
 
 
-def rms_change(new: Gaussian, old: Gaussian) -> Array:
-    """``sqrt(2 KL(new || old) / d)``: for a shift of the mean, its root mean square in posterior sds."""
-    return jnp.sqrt(jnp.maximum(2.0 * kl_divergence(new, old), 0.0) / new.size)
+def divergence(new: EPState, old: EPState) -> Array:
+    """``KL(new || old)`` of two proper globals, in nats, from their whiteners."""
+    gap, precision = new.moments()[0] - old.moments()[0], old.global_().precision
+    log_ratio = log_det(new.white) - log_det(old.white)
+    covariance = new.white.T @ new.white
+    return 0.5 * (jnp.sum(precision * covariance) + gap @ precision @ gap - gap.shape[0] + log_ratio)
 
 
 def convex(sites: Gaussian, position: Array) -> Gaussian:

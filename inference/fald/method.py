@@ -1,121 +1,27 @@
-"""Federated averaging Langevin dynamics, FA-LD (Deng, Zhang, Ma, Song and Lin, UAI 2024, algorithms 1 to 4).
+"""FA-LD as a method: its options, its phases, its answer. :mod:`fedbayes.inference.fald.rounds` has the mathematics."""
 
-Clients start each round at the server's position and run K local Langevin steps; the server averages. With the client
-energies ``f_c = -log f_c(theta, z) / p_c - log p(theta)``, so that ``sum_c p_c f_c`` is the energy of the joint
-posterior with the prior counted once,
-
-    u_c <- u_c - eta (grad_u f_c - own_c + total) + sqrt(2 eta tau) (rho xi + sqrt((1 - rho^2) / p_c) xi_c)
-    v_c <- v_c + eta grad_v log f_c               + sqrt(2 eta tau) zeta_c
-
-with noise ``xi`` shared by all clients and ``xi_c``, ``zeta_c`` private. ``u`` are the globals in the federation's
-shared coordinates and ``v`` the client's locals in its own (:mod:`fedbayes.inference.coordinates`); ``own_c`` and
-``total`` are the control variate: the client's and everybody's gradient at an anchor. A local enters one client's
-energy only, so its step is that of the joint target: no ``1 / p_c``, neither in its gradient nor in its noise.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, Sampling, same_variants
-from fedbayes.errors import ResultCode
-from fedbayes.inference.coordinates import Coordinates, Own, own_coordinates, shared_coordinates
-from fedbayes.inference.fald import checks as fald_checks
-from fedbayes.inference.fald.plan import Plan, make_plan, no_plan
-from fedbayes.inference.local.energy import Energy
-from fedbayes.inference.mode import ModeState, federated_mode
+from fedbayes.algorithm import Phase, Recording
+from fedbayes.answer import Diagnostic
+from fedbayes.inference.fald import checks
+from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
+from fedbayes.inference.fald.options import Options
+from fedbayes.inference.fald.plan import Plan
+from fedbayes.inference.fald.rounds import langevin, locals_of, position
+from fedbayes.inference.mode import mode_phase
 from fedbayes.inference.options import client_weights
-from fedbayes.problem.clients import Client
-from fedbayes.problem.prior import Prior
-from fedbayes.problem.problem import Problem
-
-if TYPE_CHECKING:
-    from fedbayes.rounds.loop import Progressing
-
-Schedule = Callable[[Any], Any]
-
-
-class FALDState(NamedTuple):
-    """The server's state.
-
-    Attributes
-    ----------
-    position
-        The chain, in the shared coordinates, shape ``(d,)``.
-    coordinates
-        What maps it to the globals.
-    plan
-        Step size, local steps, rounds per draw, and what theory says of them.
-    total
-        Everybody's gradient at the anchor, shape ``(d,)``.
-    round
-        Rounds done.
-    counts
-        How often each client counts in the coming round, shape ``(N,)``: its weight, or how often it was drawn.
-    noise
-        Data of the key of the coming round's shared noise.
-    """
-
-    position: Array
-    coordinates: Coordinates
-    plan: Plan
-    total: Array
-    round: Array
-    counts: Array
-    noise: Array
-
-
-class Shared(NamedTuple):
-    """The broadcast, see :class:`FALDState`."""
-
-    position: Array
-    coordinates: Coordinates
-    step_size: Array
-    smoothness: Array
-    convexity: Array
-    local_steps: Array
-    total: Array
-    round: Array
-    noise: Array
-
-
-class Private(NamedTuple):
-    """What a client keeps: its locals in its own coordinates ``(m,)``, what maps them, its gradient at the anchor."""
-
-    v: Array
-    coordinates: Own
-    own: Array
-
-
-class Message(NamedTuple):
-    """A client's contribution times its count, and the count: sums over clients make weighted means.
-
-    Attributes
-    ----------
-    position
-        Where its steps ended, shape ``(d,)``.
-    slope
-        The gradient of its energy where they began.
-    own
-        The gradient at the anchor.
-    weight
-        Of the three.
-    """
-
-    position: Array
-    slope: Array
-    own: Array
-    weight: Array
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class FALD:
+class FALD(Options):
     """Federated averaging Langevin dynamics.
 
     Parameters
@@ -128,8 +34,8 @@ class FALD:
         optax schedule; ``None``: the largest that keeps the bias predicted to first order below ``bias`` and is at
         most ``1 / (2 L)``.
     noise_correlation
-        ``rho`` in ``[0, 1]``: 1 shares all noise, which is never less accurate and cheapest; less leaves the clients
-        private noise, which privacy needs.
+        ``rho`` in ``[0, 1]``: with 1 the clients share all noise, which is cheapest and never less accurate; with less
+        they have private noise too, which privacy needs.
     temperature
         ``tau``: draws follow the posterior to the power ``1 / tau``.
     weights
@@ -150,11 +56,11 @@ class FALD:
         and biases the posterior where it bites.
     control_variate
         Each client's gradient is shifted by ``total - own_c``, the gradients at an anchor, so that local steps of
-        heterogeneous clients no longer drift apart: with the anchor at the mode exact in the mean for quadratic
-        energies, far from it a bias of its own. It is the control variate of VR-FALD* (Plassier, Moulines and Durmus
-        2022). The conducive gradients of FSGLD (el Mekkaoui et al. 2021) need a likelihood surrogate of each client
-        instead; here one gradient at the federated mode does. ``None``: yes, with ``init="mode"`` and without
-        ``clip``.
+        heterogeneous clients no longer drift apart. With the anchor at the mode the mean is exact for quadratic
+        energies; an anchor far from it causes a bias of its own. It is the control variate of VR-FALD* (Plassier,
+        Moulines and Durmus 2022). The conducive gradients of FSGLD (el Mekkaoui et al. 2021) need a likelihood
+        surrogate of each client instead; here one gradient at the federated mode is enough. ``None``: yes, with
+        ``init="mode"`` and without ``clip``.
     refresh
         Move the anchor to the chain every so many rounds; ``None``: it stays at the start.
     preconditioner
@@ -174,30 +80,7 @@ class FALD:
         Limit of the rounds; fewer rounds per draw are made where it asks for it.
     """
 
-    local_steps: int | None = None
-    step_size: float | str | Schedule | None = None
-    noise_correlation: float = 1.0
-    temperature: float = 1.0
-    weights: str | Mapping[str, float] = "rows"
-    scheme: Literal["full", "with_replacement", "without_replacement"] = "full"
-    num_active: int | None = None
-    allow_unbalanced: bool = False
-    batch_size: int | None = None
-    clip: float | None = None
-    control_variate: bool | None = None
-    refresh: int | None = None
-    preconditioner: Literal["dense", "diagonal", "none"] = "dense"
-    init: Literal["mode", "zero"] = "mode"
-    bias: float = 0.02
-    num_chains: int = 4
-    num_warmup: int = 100
-    thinning: int | None = None
-    max_rounds: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        if self.control_variate is None:
-            object.__setattr__(self, "control_variate", self.init == "mode" and self.clip is None)
-        fald_checks.check_options(self)
+    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property
     def num_replicates(self) -> int:
@@ -209,206 +92,49 @@ class FALD:
         """Whether gradients are taken row by row."""
         return self.batch_size is not None or self.clip is not None
 
-    def phases(self, problem: Problem) -> list[Phase]:
+    def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds to the federated mode where the start asks for them, then the chains."""
-        weights = client_weights(self.weights, problem)
-        fald_checks.check_problem(self, problem, weights)
-        chains = Phase(_algorithm(self, problem, weights), self.max_rounds, True, _sampling(self))
+        weights = client_weights(self.weights, roster)
+        checks.check_roster(self, roster, weights)
+        chains = Phase(
+            algorithm=langevin(self, roster, weights),
+            max_rounds=self.max_rounds,
+            full_participation=True,
+            recording=_recording(self, roster),
+        )
         if self.init == "zero":
             return [chains]
-        return [Phase(federated_mode(problem, num_draws=64, tolerance=1e-3), 50, True, main=False, once=True), chains]
+        return [mode_phase(roster, tolerance=1e-3, max_rounds=50), chains]
 
-
-def _sampling(config: FALD) -> Sampling:
-    def first(plan: Plan) -> Plan:
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[0], plan)  # the same for all chains
-
-    def check(current: "Progressing", problem: Problem) -> None:
-        if current.rounds_in_phase == 0:
-            fald_checks.check_start(current, problem, config, first(current.state.plan))
-        else:
-            fald_checks.check_alive(current, problem, config, first(current.state.plan))
-
-    return Sampling(
-        num_warmup=config.num_warmup,
-        temperature=config.temperature,
-        stride=lambda state: config.thinning or int(np.nan_to_num(first(state.plan).rounds_per_draw, nan=1.0)),
-        check=check,
-        report=lambda state: {k: float(v) for k, v in first(state.plan)._asdict().items() if np.ndim(v) == 0},
-    )
-
-
-def _algorithm(config: FALD, problem: Problem, weights: np.ndarray) -> FederatedAlgorithm:
-    prior, size = problem.prior, problem.prior.size
-    everybody = jnp.asarray(weights)
-    has_locals = any(bucket.clients.num_locals for bucket in problem.buckets)
-
-    def init(key: Array, previous: ModeState | None) -> FALDState:
-        start_key, noise_key, choose_key = jax.random.split(key, 3)
-        coordinates = shared_coordinates(previous, size, config.preconditioner, config.init)
-        plan, position = no_plan(config, weights), jnp.zeros(size)
-        if previous is not None:
-            plan = make_plan(config, previous, coordinates, weights, has_locals=has_locals)
-            spread = jax.random.normal(start_key, (size,)) * jnp.sqrt(config.temperature)
-            position = coordinates.from_whitened(spread, previous.global_().precision)
-        # the total at the anchor is everybody's
-        counts = everybody if config.control_variate else _counts(config, everybody, choose_key)
-        noise = jax.random.key_data(noise_key)
-        return FALDState(position, coordinates, plan, jnp.zeros(size), jnp.zeros(()), counts, noise)
-
-    def broadcast(state: FALDState) -> tuple[Shared, Array]:
-        plan = state.plan
-        shared = Shared(
-            position=state.position,
-            coordinates=state.coordinates,
-            step_size=plan.step_size,
-            smoothness=plan.smoothness,
-            convexity=plan.convexity,
-            local_steps=plan.local_steps,
-            total=state.total,
-            round=state.round,
-            noise=state.noise,
+    def answer(self, roster: Roster, run: RunState) -> ChainsAnswer:
+        """The draws."""
+        plan = _plan(run)
+        numbers = {name: float(value) for name, value in plan._asdict().items() if np.ndim(value) == 0}
+        return ChainsAnswer(
+            roster, run, num_warmup=self.num_warmup, temperature=self.temperature or 1.0, numbers=numbers
         )
-        return shared, state.counts
 
-    return FederatedAlgorithm(
-        name="FALD",
-        init=init,
-        init_client=partial(_init_client, prior, everybody),
-        broadcast=broadcast,
-        local_updates={"langevin": partial(_local_update, config, prior, everybody)},
-        choose=same_variants,
-        aggregate=partial(_aggregate, config, everybody),
-        posterior=None,
-        reduction="sum",
-        draw=lambda state: state.coordinates.globals_at(state.position),
-        private_draw=(lambda shared, own: own.coordinates.locals_at(shared.position, own.v)) if has_locals else None,
-        participants=lambda state: state.counts > 0,
+
+def _plan(run: RunState) -> Plan:
+    return _first(run.state.plan)
+
+
+def _first(plan: Plan) -> Plan:
+    """Of the first chain: it is the same for all."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], plan)
+
+
+def _recording(config: FALD, roster: Roster) -> Recording:
+    def check(run: RunState) -> None:
+        if run.rounds_in_phase == 0:
+            checks.check_start(run, roster, config, _plan(run))
+        else:
+            checks.check_alive(run, roster, config, _plan(run))
+
+    return Recording(
+        draw=position,
+        private_draw=locals_of,
+        stride=lambda state: config.thinning or int(np.nan_to_num(_first(state.plan).rounds_per_draw, nan=1.0)),
+        num_warmup=config.num_warmup,
+        check=check,
     )
-
-
-def _init_client(prior: Prior, weights: Array, client: Client, shared: Shared, key: Array) -> Private:
-    """Private coordinates and the gradient at the anchor, which is the origin of the shared coordinates."""
-    own, weight = own_coordinates(client, shared.coordinates), weights[client.index]
-    origin, v = jnp.zeros(prior.size), jnp.zeros(client.num_locals)
-    slope, _ = Energy(prior, weight, weight, client, shared.coordinates, own).slopes(origin, v, key)
-    return Private(jax.random.normal(key, v.shape), own, slope)
-
-
-def _step_size(config: FALD, shared: Shared, iteration: Array) -> Array:
-    """``eta_k`` at the local iteration ``k``."""
-    if callable(config.step_size):
-        return jnp.asarray(config.step_size(iteration), jnp.float64)
-    if config.step_size == "decaying":
-        return 1.0 / (2.0 * shared.smoothness + shared.convexity * iteration / 12.0)
-    return shared.step_size
-
-
-def _local_update(
-    config: FALD,
-    prior: Prior,
-    weights: Array,
-    shared: Shared,
-    count: Array,
-    private: Private,
-    client: Client,
-    key: Array,
-) -> tuple[Message, Private, Info]:
-    weight, rho, size = weights[client.index], config.noise_correlation, prior.size
-    energy = Energy(
-        prior, weight, weight, client, shared.coordinates, private.coordinates, config.batch_size, config.clip
-    )
-    common_key = jax.random.wrap_key_data(shared.noise, impl=jax.random.key_impl(key))
-    correction = jnp.zeros(size)
-    if config.control_variate:  # before the first round nobody knows the total
-        correction = jnp.where(shared.round > 0, shared.total - private.own, 0.0)
-
-    def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        u, v, first = carry
-        batch_key, noise_key = jax.random.split(jax.random.fold_in(key, k))
-        slope, slope_v = energy.slopes(u, v, batch_key)
-        eta = _step_size(config, shared, shared.round * shared.local_steps + k)
-        noise, noise_v = _noise(rho, weight, size, client.num_locals, jax.random.fold_in(common_key, k), noise_key)
-        scale = jnp.sqrt(2.0 * eta * config.temperature)
-        u = u - eta * (slope + correction) + scale * noise
-        v = v - eta * slope_v + scale * noise_v
-        return u, v, jnp.where(k == 0, slope, first)
-
-    begin = (shared.position, private.v, jnp.zeros(size))
-    u, v, first = jax.lax.fori_loop(0, shared.local_steps.astype(int), step, begin)
-    fine = jnp.all(jnp.isfinite(u)) & jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(first))
-    active = count > 0
-    own = private.own
-    if config.refresh is not None:
-        own = jnp.where(_anchor_moves(config.refresh, shared.round), first, own)
-    after = private._replace(v=v, own=own)
-    after = jax.tree.map(lambda new, old: jnp.where(fine & active, new, old), after, private)
-    # a gradient without noise would undo what clipping is for
-    reported = first if config.clip is None else jnp.full_like(first, jnp.nan)
-    sent = own if config.control_variate else jnp.zeros(size)
-    message = Message(count * u, count * reported, count * sent, count)
-    info = {
-        "code": jnp.where(active, jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE), ResultCode.INACTIVE),
-        "gradient_norm": jnp.where(active, jnp.sqrt(jnp.sum(reported**2)), 0.0),
-        "drift": jnp.where(active, jnp.sqrt(jnp.mean((u - shared.position) ** 2)), 0.0),
-        "participation": active.astype(float),
-    }
-    return message, after, info
-
-
-def _noise(
-    rho: float, weight: Array, size: int, num_locals: int, common_key: Array, own_key: Array
-) -> tuple[Array, Array]:
-    """``rho xi + sqrt((1 - rho^2) / p_c) xi_c`` and ``zeta_c`` of one step."""
-    private_globals = 0 if rho == 1.0 else size
-    drawn = jax.random.normal(own_key, (private_globals + num_locals,))
-    noise = jnp.zeros(size) if rho == 0.0 else rho * jax.random.normal(common_key, (size,))
-    if private_globals:
-        noise = noise + jnp.sqrt((1.0 - rho**2) / weight) * drawn[:size]
-    return noise, drawn[private_globals:]
-
-
-def _anchor_moves(refresh: int, round_: Array) -> Array:
-    return (jnp.mod(round_, refresh) == 0) & (round_ > 0)
-
-
-def _aggregate(
-    config: FALD, weights: Array, state: FALDState, messages: Message, used: Array, key: Array
-) -> tuple[FALDState, Info]:
-    """Weighted means of what the clients sent; the first round only learns the total at the anchor."""
-    choose_key, noise_key = jax.random.split(key)
-    everything = jax.tree.map(lambda leaf: leaf / messages.weight, messages)
-    position, total = everything.position, state.total
-    if config.control_variate:
-        learns = state.round == 0
-        position = jnp.where(learns, state.position, position)
-        if config.refresh is not None:
-            learns |= _anchor_moves(config.refresh, state.round)
-        total = jnp.where(learns, everything.own, total)
-    position = jnp.where(messages.weight > 0, position, state.position)
-    new = state._replace(
-        position=position,
-        total=total,
-        round=state.round + 1.0,
-        counts=_counts(config, weights, choose_key),
-        noise=jax.random.key_data(noise_key),
-    )
-    info = {
-        "converged": jnp.array(False),
-        "position": state.position,
-        "slope": everything.slope,
-        "slope_position": state.position * everything.slope / (config.temperature or 1.0),
-    }
-    return new, info
-
-
-def _counts(config: FALD, weights: Array, key: Array) -> Array:
-    """How often each client counts in a round: its weight, or by scheme I or II."""
-    num = weights.shape[0]
-    active = config.num_active or num
-    if config.scheme == "with_replacement":
-        drawn = jax.random.choice(key, num, (active,), p=weights)
-        return jnp.sum(jax.nn.one_hot(drawn, num, dtype=weights.dtype), axis=0)
-    if config.scheme == "without_replacement":
-        return (jax.random.permutation(key, num) < active).astype(weights.dtype)
-    return weights

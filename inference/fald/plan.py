@@ -11,7 +11,7 @@ that is: discretisation, and the drift of clients with unequal curvatures. Deriv
 (:mod:`fedbayes.inference.fald.theory`); the paper has bounds only.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,9 @@ from jax import Array
 
 from fedbayes.gaussian import whitener
 from fedbayes.inference.coordinates import Coordinates
+from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.theory import covariance_inflation, participation_share
 from fedbayes.inference.mode import ModeState
-
-if TYPE_CHECKING:
-    from fedbayes.inference.fald.method import FALD
 
 _MOST_STEPS = 100  # local steps of the default
 _ITERATIONS = 200  # of the power method
@@ -60,7 +58,7 @@ class Plan(NamedTuple):
     participation_bias: Array
 
 
-def no_plan(config: "FALD", weights: np.ndarray) -> Plan:
+def no_plan(config: Options, weights: np.ndarray) -> Plan:
     """The user's own numbers, with nothing known of the curvature."""
     unknown = jnp.full((), jnp.nan)
     eta = _first_step(config, unknown, unknown)
@@ -79,7 +77,7 @@ def no_plan(config: "FALD", weights: np.ndarray) -> Plan:
 
 
 def make_plan(
-    config: "FALD", mode: ModeState, coordinates: Coordinates, weights: np.ndarray, *, has_locals: bool
+    config: Options, mode: ModeState, coordinates: Coordinates, weights: np.ndarray, *, has_locals: bool
 ) -> Plan:
     """Choose what the user left open, with a predicted bias of at most ``config.bias``.
 
@@ -121,8 +119,8 @@ def make_plan(
     )
 
 
-def _first_step(config: "FALD", smooth: Array, default: Array) -> Array:
-    """The first step of those that the user gave, if it is a step at all; else the default."""
+def _first_step(config: Options, smooth: Array, default: Array) -> Array:
+    """The step at iteration 0 if it is positive, else the default."""
     step = config.step_size
     if callable(step):
         first = jnp.asarray(step(jnp.zeros(())), jnp.float64)
@@ -162,7 +160,7 @@ def largest_eigenvalue(matrix: Array) -> Array:
     return x @ matrix @ x
 
 
-def participation_bias(config: "FALD", num: int) -> float:
+def participation_bias(config: Options, num: int) -> float:
     """``sqrt(r) - 1`` with the inflation r of partial participation, for equal weights."""
     if config.scheme == "full" or config.num_active is None:
         return 0.0

@@ -23,6 +23,9 @@ import numpy as np
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
+from fedbayes.inference.fald.method import FALD
+from fedbayes.inference.options import client_weights
+
 if TYPE_CHECKING:
     from fedbayes.results.fit import FederatedFit
 
@@ -32,7 +35,9 @@ _LEAST_RATIO = 1e-5  # below it dp-accounting loses digits; the bound at a large
 _BASIC = (
     "neighbours differ in one record of one client; uploads, broadcasts and the shared noise are public",
     "`sensitivity` holds at every value of the globals, as it does where each record's gradient is clipped",
-    "a client draws its private noise, and a fresh batch in every step, from a key that nobody else knows",
+    "a client draws its private noise, and a fresh batch in every step, from a key that nobody else knows: so it is "
+    "where each client keeps a secret of its own, but not in the executors of one process (batched, sequential, "
+    "loopback), which make all secrets from the fit's key, so that whoever knows this key can redraw the noise",
     "nothing else computed from the records is released, such as a start at their mode, or a step size tuned on them",
 )
 _UNSOUND = (
@@ -151,9 +156,6 @@ def mechanism_of(fit: "FederatedFit") -> Mechanism:
     ValueError
         Something else than noisy steps was computed from the records, or their sensitivity is not bounded.
     """
-    from fedbayes.inference.fald.method import FALD
-    from fedbayes.inference.options import client_weights
-
     config = fit.method
     if not isinstance(config, FALD):
         raise TypeError(f"The fit is by {type(config).__name__}; only FALD's steps have noise to account for.")
@@ -162,7 +164,7 @@ def mechanism_of(fit: "FederatedFit") -> Mechanism:
             f"The fit has `init={config.init!r}` and `control_variate={config.control_variate}`: a mode, curvatures "
             "or gradients were sent without noise. Write `FALD(init='zero', step_size=..., clip=...)`."
         )
-    problem, rounds = fit._problem, int(fit.rounds["rounds"].sum())
+    roster, rounds = fit.roster, int(fit.rounds["rounds"].sum())
     steps, largest = int(fit.rounds.attrs["local_steps"]), config.step_size
     if callable(largest):
         largest = float(np.max(np.asarray(largest(np.arange(rounds * steps)))))
@@ -170,11 +172,11 @@ def mechanism_of(fit: "FederatedFit") -> Mechanism:
         step_size=float(largest),  # type: ignore[arg-type]  # a number where the start is zero
         local_steps=steps,
         num_rounds=rounds,
-        num_clients=len(problem.names),
-        num_active=config.num_active or len(problem.names),
+        num_clients=roster.num_clients,
+        num_active=config.num_active or roster.num_clients,
         scheme=config.scheme,
-        weights=client_weights(config.weights, problem).tolist(),
-        num_rows=problem.num_rows().astype(int).tolist(),
+        weights=client_weights(config.weights, roster).tolist(),
+        num_rows=roster.rows.astype(int).tolist(),
         batch_size=config.batch_size,
         noise_correlation=config.noise_correlation,
         temperature=config.temperature,

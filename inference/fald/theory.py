@@ -21,7 +21,7 @@ from scipy.linalg import solve_continuous_lyapunov
 
 
 class Moments(NamedTuple):
-    """Mean ``(d,)`` and covariance ``(d, d)``: the whole law where everybody takes part, for it is Gaussian then."""
+    """Mean ``(d,)`` and covariance ``(d, d)``; if all clients take part the law is Gaussian, and they determine it."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -338,7 +338,7 @@ def _floor(constants: Constants, lag: int, rho: float) -> float:
 def plan(constants: Constants, accuracy: float, local_steps: int, *, rho: float = 0.0) -> tuple[float, int]:
     """The largest step, and local iterations enough, for which theorem 5.9 promises W2 up to ``accuracy`` (derived).
 
-    Each of the bound's two terms gets half. As sure as the theorem, and as wasteful.
+    Each of the bound's two terms gets half. It is as safe as the theorem, and as conservative.
     """
     floor = constants.convexity * _floor(constants, local_steps - 1, rho)
     step = min(constants.largest_step, accuracy**2 / (4.0 * floor))

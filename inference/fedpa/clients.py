@@ -2,27 +2,26 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbayes.algorithm import its_key, no_inputs
 from fedbayes.gaussian import Gaussian
-from fedbayes.inference.coordinates import Coordinates, own_coordinates
+from fedbayes.inference.coordinates import Coordinates, local_coordinates
+from fedbayes.inference.fedpa.options import STEPPING, Options
 from fedbayes.inference.fedpa.shrinkage import shrunk_delta, shrunk_factor, shrunk_precision
 from fedbayes.inference.local.energy import Energy
 from fedbayes.inference.local.moments import TiltedDraws, covariance_inversion
 from fedbayes.inference.local.sgd import Steps, covariance_factor, gradient_samples
-from fedbayes.inference.local.subposterior import Subposterior, Summariser, Summary, samplers
+from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary, samplers
 from fedbayes.inference.local.tilted import cold_start
+from fedbayes.inference.merging.estimators import ESTIMATORS, affordable
 from fedbayes.inference.merging.merge import LocalSummary
-from fedbayes.inference.merging.options import ESTIMATORS, affordable
 from fedbayes.problem.clients import Client
-from fedbayes.problem.problem import Problem
-
-if TYPE_CHECKING:
-    from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.problem.roster import Roster
 
 Private = Any
 
@@ -77,7 +76,13 @@ class Factor(NamedTuple):
     rho: Array
 
 
-LocalDelta = Callable[[Shared, Private, Client, Array], tuple[Delta, Private]]
+class LocalDelta(NamedTuple):
+    """A client's way to its delta: ``run`` is ``(shared, private, client, inputs) -> (delta, private)``."""
+
+    run: Callable[[Shared, Private, Client, Any], tuple[Delta, Private]]
+    inputs: Callable[[Array, Any, int], Any] = its_key
+
+
 LocalFactor = Callable[[Shared, Private, Client, Array], tuple[Factor, Private]]
 
 
@@ -106,24 +111,24 @@ class Clients(NamedTuple):
     retry: str | None
 
 
-def make_clients(config: "FedPA", problem: Problem, weights: np.ndarray) -> Clients:
+def make_clients(config: Options, roster: Roster, weights: np.ndarray) -> Clients:
     """The clients of a configured FedPA."""
-    if config.sampler in ("iasg", "sgld"):
-        return _stepping(config, problem, jnp.asarray(weights))
-    return _sampling(config, problem, jnp.asarray(weights))
+    if config.sampler in STEPPING:
+        return _stepping(config, roster, jnp.asarray(weights))
+    return _sampling(config, roster, jnp.asarray(weights))
 
 
-def _sampling(config: "FedPA", problem: Problem, weights: Array) -> Clients:
-    """Draws of the whole subposterior, which is the same wherever the server is: drawn once in a phase, then kept."""
-    size, share = problem.globals.size, jnp.asarray(1.0 / len(problem.names))
+def _sampling(config: Options, roster: Roster, weights: Array) -> Clients:
+    """Clients that draw from their whole subposterior. It does not depend on the server: they draw once in a phase."""
+    size, share = roster.size, jnp.asarray(1.0 / roster.num_clients)
     covariance = "score"  # of the curvature at the mode, nothing is drawn
     if config.sampler != "laplace":
         covariance = affordable(config.covariance or "score", config.samples_for(size), size)
     shrinks, num = covariance == "shrinkage", config.samples_for(size)
     ways = samplers(config.sampler, num, num if shrinks else 0, ESTIMATORS[covariance])
 
-    def found(sampler: Summariser, client: Client, start: Array, key: Array) -> Summary:
-        return sampler(Subposterior(client, problem.prior, share), start, key)
+    def inputs(sampler: Sampler) -> Callable[[Array, Shared, int], Any]:
+        return lambda key, shared, num_locals: sampler.inputs(key, size + num_locals)
 
     def delta_of(known: Summary, shared: Shared, client: Client) -> Delta:
         weight, at = weights[client.index], shared.coordinates.globals_at(shared.position)
@@ -136,19 +141,17 @@ def _sampling(config: "FedPA", problem: Problem, weights: Array) -> Clients:
             mean = shared.coordinates.whitened(gaussian.moments()[0][None])[0]
         return Delta(delta, mean, known.k_hat, known.reliable)
 
-    def draw(
-        sampler: Summariser, shared: Shared, private: Summary, client: Client, key: Array
-    ) -> tuple[Delta, Summary]:
-        known = found(sampler, client, private.mode, key)
+    def draw(sampler: Sampler, shared: Shared, private: Summary, client: Client, inputs: Any) -> tuple[Delta, Summary]:
+        known = sampler.run(Subposterior(client, roster.prior, share), private.mode, inputs)
         return delta_of(known, shared, client), known
 
-    def keep(shared: Shared, private: Summary, client: Client, key: Array) -> tuple[Delta, Summary]:
+    def keep(shared: Shared, private: Summary, client: Client, inputs: tuple[()]) -> tuple[Delta, Summary]:
         return delta_of(private, shared, client), private
 
     def summary(
-        sampler: Summariser, shared: Shared, private: Summary, client: Client, key: Array
+        sampler: Sampler, shared: Shared, private: Summary, client: Client, inputs: Any
     ) -> tuple[Summary, Summary]:
-        known = found(sampler, client, private.mode, key)
+        known = sampler.run(Subposterior(client, roster.prior, share), private.mode, inputs)
         if not shrinks:
             return known, known
         samples = Samples(shared.coordinates.whitened(known.draws), weights[client.index])
@@ -160,20 +163,21 @@ def _sampling(config: "FedPA", problem: Problem, weights: Array) -> Clients:
         draws = jnp.zeros((num if shrinks else 0, size))
         return Summary(Gaussian.neutral(size), draws, jnp.zeros(()), jnp.zeros(()), jnp.array(True), start)
 
+    deltas = {name: LocalDelta(partial(draw, sampler), inputs(sampler)) for name, sampler in ways.items()}
     return Clients(
         init=init,
-        deltas={name: partial(draw, sampler) for name, sampler in ways.items()} | {"kept": keep},
+        deltas=deltas | {"kept": LocalDelta(keep, no_inputs)},
         averages={},
-        summaries={name: partial(summary, sampler) for name, sampler in ways.items()},
+        summaries={name: LocalSummary(partial(summary, sampler), inputs(sampler)) for name, sampler in ways.items()},
         factor=None,
         retry="nuts" if config.sampler == "auto" else None,
     )
 
 
-def _stepping(config: "FedPA", problem: Problem, weights: Array) -> Clients:
-    """Gradient steps from the server's position."""
-    prior, rows = problem.prior, jnp.asarray(problem.num_rows())
-    num = config.samples_for(problem.globals.size)
+def _stepping(config: Options, roster: Roster, weights: Array) -> Clients:
+    """Clients that take gradient steps from the server's position."""
+    prior, rows = roster.prior, jnp.asarray(roster.rows)
+    num = config.samples_for(roster.size)
     averages = config.sampler == "iasg"
     inverts = config.covariance == "sample" and affordable("sample", num, prior.size) == "sample"
     window = (config.local_steps - config.burn_in) // num
@@ -186,7 +190,7 @@ def _stepping(config: "FedPA", problem: Problem, weights: Array) -> Clients:
         own, v = private
         weight = weights[client.index]
         energy = Energy(
-            prior, weight, jnp.asarray(1.0 / len(problem.names)), client, shared.coordinates, own, config.batch_size
+            prior, weight, jnp.asarray(1.0 / roster.num_clients), client, shared.coordinates, own, config.batch_size
         )
         u, v = gradient_samples(energy, shared.position, v, key, step_size=shared.step_size, steps=chosen)
         scale = weight
@@ -223,21 +227,21 @@ def _stepping(config: "FedPA", problem: Problem, weights: Array) -> Clients:
         return Factor(jnp.mean(samples.u, axis=0), basis, jnp.asarray(rho)), after
 
     def init(client: Client, shared: Shared, key: Array) -> Private:
-        return own_coordinates(client, shared.coordinates), jnp.zeros(client.num_locals)
+        return local_coordinates(client, shared.coordinates), jnp.zeros(client.num_locals)
 
     name = str(config.sampler)
     return Clients(
         init=init,
-        deltas={name: partial(delta, steps)},
-        averages={"sgd": partial(delta, single)},
-        summaries={name: summary},
+        deltas={name: LocalDelta(partial(delta, steps))},
+        averages={"sgd": LocalDelta(partial(delta, single))},
+        summaries={name: LocalSummary(summary, its_key)},
         factor=factor,
         retry=None,
     )
 
 
 def _shrunk_gaussian(rho: float, shared: Shared, weight: Array, samples: Samples) -> Gaussian:
-    """A client's Gaussian over the globals with the shrinkage precision: its own, not that of the whole."""
+    """A client's own Gaussian over the globals, with the shrinkage precision times its weight."""
     precision = weight * shrunk_precision(samples.u, rho, samples.scale)
     return shared.coordinates.of_whitened(jnp.mean(samples.u, axis=0), precision)
 

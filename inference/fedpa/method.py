@@ -11,66 +11,53 @@ the Gaussian product's energy. With one sample ``Sigma_k = I`` and the round is 
 
 A last round sends the clients' precisions; their sum, with the prior counted once, is a Gaussian posterior, where the
 algorithm of the paper ends with a mode (:mod:`fedbayes.inference.merging.merge`). It is exact for Gaussian clients with
-exact moments. With the shrinkage covariance of few samples it has the identity's precision, over ``rho_l``, wherever
-the samples have not been: for networks far too narrow.
+exact moments. With the shrinkage covariance of few samples its precision is the identity's, over ``rho_l``, in all
+directions that the samples do not span: for networks it is far too narrow.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info, Phase
-from fedbayes.errors import ResultCode, usable
-from fedbayes.inference.coordinates import shared_coordinates
-from fedbayes.inference.fald.plan import largest_curvature
-from fedbayes.inference.fedpa import options as fedpa_checks
-from fedbayes.inference.fedpa import sketch
-from fedbayes.inference.fedpa.clients import Clients, LocalDelta, Private, Shared, make_clients
-from fedbayes.inference.merging import merge
-from fedbayes.inference.merging.check import checked
-from fedbayes.inference.merging.options import check_subposteriors
-from fedbayes.inference.mode import ModeState, federated_mode
+from fedbayes.algorithm import Phase
+from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
+from fedbayes.inference.fedpa.checks import check_roster
+from fedbayes.inference.fedpa.clients import Clients, Shared, make_clients
+from fedbayes.inference.fedpa.low_rank_merge import low_rank_merging, low_rank_product
+from fedbayes.inference.fedpa.options import DENSE_LIMIT, Options
+from fedbayes.inference.fedpa.rounds import FedPAState, descending, first_state
+from fedbayes.inference.merging.answer import DIAGNOSTICS as MERGING
+from fedbayes.inference.merging.answer import MergedAnswer
+from fedbayes.inference.merging.check import check_phase
+from fedbayes.inference.merging.combinations import COMBINATIONS
+from fedbayes.inference.merging.estimators import check_subposteriors
+from fedbayes.inference.merging.merge import merging
+from fedbayes.inference.mode import DIAGNOSTICS as MODE
+from fedbayes.inference.mode import mode_phase
 from fedbayes.inference.options import client_weights
-from fedbayes.problem.clients import Client
-from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
 
-_STEP = 0.2  # of the client's gradient steps by default, over the largest curvature
-
-
-class FedPAState(NamedTuple):
-    """The server's state.
-
-    Attributes
-    ----------
-    shared
-        What the clients are told: position, coordinates and step size.
-    optimizer
-        The optimiser's own state.
-    change
-        By how much the last round moved the server, in shared coordinates (root mean square).
-    """
-
-    shared: Shared
-    optimizer: Any
-    change: Array
-
-
-class DeltaMessage(NamedTuple):
-    """A client's delta, shape ``(d,)``, times its weight, and the weight: sums make weighted means."""
-
-    delta: Array
-    weight: Array
+DIAGNOSTICS: Mapping[str, Diagnostic] = {
+    **MODE,
+    **MERGING,
+    "change": Diagnostic(
+        (REPLICATE,), "how far the round moved the server, root mean square over the globals", "shared coordinates"
+    ),
+    "drift": Diagnostic(
+        (CLIENT, REPLICATE), "how far the client's samples lie from the server, root mean square", "shared coordinates"
+    ),
+    "server": Diagnostic((REPLICATE, COORDINATE), "where the server is after the round, unconstrained space"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPA:
+class FedPA(Options):
     """Federated posterior averaging.
 
     Parameters
@@ -120,163 +107,61 @@ class FedPA:
         Independent runs, which become the chains of the posterior.
     """
 
-    num_samples: int | None = None
-    sampler: Literal["auto", "importance", "nuts", "laplace", "iasg", "sgld"] = "auto"
-    covariance: Literal["score", "sample", "shrinkage"] | None = None
-    shrinkage: float = 0.01
-    server_optimizer: optax.GradientTransformation | None = None
-    fedavg_rounds: int = 0
-    local_steps: int = 220
-    burn_in: int = 20
-    step_size: float | None = None
-    batch_size: int | None = None
-    weights: str | Mapping[str, float] = "rows"
-    preconditioner: Literal["dense", "diagonal", "none"] = "dense"
-    init: str | Mapping[str, Any] = "mode"
-    tolerance: float = 0.02
-    max_rounds: int = 30
-    check: bool = True
-    num_replicates: int = 4
-
-    def __post_init__(self) -> None:
-        fedpa_checks.check_options(self)
-
-    def samples_for(self, size: int) -> int:
-        """Samples l per client and round for d globals."""
-        if self.num_samples is not None:
-            return self.num_samples
-        return 20 if self.sampler in fedpa_checks.STEPPING else max(1024, 1 << (8 * (size + 1) - 1).bit_length())
+    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property
     def needs_rows(self) -> bool:
         """Whether gradients are taken of batches."""
         return self.batch_size is not None
 
-    def phases(self, problem: Problem) -> list[Phase]:
+    def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds to the mode where asked for, FedAvg, FedPA, the merge and its check."""
-        weights = client_weights(self.weights, problem)
-        fedpa_checks.check_problem(self, problem)
-        check_subposteriors(problem)
-        clients = make_clients(self, problem, weights)
-        start = partial(_start, self, problem, weights)
+        weights = client_weights(self.weights, roster)
+        check_roster(self, roster)
+        check_subposteriors(roster)
+        clients = make_clients(self, roster, weights)
+        start = partial(first_state, self, roster, weights)
         phases = []
         if self.init == "mode":
-            phases.append(Phase(federated_mode(problem, num_draws=64, tolerance=1e-3), 50, True, main=False, once=True))
+            phases.append(mode_phase(roster, tolerance=1e-3, max_rounds=50))
         if self.fedavg_rounds:
-            fedavg = _rounds(self, problem, weights, clients.averages, clients, start, "FedAvg")
-            phases.append(Phase(fedavg, self.fedavg_rounds, False, main=False))
-        rounds = _rounds(self, problem, weights, clients.deltas, clients, start, "FedPA")
-        phases.append(Phase(rounds, self.max_rounds, False))
-        return [*phases, *_conclusion(self, problem, weights, clients, start)]
+            fedavg = descending(self, roster, weights, clients.averages, clients, start, "FedAvg")
+            phases.append(Phase(algorithm=fedavg, max_rounds=self.fedavg_rounds, main=False))
+        rounds = descending(self, roster, weights, clients.deltas, clients, start, "FedPA")
+        phases.append(Phase(algorithm=rounds, max_rounds=self.max_rounds))
+        return [*phases, *_conclusion(self, roster, clients, start)]
+
+    def answer(self, roster: Roster, run: RunState) -> MergedAnswer:
+        """The merged posterior, dense or of low rank."""
+        if roster.size > DENSE_LIMIT:
+            return MergedAnswer(
+                roster, run, low_rank_product(run.state, jnp.asarray(client_weights(self.weights, roster)))
+            )
+        return MergedAnswer(roster, run, run.state.merged)
 
 
-def _conclusion(
-    config: FedPA, problem: Problem, weights: np.ndarray, clients: Clients, start: Callable[[Any], FedPAState]
-) -> list[Phase]:
-    """The round that merges, and its check; above so many globals precisions are sent as factors."""
-    if problem.globals.size > fedpa_checks.DENSE_LIMIT:
+def _conclusion(config: FedPA, roster: Roster, clients: Clients, start: Callable[[Any], FedPAState]) -> list[Phase]:
+    """The round that merges, and its check; with very many globals precisions are sent as factors."""
+    if clients.factor is not None and roster.size > DENSE_LIMIT:
 
         def last(previous: Any) -> tuple[Shared, Array]:
             state = start(previous)
             return state.shared, state.change
 
-        sketching = sketch.sketching(problem, weights, clients, last, config.tolerance)
-        return [Phase(sketching, 1, True, main=False)]
-    algorithm = merge.merging(
-        problem,
-        np.full(len(weights), 1.0 / len(weights)),
+        num = config.samples_for(roster.size)
+        factors = low_rank_merging(roster, clients, clients.factor, last, num, config.tolerance)
+        return [Phase(algorithm=factors, max_rounds=1, full_participation=True, main=False)]
+    algorithm = merging(
+        roster,
+        np.full(roster.num_clients, 1.0 / roster.num_clients),
         clients.summaries,
         name="merge",
-        combine=merge.gaussian_product,
+        combination=COMBINATIONS["gaussian_product"],
         num_draws=0,
         init_shared=lambda previous: start(previous).shared,
         init_client=clients.init,
         anchor=lambda shared: shared.coordinates.globals_at(shared.position),
         retry=clients.retry,
     )
-    return [Phase(algorithm, 2, True, main=False), *checked(problem, algorithm, config.check)]
-
-
-def _start(config: FedPA, problem: Problem, weights: np.ndarray, previous: Any) -> FedPAState:
-    """The state in which a phase begins: the last one's, the federated mode's, or the user's."""
-    if isinstance(previous, FedPAState):
-        return previous
-    size = problem.globals.size
-    mode = previous if isinstance(previous, ModeState) else None
-    coordinates = shared_coordinates(mode, size, config.preconditioner, str(config.init))
-    if config.preconditioner == "none":  # gradients are then those of the mean loss
-        coordinates = coordinates._replace(white=coordinates.white / np.sqrt(problem.num_rows().sum()))
-    if isinstance(config.init, Mapping):
-        coordinates = coordinates._replace(center=jnp.asarray(fedpa_checks.given_start(config.init, problem)))
-    step_size = jnp.full((), jnp.nan) if config.step_size is None else jnp.asarray(config.step_size, jnp.float64)
-    if mode is not None and config.step_size is None:
-        step_size = _STEP / largest_curvature(mode, coordinates, jnp.asarray(weights))
-    position = jnp.zeros(size)
-    return FedPAState(
-        Shared(position, coordinates, step_size), server_optimizer(config).init(position), jnp.full((), jnp.inf)
-    )
-
-
-def server_optimizer(config: FedPA) -> optax.GradientTransformation:
-    """The server's optimiser."""
-    return optax.sgd(1.0) if config.server_optimizer is None else config.server_optimizer
-
-
-def _rounds(
-    config: FedPA,
-    problem: Problem,
-    weights: np.ndarray,
-    deltas: Mapping[str, LocalDelta],
-    clients: Clients,
-    start: Callable[[Any], FedPAState],
-    name: str,
-) -> FederatedAlgorithm:
-    """Rounds in which the server descends along the clients' mean delta."""
-    num_clients, optimizer = len(problem.names), server_optimizer(config)
-
-    def local_update(
-        delta: LocalDelta, shared: Shared, personal: Array, private: Private, client: Client, key: Array
-    ) -> tuple[DeltaMessage, Private, Info]:
-        found, after = delta(shared, private, client, key)
-        fine = jnp.all(jnp.isfinite(found.delta)) & jnp.all(jnp.isfinite(found.mean))
-        code = jnp.where(found.reliable, ResultCode.OK, ResultCode.UNRELIABLE)
-        weight = jnp.asarray(weights)[client.index]
-        after = jax.tree.map(lambda new, old: jnp.where(fine, new, old), after, private)
-        info = {
-            "code": jnp.where(fine, code, ResultCode.NOT_FINITE),
-            "k_hat": found.k_hat,
-            "drift": jnp.sqrt(jnp.mean((found.mean - shared.position) ** 2)),
-        }
-        return DeltaMessage(weight * found.delta, weight), after, info
-
-    def aggregate(state: FedPAState, total: DeltaMessage, used: Array, key: Array) -> tuple[FedPAState, Info]:
-        old = state.shared.position
-        somebody = total.weight > 0
-        delta = total.delta / jnp.where(somebody, total.weight, 1.0)
-        moves, after = optimizer.update(delta, state.optimizer, old)
-        position = jnp.where(somebody, old + moves, old)
-        change = jnp.where(somebody, jnp.sqrt(jnp.mean((position - old) ** 2)), jnp.inf)
-        kept = jax.tree.map(lambda new, before: jnp.where(somebody, new, before), after, state.optimizer)
-        info = {"change": change, "converged": change <= config.tolerance}
-        if old.shape[0] <= fedpa_checks.DENSE_LIMIT:
-            info["server"] = state.shared.coordinates.globals_at(position)
-        return FedPAState(state.shared._replace(position=position), kept, change), info
-
-    def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
-        chosen = merge.retry_unreliable(clients.retry, variants, infos)
-        heard = usable(infos["code"]).reshape(num_clients, -1).all(axis=1)
-        if "kept" not in deltas:
-            return chosen
-        return ["kept" if ok and new == old else new for new, old, ok in zip(chosen, variants, heard, strict=True)]
-
-    return FederatedAlgorithm(
-        name=name,
-        init=lambda key, previous: start(previous),
-        init_client=clients.init,
-        broadcast=lambda state: (state.shared, jnp.zeros((num_clients, 0))),
-        local_updates={label: partial(local_update, delta) for label, delta in deltas.items()},
-        choose=choose,
-        aggregate=aggregate,
-        posterior=None,
-        reduction="sum",
-    )
+    merge = Phase(algorithm=algorithm, max_rounds=2, full_participation=True, main=False)
+    return [merge, *([check_phase(roster, algorithm)] if config.check else [])]

@@ -1,24 +1,12 @@
-"""What can be wrong with FedPA's options, said before rounds start."""
+"""FedPA's options, and what can be wrong with them whatever the data are."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import numpy as np
+import optax
 
-from fedbayes.errors import ClientDataError
-from fedbayes.inference.options import (
-    HUGE,
-    TINY,
-    check_batch,
-    check_choices,
-    check_ranges,
-    check_weights,
-    check_whole,
-)
-from fedbayes.problem.problem import Problem
-
-if TYPE_CHECKING:
-    from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.inference.options import HUGE, TINY, check_choices, check_ranges, check_weights, check_whole
 
 DENSE_LIMIT = 512  # globals up to which clients send matrices
 STEPPING = ("iasg", "sgld")
@@ -45,7 +33,39 @@ _RANGES = {
 _OPTIONAL = ("num_samples", "batch_size", "step_size")
 
 
-def check_options(config: "FedPA") -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of :class:`~fedbayes.FedPA`, which documents them."""
+
+    num_samples: int | None = None
+    sampler: Literal["auto", "importance", "nuts", "laplace", "iasg", "sgld"] = "auto"
+    covariance: Literal["score", "sample", "shrinkage"] | None = None
+    shrinkage: float = 0.01
+    server_optimizer: optax.GradientTransformation | None = None
+    fedavg_rounds: int = 0
+    local_steps: int = 220
+    burn_in: int = 20
+    step_size: float | None = None
+    batch_size: int | None = None
+    weights: str | Mapping[str, float] = "rows"
+    preconditioner: Literal["dense", "diagonal", "none"] = "dense"
+    init: str | Mapping[str, Any] = "mode"
+    tolerance: float = 0.02
+    max_rounds: int = 30
+    check: bool = True
+    num_replicates: int = 4
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def samples_for(self, size: int) -> int:
+        """Samples l per client and round for d globals."""
+        if self.num_samples is not None:
+            return self.num_samples
+        return 20 if self.sampler in STEPPING else max(1024, 1 << (8 * (size + 1) - 1).bit_length())
+
+
+def check_options(config: Options) -> None:
     """Refuse options that make no sense whatever the data are."""
     check_choices(config, _CHOICES)
     check_whole(config, _LEAST, _OPTIONAL)
@@ -66,7 +86,7 @@ def check_options(config: "FedPA") -> None:
     _check_steps(config) if config.sampler in STEPPING else _check_draws(config)
 
 
-def _check_steps(config: "FedPA") -> None:
+def _check_steps(config: Options) -> None:
     left, num = config.local_steps - config.burn_in, config.num_samples or 20
     if left < num:
         raise ValueError(
@@ -91,7 +111,7 @@ def _check_steps(config: "FedPA") -> None:
         )
 
 
-def _check_draws(config: "FedPA") -> None:
+def _check_draws(config: Options) -> None:
     for name, wrong in (("batch_size", config.batch_size is not None), ("fedavg_rounds", config.fedavg_rounds > 0)):
         if wrong:
             raise ValueError(
@@ -103,50 +123,3 @@ def _check_draws(config: "FedPA") -> None:
             f"`covariance` is {config.covariance!r} with `sampler='laplace'`, which draws nothing: it sends the "
             "curvature at the mode. Leave it out."
         )
-
-
-def check_problem(config: "FedPA", problem: Problem) -> None:
-    """Refuse options that don't fit the clients and the globals."""
-    check_batch(config.batch_size, problem)
-    rows, size = problem.num_rows(), problem.globals.size
-    if config.sampler == "iasg" and config.batch_size is not None and config.batch_size >= rows.min() and size:
-        raise ClientDataError(
-            f"`batch_size` is {config.batch_size}, all rows of client '{problem.names[int(np.argmin(rows))]}': its "
-            "gradients have no noise to average. Write a smaller one."
-        )
-    most = max(size + bucket.clients.num_locals for bucket in problem.buckets)
-    dense = config.sampler not in STEPPING or config.preconditioner == "dense" or config.init == "mode"
-    if most > DENSE_LIMIT and (dense or config.covariance == "sample"):
-        raise ValueError(
-            f"A client has {most} latents, more than the {DENSE_LIMIT} for which matrices are sent or factorised. "
-            "Write `FedPA(sampler='iasg', batch_size=..., init='zero', preconditioner='none', step_size=...)`."
-        )
-    if size > DENSE_LIMIT and most > size:
-        raise ValueError(
-            f"The model has {size} globals and local latents: above {DENSE_LIMIT} globals local latents can't be "
-            "integrated out."
-        )
-
-
-def given_start(given: Mapping[str, Any], problem: Problem) -> np.ndarray:
-    """The user's start as a flat vector, shape ``(d,)``."""
-    shapes = dict(problem.globals.shapes)
-    if {*map(str, given)} != {*shapes}:
-        raise ValueError(
-            f"`init` has the sites {sorted(map(str, given))}; the globals are {sorted(shapes)}. Give each of them an "
-            "array."
-        )
-    flat = []
-    for name, shape in shapes.items():
-        try:
-            value = np.asarray(given[name], float)
-        except (TypeError, ValueError):
-            value = np.full(shape, np.nan)
-        fine = bool(np.all(np.isfinite(value)))
-        if value.shape != shape or not fine:
-            seen = f"has shape {value.shape}" if fine else f"is {given[name]!r}"
-            raise ValueError(
-                f"`init` of '{name}' {seen}; write finite numbers of shape {shape}, in unconstrained space."
-            )
-        flat.append(value.ravel())
-    return np.concatenate(flat)

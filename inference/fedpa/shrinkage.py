@@ -58,8 +58,8 @@ def shrunk_delta(
         gap = samples[t] - mean
         gain = strength * t / (t + 1)
         solved = deflated(basis, gap)
-        # gap' M gap >= |M gap|^2 for M = I - V' V, whose eigenvalues are at most one: what round-off may break, and
-        # the square root needs, where draws repeat under a large rho
+        # gap' M gap >= |M gap|^2 for M = I - V' V, whose eigenvalues are at most one. The square root needs this, but
+        # round-off may break it where draws repeat under a large rho.
         power = jnp.maximum(gap @ solved, solved @ solved)
         row = jnp.sqrt(gain / (1.0 + gain * power)) * solved
         return mean + gap / (t + 1), basis.at[t].set(row)

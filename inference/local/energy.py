@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.inference.coordinates import Coordinates, Own
+from fedbayes.inference.coordinates import Coordinates, LocalCoordinates
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
 
@@ -40,7 +40,7 @@ class Energy(NamedTuple):
     share: Array
     client: Client
     shared: Coordinates
-    own: Own
+    own: LocalCoordinates
     batch_size: int | None = None
     clip: float | None = None
 

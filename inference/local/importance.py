@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import ndtri
+from scipy import special
 from scipy.stats import qmc
-
-K_HAT_LIMIT = 0.7  # tail shape up to which importance sampling can be trusted
 
 
 @lru_cache(maxsize=32)
@@ -18,14 +17,25 @@ def _sobol(num: int, size: int) -> np.ndarray:
     return qmc.Sobol(size, scramble=True, rng=np.random.default_rng(0)).random(num)
 
 
-def quasi_normal(key: Array, num: int, size: int) -> Array:
-    """Standard normal quasi-random draws, shape ``(num, size)``: a Sobol sequence with a random shift.
+def random_shift(key: Array, size: int) -> Array:
+    """The random shift of a quasi-random sequence, shape ``(size,)``."""
+    return jax.random.uniform(key, (size,), dtype=jnp.float64)
+
+
+def quasi_normal(shift: Array, num: int) -> Array:
+    """Standard normal quasi-random draws, shape ``(num, size)``: a Sobol sequence shifted by ``shift``, ``(size,)``.
 
     ``num`` should be a power of two (the balance of the sequence).
     """
-    points = jnp.asarray(_sobol(num, size))
-    shifted = jnp.mod(points + jax.random.uniform(key, (size,), dtype=points.dtype), 1.0)
+    shifted = jnp.mod(jnp.asarray(_sobol(num, shift.shape[0])) + shift, 1.0)
     return ndtri(jnp.clip(shifted, 1e-12, 1.0 - 1e-12))
+
+
+@lru_cache(maxsize=32)
+def fixed_normal(num: int, size: int) -> np.ndarray:
+    """Standard normal quasi-random draws that are the same every time, shape ``(num, size)``."""
+    shift = np.random.default_rng(1).random(size)
+    return special.ndtri(np.clip(np.mod(_sobol(num, size) + shift, 1.0), 1e-12, 1.0 - 1e-12))
 
 
 def pareto_smooth(log_weights: Array) -> tuple[Array, Array]:
@@ -58,11 +68,11 @@ def pareto_smooth(log_weights: Array) -> tuple[Array, Array]:
     equal = ranked[-1] - cut < 1e-10
     k_hat, scale = _fit_pareto(jnp.where(equal, jnp.arange(1.0, tail + 1), excess))
     overwhelmed = ~jnp.isfinite(k_hat)  # a few weights hold everything, and the rest of the tail underflows
-    levels = (jnp.arange(tail) + 0.5) / tail
+    levels = (np.arange(tail) + 0.5) / tail
     safe_k = jnp.where(jnp.abs(k_hat) < 1e-12, 1e-12, k_hat)
-    quantiles = scale * jnp.expm1(-safe_k * jnp.log1p(-levels)) / safe_k
+    quantiles = scale * jnp.expm1(-safe_k * np.log1p(-levels)) / safe_k
     smoothed = jnp.minimum(jnp.log(quantiles + jnp.exp(cut)), 0.0)
-    ranked = ranked.at[num - tail :].set(jnp.where(equal | overwhelmed, ranked[num - tail :], smoothed))
+    ranked = jnp.concatenate([ranked[: num - tail], jnp.where(equal | overwhelmed, ranked[num - tail :], smoothed)])
     k_hat = jnp.where(equal, 0.0, jnp.where(overwhelmed, jnp.inf, k_hat))
     return jax.nn.softmax(jnp.zeros(num, ranked.dtype).at[order].set(ranked)), k_hat
 
@@ -72,7 +82,7 @@ def _fit_pareto(excess: Array) -> tuple[Array, Array]:
     num = excess.shape[0]
     grid = 30 + int(np.sqrt(num))
     quartile = excess[int(num / 4 + 0.5) - 1]
-    slope = (1.0 - jnp.sqrt(grid / (jnp.arange(1, grid + 1) - 0.5))) / (3.0 * quartile) + 1.0 / excess[-1]
+    slope = (1.0 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))) / (3.0 * quartile) + 1.0 / excess[-1]
     shape = jnp.mean(jnp.log1p(-slope[:, None] * excess), axis=1)
     profile = num * (jnp.log(-slope / shape) - shape - 1.0)
     best = jnp.sum(slope * jax.nn.softmax(profile))

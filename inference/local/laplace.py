@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedbayes.gaussian import symmetrised, whitener
@@ -21,6 +22,8 @@ class Mode(NamedTuple):
     ----------
     position
         Shape ``(p,)``.
+    value
+        The log density there.
     curvature
         Negative Hessian of the log density, shape ``(p, p)``, damped where it was not positive definite.
     white
@@ -30,13 +33,14 @@ class Mode(NamedTuple):
     """
 
     position: Array
+    value: Array
     curvature: Array
     white: Array
     converged: Array
 
 
 def find_mode(
-    log_density: Callable[[Array], Array], start: Array, *, max_steps: int = 30, tolerance: float = 0.1
+    log_density: Callable[[Array], Array], starts: Array, *, max_steps: int = 30, tolerance: float = 0.1
 ) -> Mode:
     """Maximise ``log_density`` by Newton steps ``x + (H + lambda D)^-1 g`` with the best of a ladder of ``lambda``.
 
@@ -44,8 +48,8 @@ def find_mode(
     ----------
     log_density
         Twice differentiable, ``(p,) -> ()``.
-    start
-        Shape ``(p,)``.
+    starts
+        One start, shape ``(p,)``, or several, ``(n, p)``, of which the best is taken.
     max_steps
         Upper bound of the Newton steps; a warm start needs one or two.
     tolerance
@@ -56,36 +60,43 @@ def find_mode(
     Mode
         With the curvature of the last point at which it was evaluated.
     """
-    gradient = jax.grad(log_density)
-    ladder = jnp.asarray(_LADDER, start.dtype)
+
+    def slope_of(position: Array) -> tuple[Array, Array]:
+        slope = jax.grad(log_density)(position)
+        return slope, slope
+
+    ladder = jnp.asarray(_LADDER, starts.dtype)
 
     def newton(carry: tuple[Mode, Array, Array]) -> tuple[Mode, Array, Array]:
-        mode, value, step = carry
-        slope, curvature = gradient(mode.position), symmetrised(-jax.jacfwd(gradient)(mode.position))
+        mode, candidates, step = carry
+        values = jax.vmap(log_density)(candidates)
+        values = jnp.where(jnp.isfinite(values), values, -jnp.inf)
+        best = jnp.argmax(values)
+        improved = values[best] > mode.value
+        position = jnp.where(improved, candidates[best], mode.position)
+        hessian, slope = jax.jacfwd(slope_of, has_aux=True)(position)
+        curvature = symmetrised(-hessian)
         diagonal = jnp.abs(jnp.diagonal(curvature)) + 1e-8
         damped = curvature + ladder[:, None, None] * jnp.diag(diagonal)
         whites = jax.vmap(whitener)(damped)
         proper = jnp.all(jnp.isfinite(whites), axis=(1, 2))
-        moves = jnp.einsum("lij,lik,k->lj", whites, whites, slope)
-        candidates = jnp.where(proper[:, None], mode.position + moves, mode.position)
-        values = jax.vmap(log_density)(candidates)
-        values = jnp.where(proper & jnp.isfinite(values), values, -jnp.inf)
-        best = jnp.argmax(values)
+        moves = jnp.einsum("lij,li->lj", whites, whites @ slope)
         first = jnp.argmax(proper)  # the least damped curvature that is a precision at all
         decrement = slope @ moves[first]
-        improved = values[best] > value
-        position = jnp.where(improved, candidates[best], mode.position)
         done = proper[0] & (decrement < tolerance)
-        stuck = ~improved & ~done
-        found = Mode(position, damped[first], whites[first], done)
-        return found, jnp.where(improved, values[best], value), jnp.where(stuck, max_steps, step + 1)
+        after = jnp.where(proper[:, None], position + moves, position)
+        # the last step is too short to need an evaluation: it gains half the decrement
+        position = jnp.where(done, after[0], position)
+        value = jnp.where(improved, values[best], mode.value) + jnp.where(done, 0.5 * decrement, 0.0)
+        found = Mode(position, value, damped[first], whites[first], done)
+        return found, after, jnp.where(improved, step + 1, max_steps)
 
-    size = start.shape[0]
-    eye = jnp.eye(size, dtype=start.dtype)
-    initial = Mode(start, eye, eye, jnp.array(False))
+    starts = jnp.atleast_2d(starts)
+    eye = jnp.eye(starts.shape[1], dtype=starts.dtype)
+    nowhere = Mode(starts[0], jnp.full((), -jnp.inf, starts.dtype), eye, eye, jnp.array(False))
+    # the starts are the first candidates: one evaluation in the program serves them and all later ones
+    candidates = starts[np.minimum(np.arange(len(_LADDER)), len(starts) - 1)]
     mode, _, _ = jax.lax.while_loop(
-        lambda carry: (carry[2] < max_steps) & ~carry[0].converged,
-        newton,
-        (initial, log_density(start), jnp.asarray(0)),
+        lambda carry: (carry[2] < max_steps) & ~carry[0].converged, newton, (nowhere, candidates, jnp.asarray(0))
     )
     return mode

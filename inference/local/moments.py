@@ -6,10 +6,10 @@ z`` Stein's identity gives, exactly,
     Cov_t(g, theta) Cov_t(theta)^-1 = -Q_site,      shift_site = E_t[g] + Q_site E_t[theta],
 
 so the moment-matched site is the weighted regression of ``g`` on ``theta``: no covariance is inverted and no cavity
-subtracted. Whatever has zero mean given ``theta`` can join the regression without changing what is estimated (DESIGN.md
-derives both). Two such control variates go in: ``B s``, where ``B`` is the coupling of globals and locals in the
-Laplace approximation, which makes the regression exact for linear-Gaussian clients, and ``sum_j (z_j - E[z_j | theta])
-s_j + 1``, which carries the information on scales.
+subtracted. Whatever has zero mean given ``theta`` can join the regression without changing what is estimated
+(``inference/ep/DESIGN.md`` derives both). Two such control variates go in: ``B s``, where ``B`` is the coupling of
+globals and locals in the Laplace approximation, which makes the regression exact for linear-Gaussian clients, and
+``sum_j (z_j - E[z_j | theta]) s_j + 1``, which carries the information on scales.
 """
 
 from collections.abc import Callable

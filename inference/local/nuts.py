@@ -9,9 +9,7 @@ from numpyro.infer.hmc import HMCState, hmc
 
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.moments import TiltedDraws
-from fedbayes.inference.local.tilted import Warm
-
-NUM_CHAINS = 4
+from fedbayes.inference.local.tilted import NUM_CHAINS, Warm
 
 
 def nuts_chains(

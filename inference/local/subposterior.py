@@ -1,20 +1,17 @@
 """One client's subposterior, its factor times its share of the prior, summed up as a Gaussian and as draws."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.gaussian import Gaussian
-from fedbayes.inference.local.importance import K_HAT_LIMIT
-from fedbayes.inference.local.moments import Estimator, TiltedDraws
-from fedbayes.inference.local.nuts import NUM_CHAINS, nuts_chains
-from fedbayes.inference.local.sampling import equal_weights, pool_size
-from fedbayes.inference.local.solvers import importance_draws
-from fedbayes.inference.local.tilted import Tilted, Warm, laplace_evidence, site_of_gaussian, with_evidence
+from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
+from fedbayes.inference.local.moments import Estimator
+from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
+from fedbayes.inference.local.tilted import Tilted, cold_chains, laplace_evidence, site_of_gaussian, with_evidence
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
 
@@ -46,7 +43,7 @@ class Subposterior(NamedTuple):
         return self.client.log_factor(position) + self.share * self.prior.log_density(position[: self.prior.size])
 
     def alone(self) -> Tilted:
-        """The subposterior as a density to be sampled: nobody else's knowledge goes in."""
+        """The subposterior as a density to be sampled, without the other clients' knowledge."""
         return Tilted(self, Gaussian.neutral(self.prior.size))
 
 
@@ -58,7 +55,7 @@ class Summary(NamedTuple):
     gaussian
         Mean and precision as natural parameters, with the evidence as its integral.
     draws
-        Draws of equal weight, shape ``(n, d)``; ``n`` is zero where nobody asked for any.
+        Draws of equal weight, shape ``(n, d)``; ``n`` is zero where none were asked for.
     k_hat, effective
         Of the importance weights; zero and infinite without randomness.
     reliable
@@ -75,75 +72,97 @@ class Summary(NamedTuple):
     mode: Array
 
 
-Summariser = Callable[[Subposterior, Array, Array], Summary]
+class Sampler(NamedTuple):
+    """A way to sum up a subposterior.
+
+    Attributes
+    ----------
+    run
+        ``(subposterior, start, inputs) -> summary``, with Newton's start ``(d + m,)``.
+    inputs
+        ``(key, size) -> inputs``: the random numbers that ``run`` needs in ``size`` joint dimensions.
+    """
+
+    run: Callable[[Subposterior, Array, Any], Summary]
+    inputs: Callable[[Array, int], Any]
 
 
-def by_laplace(sub: Subposterior, start: Array, key: Array) -> Summary:
+def laplace() -> Sampler:
     """Mode and curvature; exact for Gaussian clients."""
-    tilted = sub.alone()
-    mode = tilted.mode(start, tolerance=1e-8)
-    gaussian = site_of_gaussian(mode.position, mode.curvature, tilted.cavity, laplace_evidence(tilted, mode))
-    nothing = jnp.zeros((0, sub.prior.size))
-    return Summary(gaussian, nothing, jnp.zeros(()), jnp.full((), jnp.inf), jnp.array(True), mode.position)
+
+    def run(sub: Subposterior, start: Array, inputs: tuple[()]) -> Summary:
+        tilted = sub.alone()
+        mode = tilted.mode(start, tolerance=1e-8)
+        site = site_of_gaussian(mode.position, mode.curvature, tilted.cavity)
+        gaussian = with_evidence(site, tilted.cavity, laplace_evidence(mode))
+        nothing = jnp.zeros((0, sub.prior.size))
+        return Summary(gaussian, nothing, jnp.zeros(()), jnp.full((), jnp.inf), jnp.array(True), mode.position)
+
+    return Sampler(run, lambda key, size: ())
 
 
-def by_importance(
-    sub: Subposterior, start: Array, key: Array, *, num_draws: int, num_kept: int, estimator: Estimator
-) -> Summary:
+def importance(*, num_draws: int, num_kept: int, estimator: Estimator) -> Sampler:
     """Importance sampling from the Laplace approximation with ``num_draws`` draws, ``num_kept`` of them resampled."""
-    tilted, (draw_key, pick_key) = sub.alone(), jax.random.split(key)
-    draws, k_hat, evidence, mode = importance_draws(tilted, start, draw_key, num_draws)
-    found = estimator(draws, tilted.cavity)
-    gaussian = with_evidence(found.shift, found.precision, tilted.cavity, evidence)
-    kept = equal_weights(draws, pick_key, num_kept)[:, : sub.prior.size]
-    reliable = (k_hat <= K_HAT_LIMIT) | (draws.effective > 0.99 * num_draws)
-    return Summary(gaussian, kept, k_hat, draws.effective, reliable, mode.position)
+
+    def run(sub: Subposterior, start: Array, inputs: tuple[Array, Resampling | tuple[()]]) -> Summary:
+        tilted, (shift, picking) = sub.alone(), inputs
+        drawn = by_importance(tilted, cold_chains(start), shift, num_draws=num_draws)
+        found = estimator(drawn.draws, tilted.cavity)
+        site = Gaussian(found.shift, found.precision, jnp.zeros(()))
+        gaussian = with_evidence(site, tilted.cavity, drawn.log_evidence)
+        kept = jnp.zeros((0, sub.prior.size))
+        if isinstance(picking, Resampling):
+            kept = equal_weights(drawn.draws, picking)[:, : sub.prior.size]
+        return Summary(gaussian, kept, drawn.k_hat, drawn.draws.effective, drawn.reliable, drawn.warm.position)
+
+    def inputs(key: Array, size: int) -> tuple[Array, Resampling | tuple[()]]:
+        shift_key, pick_key = jax.random.split(key)
+        picking = resampling(pick_key, num_draws, num_kept) if num_kept else ()
+        return importance_inputs(shift_key, size), picking
+
+    return Sampler(run, inputs)
 
 
-def by_nuts(
-    sub: Subposterior,
-    start: Array,
-    key: Array,
-    *,
-    num_draws: int,
-    num_kept: int,
-    num_warmup: int,
-    estimator: Estimator,
-) -> Summary:
+def nuts(*, num_draws: int, num_kept: int, num_warmup: int, estimator: Estimator) -> Sampler:
     """NumPyro's NUTS, whitened by the Laplace approximation: four chains, ``num_draws`` draws in all."""
-    tilted, (pool_key, chain_key, mix_key) = sub.alone(), jax.random.split(key, 3)
-    proposed, k_hat, evidence, mode = importance_draws(tilted, start, pool_key, 256)
-    warm = Warm(start, jnp.full((NUM_CHAINS, start.shape[0]), jnp.nan), jnp.asarray(0.5))
-    position, _, _, effective = nuts_chains(
-        tilted.log_density, mode, warm, proposed, chain_key, num_draws=num_draws, num_warmup=num_warmup
-    )
-    _, score = tilted.scores(position)
-    weight = jnp.full(num_draws, 1.0 / num_draws)
-    found = estimator(TiltedDraws(position, score, weight, mode.position, mode.curvature, effective), tilted.cavity)
-    gaussian = with_evidence(found.shift, found.precision, tilted.cavity, evidence)
-    # consensus pairs draws of different clients: neighbours in a chain must not meet neighbours
-    mixed = jax.random.permutation(mix_key, position)[:num_kept, : sub.prior.size]
-    return Summary(gaussian, mixed, k_hat, effective, jnp.array(True), mode.position)
+
+    def run(sub: Subposterior, start: Array, inputs: tuple[tuple[Array, Array], Array]) -> Summary:
+        tilted, (chains, order) = sub.alone(), inputs
+        drawn = by_nuts(
+            tilted, cold_chains(start), chains, num_draws=num_draws, num_warmup=num_warmup, num_proposed=256
+        )
+        found = estimator(drawn.draws, tilted.cavity)
+        site = Gaussian(found.shift, found.precision, jnp.zeros(()))
+        gaussian = with_evidence(site, tilted.cavity, drawn.log_evidence)
+        # consensus pairs draws of different clients: neighbours in a chain must not meet neighbours
+        mixed = drawn.draws.position[order][:num_kept, : sub.prior.size]
+        return Summary(gaussian, mixed, drawn.k_hat, drawn.draws.effective, drawn.reliable, drawn.warm.position)
+
+    def inputs(key: Array, size: int) -> tuple[tuple[Array, Array], Array]:
+        chain_key, mix_key = jax.random.split(key)
+        return nuts_inputs(chain_key, size), jax.random.permutation(mix_key, num_draws)
+
+    return Sampler(run, inputs)
 
 
-def samplers(name: str, num_samples: int, num_kept: int, estimator: Estimator) -> dict[str, Summariser]:
+def samplers(name: str, num_draws: int, num_kept: int, estimator: Estimator) -> dict[str, Sampler]:
     """The ways to sum up that a sampler's name stands for, its first choice first.
 
     Parameters
     ----------
     name
         ``"importance"``, ``"nuts"``, ``"laplace"``, or ``"auto"``: importance sampling, and NUTS for the unreliable.
-    num_samples, num_kept
+    num_draws, num_kept
         Draws for the moments, and those handed on.
     estimator
         Turns the draws into a Gaussian.
     """
     if name == "laplace":
-        return {"laplace": by_laplace}
-    pool = max(256, pool_size(num_samples)) if num_kept else 1 << (num_samples - 1).bit_length()
-    chains = max(64, 4 * -(-num_samples // 4))
-    known: dict[str, Summariser] = {
-        "importance": partial(by_importance, num_draws=pool, num_kept=num_kept, estimator=estimator),
-        "nuts": partial(by_nuts, num_draws=chains, num_kept=num_kept, num_warmup=100, estimator=estimator),
+        return {"laplace": laplace()}
+    pool = max(256, pool_size(num_draws)) if num_kept else 1 << (num_draws - 1).bit_length()
+    chains = max(64, 4 * -(-num_draws // 4))
+    known = {
+        "importance": importance(num_draws=pool, num_kept=num_kept, estimator=estimator),
+        "nuts": nuts(num_draws=chains, num_kept=num_kept, num_warmup=100, estimator=estimator),
     }
     return known if name == "auto" else {name: known[name]}

@@ -9,6 +9,8 @@ from jax import Array
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.inference.local.laplace import Mode, find_mode
 
+NUM_CHAINS = 4  # of a local Markov chain sampler
+
 
 class Factor(Protocol):
     """A factor of the posterior: a client's, or the prior's."""
@@ -28,35 +30,56 @@ class Tilted(NamedTuple):
 
     Attributes
     ----------
-    client
-        Gives the factor.
+    factor
+        The client's, or the prior's.
     cavity
         Everybody else's knowledge of the globals; normalised when it is proper.
+    guess
+        Where else the search for the mode may start: globals ``(d,)``, or ``None``.
     """
 
-    client: Factor
+    factor: Factor
     cavity: Gaussian
+    guess: Array | None = None
 
     def log_density(self, position: Array) -> Array:
         """Log of the tilted density at ``position``, shape ``(d + m,)``."""
-        return self.log_cavity(position) + self.client.log_factor(position)
+        return self.log_cavity(position) + self.factor.log_factor(position)
 
     def log_cavity(self, position: Array) -> Array:
         """Log of the cavity's kernel, without its scale, which may be infinite."""
         theta = position[: self.cavity.size]
         return self.cavity.shift @ theta - 0.5 * theta @ self.cavity.precision @ theta
 
+    def log_cavities(self, position: Array) -> Array:
+        """:meth:`log_cavity` at many positions, shape ``(n,)``."""
+        theta = position[:, : self.cavity.size]
+        return theta @ self.cavity.shift - 0.5 * jnp.sum((theta @ self.cavity.precision) * theta, axis=1)
+
     def mode(self, start: Array, *, tolerance: float = 0.1) -> Mode:
-        """Mode and curvature from a warm start, see :func:`~fedbayes.inference.local.laplace.find_mode`."""
-        return find_mode(self.log_density, start, tolerance=tolerance)
+        """Mode and curvature, see :func:`~fedbayes.inference.local.laplace.find_mode`.
+
+        Parameters
+        ----------
+        start
+            Joint position, shape ``(d + m,)``; or the guess of the globals with its locals, if that is likelier.
+        tolerance
+            Of the Newton decrement, in nats.
+        """
+        if self.guess is None:
+            return find_mode(self.log_density, start, tolerance=tolerance)
+        size = self.cavity.size
+        guess = jnp.where(jnp.isfinite(self.guess), self.guess, start[:size])
+        starts = jnp.stack([start, jnp.concatenate([guess, start[size:]])])
+        return find_mode(self.log_density, starts, tolerance=tolerance)
 
     def scores(self, position: Array) -> tuple[Array, Array]:
         """Log factor and its gradient at many positions, shapes ``(n,)`` and ``(n, d + m)``."""
-        return jax.vmap(jax.value_and_grad(self.client.log_factor))(position)
+        return jax.vmap(jax.value_and_grad(self.factor.log_factor))(position)
 
 
 class Warm(NamedTuple):
-    """What a client keeps between rounds, and sends to nobody.
+    """What a client keeps between rounds; none of it is sent.
 
     Attributes
     ----------
@@ -71,6 +94,11 @@ class Warm(NamedTuple):
     position: Array
     chains: Array
     step_size: Array
+
+
+def cold_chains(position: Array) -> Warm:
+    """A client before its first round: Newton's start ``(d + m,)``, and no chains yet."""
+    return Warm(position, jnp.full((NUM_CHAINS, position.shape[0]), jnp.nan), jnp.full((), 0.5))
 
 
 def cold_start(size: int) -> Array:
@@ -88,7 +116,9 @@ class LocalSite(NamedTuple):
     Attributes
     ----------
     site
-        Its Gaussian site, whose ``log_scale`` makes the cavity times the site integrate to the evidence.
+        Natural parameters of its Gaussian site; the scale is for :func:`with_evidence` to find.
+    log_evidence
+        Log integral of the tilted density's kernel.
     shift_variance, precision_variance
         Monte Carlo variances of the site's entries, ``(d,)`` and ``(d, d)``; zero for deterministic solvers.
     k_hat
@@ -97,35 +127,41 @@ class LocalSite(NamedTuple):
         Effective number of draws; infinite for deterministic solvers.
     warm
         For the next round.
+    mode
+        Of the tilted density.
     reliable
         Whether the draws can be trusted: k-hat below 0.7, or weights that hardly vary.
     """
 
     site: Gaussian
+    log_evidence: Array
     shift_variance: Array
     precision_variance: Array
     k_hat: Array
     effective: Array
     warm: Warm
+    mode: Mode
     reliable: Array | bool = True
 
 
-def with_evidence(shift: Array, precision: Array, cavity: Gaussian, log_evidence: Array) -> Gaussian:
+def with_evidence(site: Gaussian, cavity: Gaussian, log_evidence: Array) -> Gaussian:
     """The site scaled so that the normalised cavity times the site integrates to the evidence."""
-    site = Gaussian(shift, precision, jnp.zeros(()))
-    kernel = Gaussian(cavity.shift, cavity.precision, jnp.zeros(()))
-    return Gaussian(shift, precision, log_evidence - (kernel + site).log_integral())
+    kernel = Gaussian(cavity.shift + site.shift, cavity.precision + site.precision, jnp.zeros(()))
+    return Gaussian(site.shift, site.precision, log_evidence - kernel.log_integral())
 
 
-def site_of_gaussian(mean: Array, curvature: Array, cavity: Gaussian, log_evidence: Array) -> Gaussian:
-    """The site of a joint Gaussian approximation of the tilted density: locals integrated out, cavity divided out."""
+def site_of_gaussian(mean: Array, curvature: Array, cavity: Gaussian) -> Gaussian:
+    """The site of a joint Gaussian approximation of the tilted density: locals integrated out, cavity divided out.
+
+    Its scale is for :func:`with_evidence` to find.
+    """
     size = cavity.size
     white = whitener(curvature[size:, size:])
     half = white @ curvature[size:, :size]
     marginal = symmetrised(curvature[:size, :size] - half.T @ half)
-    return with_evidence(marginal @ mean[:size] - cavity.shift, marginal - cavity.precision, cavity, log_evidence)
+    return Gaussian(marginal @ mean[:size] - cavity.shift, marginal - cavity.precision, jnp.zeros(()))
 
 
-def laplace_evidence(tilted: Tilted, mode: Mode) -> Array:
+def laplace_evidence(mode: Mode) -> Array:
     """Log integral of the tilted density's kernel in the Laplace approximation."""
-    return tilted.log_density(mode.position) + 0.5 * (mode.position.shape[0] * LOG_2PI - log_det(mode.white))
+    return mode.value + 0.5 * (mode.position.shape[0] * LOG_2PI - log_det(mode.white))

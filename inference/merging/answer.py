@@ -1,5 +1,6 @@
-"""An answer merged from the clients' own posteriors: how they lie to each other, and what the merge has got wrong."""
+"""What a merge ends with: the merged posterior, how the clients' own differ, and what the merge has got wrong."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -7,102 +8,179 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm
-from fedbayes.answer import GaussianAnswer, bad_clients, shortened
+from fedbayes.answer import (
+    CLIENT,
+    COORDINATE,
+    REPLICATE,
+    Diagnostic,
+    Verdict,
+    bad_clients,
+    cavities_of,
+    gaussian_draws,
+    gaussian_log_density,
+    log_integrals,
+    shortened,
+    spread_of_means,
+)
+from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
-from fedbayes.inference.local.importance import K_HAT_LIMIT
 from fedbayes.low_rank import LowRankGaussian
-from fedbayes.problem.problem import Problem
-from fedbayes.rounds.loop import Progressing
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
 
+DIAGNOSTICS: Mapping[str, Diagnostic] = {
+    "k_hat": Diagnostic((CLIENT, REPLICATE), "Pareto tail shape of the importance weights"),
+    "effective_draws": Diagnostic((CLIENT, REPLICATE), "effective number of draws"),
+    "client_mean": Diagnostic(
+        (REPLICATE, CLIENT, COORDINATE), "mean of the client's own posterior, unconstrained space"
+    ),
+    "client_sd": Diagnostic((REPLICATE, CLIENT, COORDINATE), "sd of the client's own posterior, unconstrained space"),
+    "shift": Diagnostic(
+        (REPLICATE, CLIENT, COORDINATE),
+        "mean of the client's own posterior less that of all the others' together",
+        "sds of the merged posterior",
+    ),
+    "overlap": Diagnostic(
+        (REPLICATE, CLIENT, COORDINATE),
+        "Bhattacharyya coefficient of the client's own posterior and all the others' together, per coordinate",
+    ),
+    "distance": Diagnostic(
+        (REPLICATE, CLIENT),
+        "of the merged mean from the client's own, root mean square; about 1 where clients agree",
+        "the client's own sds",
+    ),
+    "effective_clients": Diagnostic(
+        (REPLICATE, COORDINATE), "effective number of clients that decide the merged mean, per coordinate"
+    ),
+    "misfit": Diagnostic(
+        (REPLICATE, CLIENT),
+        "sd of the client's log density about its Gaussian over the merged posterior; 0 if it is Gaussian",
+        "nats",
+    ),
+    "gap": Diagnostic(
+        (REPLICATE,), "between where the rounds ended and the merged mean, root mean square", "posterior sds"
+    ),
+    "merge_error": Diagnostic(
+        (REPLICATE,), "of the merged mean, measured by importance weights, root mean square", "posterior sds"
+    ),
+    "merge_k_hat": Diagnostic((REPLICATE,), "Pareto tail shape of the merged Gaussian's importance weights"),
+}
 ERROR_LIMIT = 0.1  # of the merged means, in posterior sds
 _MISFIT = 0.1  # nats by which a client's Gaussian may be off without being named
 _GAP_LIMIT = 0.25  # between where the rounds ended and the merged mean, in posterior sds: their noise, but no more
 
 
-class MergedAnswer(GaussianAnswer):
-    """The merged posterior: a Gaussian, dense or of low rank, or the Gaussian with the merged draws' moments."""
+class MergedAnswer:
+    """The merged posterior: a Gaussian, dense or of low rank, or the Gaussian with the merged draws' moments.
 
-    gaussian: Any
+    Parameters
+    ----------
+    roster
+        Of the clients.
+    run
+        How the rounds went; its state is that of a merge, or of a phase that has ``heard`` the clients' Gaussians.
+    posterior
+        Leading axis of replicates.
+    """
 
-    def __init__(self, algorithm: FederatedAlgorithm, problem: Problem, current: Progressing) -> None:
-        if algorithm.posterior is None or algorithm.sample is None:
-            raise TypeError(f"The algorithm '{algorithm.name}' has no merged posterior to sample from.")
-        super().__init__(jax.jit(algorithm.posterior)(current.state), current)
-        self._sample, self._names = algorithm.sample, problem.names
+    def __init__(self, roster: Roster, run: RunState, posterior: Gaussian | LowRankGaussian) -> None:
+        self.posterior = posterior
+        self._names, self._run = roster.names, run
+        self._num_replicates = jax.tree.leaves(posterior)[0].shape[0]
 
-    @property
-    def _num_replicates(self) -> int:
-        return jax.tree.leaves(self.gaussian)[0].shape[0]
+    def draws(self, key: Array, num: int) -> np.ndarray:
+        """See :class:`~fedbayes.answer.Answer`; where draws were merged, no more than there are."""
+        if isinstance(self.posterior, LowRankGaussian):
+            return np.asarray(_sample_low_rank(self.posterior, key, num))
+        merged = np.asarray(self._run.state.draws)
+        if merged.shape[1] == 0:
+            return gaussian_draws(self.posterior, key, num)
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        return np.stack([mine[rng.permutation(len(mine))[:num]] for mine in merged])
 
-    def draws(self, key: Array, num: int) -> Array:
-        """See :class:`~fedbayes.answer.Answer`; of merged draws all there are, if fewer."""
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(self._num_replicates))
-        return self._sample(self._current.state, keys, num)
+    def cavities(self) -> Gaussian | None:
+        """See :class:`~fedbayes.answer.Answer`; ``None`` if the posterior has low rank: its clients have no locals."""
+        if isinstance(self.posterior, LowRankGaussian):
+            return None
+        state = self._run.state
+        powers = np.asarray(state.heard) * np.asarray(state.shares)  # of the prior in the clients' subposteriors
 
-    def sample_stats(self, theta: Array, log_likelihood: np.ndarray, problem: Problem) -> dict[str, np.ndarray]:
+        def site(client: np.ndarray, prior: np.ndarray) -> np.ndarray:
+            return client - powers.reshape(powers.shape + (1,) * (client.ndim - 2)) * prior[:, None]
+
+        return cavities_of(state.prior, jax.tree.map(site, state.clients, state.prior))
+
+    def records_locals(self) -> bool:
+        """See :class:`~fedbayes.answer.Answer`."""
+        return False
+
+    def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: log density of the Gaussian with the posterior's moments."""
-        if isinstance(self.gaussian, Gaussian):
-            return super().sample_stats(theta, log_likelihood, problem)
-        lp = [
-            jax.vmap(jax.tree.map(lambda leaf, r=r: leaf[r], self.gaussian).log_value)(mine)
-            for r, mine in enumerate(theta)
-        ]
-        return {"lp": np.asarray(jnp.stack(lp))}
+        if isinstance(self.posterior, LowRankGaussian):
+            return {"lp": np.asarray(_low_rank_log_density(self.posterior, theta))}
+        return {"lp": gaussian_log_density(self.posterior, theta)}
 
-    def others(self, num_clients: int) -> Gaussian:
-        """What all other clients know; nothing of a posterior of low rank, whose clients have no locals."""
-        if isinstance(self.gaussian, Gaussian):
-            return super().others(num_clients)
-        return Gaussian.neutral(0, (self._num_replicates, num_clients))
+    def log_evidence(self) -> np.ndarray:
+        """See :class:`~fedbayes.answer.Answer`."""
+        if isinstance(self.posterior, LowRankGaussian):
+            return np.full(self._num_replicates, np.nan)
+        return log_integrals(self.posterior)
+
+    def report(self) -> dict[str, float]:
+        """See :class:`~fedbayes.answer.Answer`."""
+        return {}
+
+    def verdict(self, rounds: "xr.Dataset") -> Verdict:
+        """Whether every client was heard, and the measured error of the merge is small."""
+        converged, error = self._converged, self._monte_carlo_error
+        trouble = "" if converged else self._trouble(rounds)
+        return Verdict(converged, error, self._headline(rounds, error), trouble)
 
     @property
     def error(self) -> float:
         """Measured error of the merged means, in posterior sds: the replicates' worst; NaN without a check."""
-        return float(np.max(np.asarray(getattr(self._current.state, "error", np.nan))))
+        return self._run.last("merge_error")
 
     @property
     def k_hat(self) -> float:
         """Tail of the importance weights from which the error is known; NaN without a check."""
-        return float(np.max(np.asarray(getattr(self._current.state, "k_hat", np.nan))))
+        return self._run.last("merge_k_hat")
 
     @property
     def _measured(self) -> str:
-        """The error in words, no more of it than the importance weights can tell."""
+        """The measured error in words, as precisely as the importance weights allow."""
         if self.k_hat > 1.0:  # the weights' tail has no mean
             return f"too large to be measured (k-hat {self.k_hat:.2f})"
         rough = "" if self.k_hat <= K_HAT_LIMIT else "roughly "
         return f"{rough}{self.error:.2g} posterior sds (root mean square, k-hat {self.k_hat:.2f})"
 
     @property
-    def converged(self) -> bool:
-        """Whether every client was heard, and no error of the merge was measured that matters."""
+    def _converged(self) -> bool:
         off = self.error > ERROR_LIMIT or self.k_hat > K_HAT_LIMIT
-        return self._current.converged and not off and not _last(self._current, "gap") > _GAP_LIMIT
+        return self._run.converged and not off and not self._run.last("gap") > _GAP_LIMIT
 
     @property
-    def monte_carlo_error(self) -> float:
+    def _monte_carlo_error(self) -> float:
         """Spread of the replicates' means; NaN with one replicate."""
-        if isinstance(self.gaussian, Gaussian):
-            return super().monte_carlo_error
+        if isinstance(self.posterior, Gaussian):
+            return spread_of_means(self.posterior)
         if self._num_replicates < 2:
             return float("nan")
-        with jax.enable_x64(True):
-            mean, variance = jax.tree.map(np.asarray, jax.vmap(_marginals)(self.gaussian))
+        mean, variance = map(np.asarray, _low_rank_marginals(self.posterior))
         return float(np.sqrt(np.mean(mean.var(axis=0, ddof=1) / variance.mean(axis=0))))
 
-    def headline(self, rounds: "xr.Dataset") -> list[str]:
-        """The measured error, the Monte Carlo error, and how the clients lie to each other."""
+    def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:
+        """The measured error, the Monte Carlo error, and how far the clients' own posteriors overlap."""
         lines = []
         if np.isfinite(self.error):
             lines.append(f"  error     of the merge {self._measured}")
-        if (num := self._num_replicates) > 1 and self.monte_carlo_error > 1e-8:
-            lines.append(f"            Monte Carlo {self.monte_carlo_error:.2g} posterior sds, from {num} replicates")
-        if isinstance(self.gaussian, LowRankGaussian):
-            num, size = self.gaussian.basis.shape[1:]
+        if (num := self._num_replicates) > 1 and error > 1e-8:
+            lines.append(f"            Monte Carlo {error:.2g} posterior sds, from {num} replicates")
+        if isinstance(self.posterior, LowRankGaussian):
+            num, size = self.posterior.basis.shape[1:]
             lines.append(
                 f"            not measured: precision of rank {num:,} in {size:,} dimensions, too narrow beyond"
             )
@@ -118,13 +196,12 @@ class MergedAnswer(GaussianAnswer):
                 )
         return lines
 
-    def trouble(self, rounds: "xr.Dataset") -> str:
+    def _trouble(self, rounds: "xr.Dataset") -> str:
         """Clients that are missing, and what the merge has got wrong."""
         parts = []
         merge = _merge_round(rounds)
-        missing = [
-            name for name, heard in zip(self._names, self._current.state.heard.min(axis=0), strict=True) if heard < 1
-        ]
+        heard = self._run.state.heard.min(axis=0)
+        missing = [name for name, known in zip(self._names, heard, strict=True) if known < 1]
         if missing:
             parts.append(f"The posterior lacks the data of clients {shortened(missing)}.")
             parts += bad_clients(merge)
@@ -140,14 +217,14 @@ class MergedAnswer(GaussianAnswer):
                 f"The merge is off: by importance weights the error of its means is {self._measured}. {worst} "
                 "Merging can't mend that: use `method='ep'`, in which clients see the others' knowledge."
             )
-        if (gap := _last(self._current, "gap")) > _GAP_LIMIT:
+        if (gap := self._run.last("gap")) > _GAP_LIMIT:
             parts.append(
                 f"The rounds ended {gap:.2g} posterior sds from the merged mean: raise `num_rounds`, take more "
                 "samples, or give the server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
             )
         if not parts:
             parts.append(
-                f"The last round still moved the server by {_last(self._current, 'change'):.2g} in shared coordinates: "
+                f"The last round still moved the server by {self._run.last('change'):.2g} in shared coordinates: "
                 "raise `num_rounds`, or give the server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
             )
         return " ".join(parts)
@@ -162,14 +239,19 @@ class MergedAnswer(GaussianAnswer):
         }
 
 
-def _marginals(gaussian: LowRankGaussian) -> tuple[Array, Array]:
-    return gaussian.mean_of_globals(), gaussian.variances()
+@jax.jit
+def _low_rank_marginals(posterior: LowRankGaussian) -> tuple[Array, Array]:
+    return jax.vmap(lambda q: (q.mean_of_globals(), q.variances()))(posterior)
 
 
-def _last(current: Progressing, name: str) -> float:
-    """The last value of a diagnostic, the replicates' worst; NaN where there is none."""
-    found = [record[name] for record in current.history if name in record]
-    return float(np.max(found[-1])) if found else float("nan")
+def _sample_low_rank(posterior: LowRankGaussian, key: Array, num: int) -> Array:
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(posterior.basis.shape[0]))
+    return jax.vmap(lambda q, own: q.sample(own, num))(posterior, keys)
+
+
+def _low_rank_log_density(posterior: LowRankGaussian, theta: np.ndarray) -> Array:
+    one = lambda r: jax.tree.map(lambda leaf: leaf[r], posterior)  # noqa: E731
+    return jnp.stack([jax.vmap(one(r).log_value)(mine) for r, mine in enumerate(theta)])
 
 
 def _merge_round(rounds: "xr.Dataset") -> "xr.Dataset":

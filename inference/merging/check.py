@@ -6,63 +6,56 @@ posterior(theta_s) / q(theta_s)`` are importance weights: where their tail allow
 2024) the weighted mean is the posterior's, and its distance from the merged mean the error of the merge.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info, Phase, same_variants
+from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, whitener
-from fedbayes.inference.local.importance import pareto_smooth, quasi_normal
-from fedbayes.inference.local.sampling import log_likelihoods
-from fedbayes.inference.merging.merge import MergeState, sample_merged
+from fedbayes.gaussian import Gaussian, packed, unpacked, whitener
+from fedbayes.inference.local.after import log_likelihoods
+from fedbayes.inference.local.importance import fixed_normal, pareto_smooth, random_shift
+from fedbayes.inference.merging.merge import MergeState
 from fedbayes.problem.clients import Client
-from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
 
 _NUM_DRAWS = 512
 
 
-def checked(problem: Problem, merging: FederatedAlgorithm, wanted: bool) -> list[Phase]:
-    """The phase that checks a merge, if it is wanted."""
-    if not wanted:
-        return []
-    empty = jax.tree.map(jnp.asarray, merging.init(jax.random.key(0), None))
-    return [Phase(checking(problem, empty), 1, True, main=False)]
-
-
-def checking(problem: Problem, empty: MergeState) -> FederatedAlgorithm:
+def check_phase(roster: Roster, merge: Algorithm) -> Phase:
     """The round after a merge; its state is the merge's, with ``error`` and ``k_hat`` filled in.
 
     Parameters
     ----------
-    problem
-        The split program and its clients.
-    empty
-        A state of the same shapes.
+    roster
+        Of the clients.
+    merge
+        The algorithm of the phase before.
     """
-    prior = problem.prior
+    prior = roster.prior
 
     def draws_of(merged: Gaussian) -> Array:
         white = whitener(merged.precision)
-        noise = quasi_normal(jax.random.key(0), _NUM_DRAWS, prior.size)
-        return white.T @ (white @ merged.shift) + noise @ white
+        return white.T @ (white @ merged.shift) + jnp.asarray(fixed_normal(_NUM_DRAWS, prior.size)) @ white
 
     def broadcast(state: MergeState) -> tuple[Array, Gaussian]:
         # a client looks for its locals where the others' knowledge, and the whole prior, leave them
-        cavities = jax.vmap(lambda site: (state.product - site).symmetrised())(state.sites)
+        cavities = jax.vmap(lambda site: packed((state.product - site).symmetrised()))(state.sites)
         return draws_of(state.merged), cavities
 
-    def local_update(
-        theta: Array, cavity: Gaussian, private: Array, client: Client, key: Array
-    ) -> tuple[Array, Array, Info]:
-        values = log_likelihoods(client, cavity, theta, key)
+    def log_factor(
+        theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
+    ) -> tuple[Reply, tuple[()]]:
+        values = log_likelihoods(client, unpacked(cavity), theta, shift)
         code = jnp.where(jnp.any(jnp.isfinite(values)), ResultCode.OK, ResultCode.NOT_FINITE)
-        return values, private, {"code": code}
+        return Reply(each=values, code=code), private
 
-    def aggregate(state: MergeState, values: Array, used: Array, key: Array) -> tuple[MergeState, Info]:
-        theta = draws_of(state.merged)
+    def aggregate(state: MergeState, replies: Replies, key: Array) -> tuple[MergeState, Info]:
+        theta, values = draws_of(state.merged), replies.each
         log_prior = jax.vmap(prior.log_density)(theta)
-        log_weight = jnp.sum(jnp.where(used[:, None], values, 0.0), axis=0) + log_prior
+        log_weight = jnp.sum(jnp.where(replies.used[:, None], values, 0.0), axis=0) + log_prior
         log_weight = log_weight - jax.vmap(state.merged.normalised().log_value)(theta)
         weight, k_hat = pareto_smooth(jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf))
         mean = weight @ theta
@@ -70,24 +63,25 @@ def checking(problem: Problem, empty: MergeState) -> FederatedAlgorithm:
         error = jnp.sqrt(jnp.mean(((mean - jnp.mean(theta, axis=0)) / sd) ** 2))
         mine = values + state.shares[:, None] * log_prior
         gaussians = jax.vmap(lambda q: jax.vmap(q.normalised().log_value)(theta))(state.clients)
-        new = state._replace(error=error, k_hat=k_hat)
         info = {
             "merge_error": error,
             "merge_k_hat": k_hat,
             "misfit": jnp.where(state.heard > 0, jnp.std(mine - gaussians, axis=1), jnp.nan),
             "converged": jnp.all(state.heard > 0),
+            "proper": jnp.all(jnp.isfinite(theta)),
         }
-        return new, info
+        return state._replace(error=error, k_hat=k_hat), info
 
-    return FederatedAlgorithm(
+    def init(key: Array, previous: Any) -> MergeState:
+        # a checkpoint only needs the structure, without a merge before it
+        return merge.init(key, None) if previous is None else previous
+
+    algorithm = Algorithm(
         name="check",
-        init=lambda key, previous: empty if previous is None else previous,
-        init_client=lambda client, shared, key: jnp.zeros(0),
+        init=init,
         broadcast=broadcast,
-        local_updates={"log_factor": local_update},
-        choose=same_variants,
+        init_client=lambda client, shared, key: (),
+        updates={"log_factor": Update(log_factor, lambda key, shared, num_locals: random_shift(key, num_locals))},
         aggregate=aggregate,
-        posterior=lambda state: state.merged,
-        reduction="stack",
-        sample=sample_merged,
     )
+    return Phase(algorithm=algorithm, max_rounds=1, full_participation=True, main=False)

@@ -6,11 +6,14 @@ transport distance (:func:`wasserstein_barycentre`), or multiply density estimat
 pure functions for float64 arrays, and can be jitted and vmapped.
 """
 
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import symmetrised, whitener
+from fedbayes.gaussian import Gaussian, gaussian_from_moments, symmetrised, whitener
 
 
 def consensus(draws: Array, precisions: Array) -> Array:
@@ -93,7 +96,7 @@ def wasserstein_barycentre(
 
     def unfinished(carry: tuple[Array, Array, Array]) -> Array:
         _, gap, count = carry
-        return (gap > tolerance) & (count < max_iterations)  # a gap that is not a number ends it
+        return (gap > tolerance) & (count < max_iterations)  # NaN ends the loop
 
     def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         covariance, _, count = carry
@@ -244,3 +247,98 @@ def density_product(draws: Array, key: Array, num: int, *, semiparametric: bool 
         return shrink * mean + bandwidths[-1] * jnp.sqrt(shrink) * jax.random.normal(noise_key, (size,))
 
     return centre + jax.vmap(chain)(jax.random.split(key, num)) @ white
+
+
+class Combination(NamedTuple):
+    """A way to merge subposteriors, and what it needs.
+
+    Attributes
+    ----------
+    merge
+        ``(product, clients, draws, heard, shares, key) -> (merged, draws)``: the product of the clients' Gaussians with
+        the prior counted once, the clients' Gaussians, their draws ``(K, n, d)``, one for each client heard ``(K,)``,
+        the powers of the prior in their subposteriors ``(K,)``. Draws come back where the merged posterior is no
+        Gaussian, else none.
+    needs_draws
+        Whether the clients send draws.
+    divides_prior
+        Whether every client may have the whole prior, whose copies are divided out.
+    shares
+        ``"equal"`` or ``"rows"``: by what clients share the prior, unless each has all of it.
+    """
+
+    merge: Callable[[Gaussian, Gaussian, Array, Array, Array, Array], tuple[Gaussian, Array]]
+    needs_draws: bool = False
+    divides_prior: bool = False
+    shares: str = "equal"
+
+
+def merged_by_product(
+    product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
+) -> tuple[Gaussian, Array]:
+    """The product of the Gaussians, ``Q = sum Q_k``, ``Q mean = sum Q_k mean_k``; exact for Gaussian clients."""
+    return product, jnp.zeros((0, product.size))
+
+
+def merged_by_barycentre(
+    product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
+) -> tuple[Gaussian, Array]:
+    """The Wasserstein barycentre of the clients' Gaussians ``N(mean_k, share_k Sigma_k)``.
+
+    Shrinking the covariance by the client's share stands for its likelihood raised to the power ``1 / share``
+    (Srivastava, Li and Dunson 2018); exact for Gaussian clients of equal ``share_k Sigma_k`` and no others.
+    """
+    weights = jnp.where(heard > 0, shares, 0.0)
+    weights = weights / jnp.sum(weights)
+    means, covariances = jax.vmap(Gaussian.moments)(clients)
+    there = heard[:, None] > 0
+    means = jnp.where(there, means, 0.0)
+    covariances = jnp.where(there[..., None], weights[:, None, None] * covariances, jnp.eye(product.size))
+    mean, covariance = wasserstein_barycentre(means, covariances, weights)
+    return _with_evidence(mean, covariance, product), jnp.zeros((0, product.size))
+
+
+def merged_by_consensus(
+    product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
+) -> tuple[Gaussian, Array]:
+    """Consensus Monte Carlo: averages of the clients' draws, weighted by their precisions; exact for Gaussian ones.
+
+    Where a client is missing, its draws and so its share of the prior are too: then draws of the Gaussian product.
+    """
+    merged = consensus(draws, clients.precision)
+    return _of_draws(_if_complete(merged, product, draws, heard, key), product)
+
+
+def merged_by_density_product(
+    product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
+) -> tuple[Gaussian, Array]:
+    """Draws of the product of density estimates; the Gaussian product's own where a client is missing."""
+    merged = density_product(draws, key, draws.shape[1])
+    return _of_draws(_if_complete(merged, product, draws, heard, key), product)
+
+
+def _if_complete(merged: Array, product: Gaussian, draws: Array, heard: Array, key: Array) -> Array:
+    """The merged draws where every client has sent some, else the Gaussian product's."""
+    complete = jnp.all(heard > 0) & jnp.all(jnp.isfinite(draws))
+    return jnp.where(complete, merged, product.sample(key, draws.shape[1]))
+
+
+def _of_draws(draws: Array, product: Gaussian) -> tuple[Gaussian, Array]:
+    mean = jnp.mean(draws, axis=0)
+    gap = draws - mean
+    return _with_evidence(mean, gap.T @ gap / (len(draws) - 1), product), draws
+
+
+def _with_evidence(mean: Array, covariance: Array, product: Gaussian) -> Gaussian:
+    """The Gaussian with these moments, and the product's integral: the evidence is estimated by the Gaussians."""
+    merged = gaussian_from_moments(mean, covariance)
+    return Gaussian(merged.shift, merged.precision, merged.log_scale + product.log_integral())
+
+
+COMBINATIONS: Mapping[str, Combination] = {
+    "consensus": Combination(merged_by_consensus, needs_draws=True),
+    "gaussian_product": Combination(merged_by_product, divides_prior=True),
+    "laplace": Combination(merged_by_product, divides_prior=True),
+    "wasserstein": Combination(merged_by_barycentre, shares="rows"),
+    "density_product": Combination(merged_by_density_product, needs_draws=True),
+}

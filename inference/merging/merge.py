@@ -14,20 +14,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import FederatedAlgorithm, Info
+from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, gaussian_from_moments, where
+from fedbayes.gaussian import Gaussian, packed, unpacked, where
 from fedbayes.inference.local.subposterior import Summary
-from fedbayes.inference.merging import combinations as combiners
+from fedbayes.inference.merging.combinations import Combination
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
-from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
 
-LocalSummary = Callable[[Any, Any, Client, Array], tuple[Summary, Any]]
+
+class LocalSummary(NamedTuple):
+    """A client's way to sum up its subposterior in a round.
+
+    Attributes
+    ----------
+    run
+        ``(shared, private, client, inputs) -> (summary, private)``.
+    inputs
+        As of an :class:`~fedbayes.algorithm.Update`.
+    """
+
+    run: Callable[[Any, Any, Client, Any], tuple[Summary, Any]]
+    inputs: Callable[[Array, Any, int], Any]
 
 
 class MergeMessage(NamedTuple):
-    """What a client sends: its subposterior's Gaussian, and draws ``(n, d)`` where the combination needs them."""
+    """A client's message: its subposterior's Gaussian, packed, and draws ``(n, d)`` where they are needed."""
 
     gaussian: Gaussian
     draws: Array
@@ -82,99 +95,34 @@ class MergeState(NamedTuple):
         return self.merged.moments()[0]
 
 
-Combine = Callable[[Gaussian, Gaussian, Array, Array, Array, Array], tuple[Gaussian, Array]]
-
-
-def gaussian_product(
-    product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
-) -> tuple[Gaussian, Array]:
-    """The product of the Gaussians, ``Q = sum Q_k``, ``Q mean = sum Q_k mean_k``; exact for Gaussian clients."""
-    return product, jnp.zeros((0, product.size))
-
-
-def wasserstein(
-    product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
-) -> tuple[Gaussian, Array]:
-    """The Wasserstein barycentre of the clients' Gaussians ``N(mean_k, share_k Sigma_k)``.
-
-    Shrinking the covariance by the client's share stands for its likelihood raised to the power ``1 / share``
-    (Srivastava, Li and Dunson 2018); exact for Gaussian clients of equal ``share_k Sigma_k`` and no others.
-    """
-    weights = jnp.where(heard > 0, shares, 0.0)
-    weights = weights / jnp.sum(weights)
-    means, covariances = jax.vmap(Gaussian.moments)(clients)
-    there = heard[:, None] > 0
-    means = jnp.where(there, means, 0.0)
-    covariances = jnp.where(there[..., None], weights[:, None, None] * covariances, jnp.eye(product.size))
-    mean, covariance = combiners.wasserstein_barycentre(means, covariances, weights)
-    return _with_evidence(mean, covariance, product), jnp.zeros((0, product.size))
-
-
-def consensus(
-    product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
-) -> tuple[Gaussian, Array]:
-    """Consensus Monte Carlo: averages of the clients' draws, weighted by their precisions; exact for Gaussian ones.
-
-    Draws of the Gaussian product where a client is missing: its draws would be, and its share of the prior with them.
-    """
-    merged = combiners.consensus(draws, clients.precision)
-    return _of_draws(_if_complete(merged, product, draws, heard, key), product)
-
-
-def density_product(
-    product: Gaussian, clients: Gaussian, draws: Array, heard: Array, shares: Array, key: Array
-) -> tuple[Gaussian, Array]:
-    """Draws of the product of density estimates; the Gaussian product's own where a client is missing."""
-    merged = combiners.density_product(draws, key, draws.shape[1])
-    return _of_draws(_if_complete(merged, product, draws, heard, key), product)
-
-
-def _if_complete(merged: Array, product: Gaussian, draws: Array, heard: Array, key: Array) -> Array:
-    """The merged draws where every client has sent some, else the Gaussian product's."""
-    complete = jnp.all(heard > 0) & jnp.all(jnp.isfinite(draws))
-    return jnp.where(complete, merged, product.sample(key, draws.shape[1]))
-
-
-def _of_draws(draws: Array, product: Gaussian) -> tuple[Gaussian, Array]:
-    mean = jnp.mean(draws, axis=0)
-    gap = draws - mean
-    return _with_evidence(mean, gap.T @ gap / (len(draws) - 1), product), draws
-
-
-def _with_evidence(mean: Array, covariance: Array, product: Gaussian) -> Gaussian:
-    """The Gaussian with these moments, and the product's integral: the evidence is estimated by the Gaussians."""
-    merged = gaussian_from_moments(mean, covariance)
-    return Gaussian(merged.shift, merged.precision, merged.log_scale + product.log_integral())
-
-
 def merging(
-    problem: Problem,
+    roster: Roster,
     shares: np.ndarray,
     updates: Mapping[str, LocalSummary],
     *,
     name: str,
-    combine: Combine,
+    combination: Combination,
     num_draws: int,
     init_shared: Callable[[Any], Any],
     init_client: Callable[[Client, Any, Array], Any],
     anchor: Callable[[Any], Array] | None = None,
     retry: str | None = None,
-) -> FederatedAlgorithm:
+) -> Algorithm:
     """One round in which every client sums up its subposterior and the server merges; a second for unreliable ones.
 
     Parameters
     ----------
-    problem
-        The split program and its clients.
+    roster
+        Of the clients.
     shares
         Power of the prior in each client's subposterior, shape ``(K,)``; what they add up to beyond one is divided out,
         which takes a Gaussian prior.
     updates
-        Named ways to sum up a subposterior: ``(shared, private, client, key) -> (summary, private)``.
+        Named ways to sum up a subposterior.
     name
         For progress and reports.
-    combine
-        One of this module's.
+    combination
+        How the server merges.
     num_draws
         Draws in a message; none for combinations of Gaussians.
     init_shared
@@ -186,36 +134,34 @@ def merging(
     retry
         Update for clients whose draws were unreliable.
     """
-    prior, num_clients = problem.prior, len(problem.names)
+    prior = roster.prior
 
     def init(key: Array, previous: Any) -> MergeState:
         return _empty(prior, shares, num_draws, init_shared(previous))
 
-    def aggregate(state: MergeState, messages: MergeMessage, used: Array, key: Array) -> tuple[MergeState, Info]:
-        clients = where(used, messages.gaussian, state.clients).symmetrised()
+    def aggregate(state: MergeState, replies: Replies, key: Array) -> tuple[MergeState, Info]:
+        used, messages = replies.used, replies.each
+        clients = where(used, unpacked(messages.gaussian), state.clients)
         new = state._replace(clients=clients, heard=jnp.where(used, 1.0, state.heard))
-        merged, draws = combine(new.product, clients, messages.draws, new.heard, state.shares, key)
+        merged, draws = combination.merge(new.product, clients, messages.draws, new.heard, state.shares, key)
         new = new._replace(merged=merged.symmetrised(), draws=draws)
         if prior.gaussian is None:
             new = new._replace(prior=prior.tangent(merged.moments()[0]))
-        info = _picture(new) | {"converged": jnp.all(new.heard > 0)}
+        info = _picture(new) | {"converged": jnp.all(new.heard > 0), "proper": merged.is_proper()}
         if anchor is not None:
             mean, covariance = merged.moments()
             gap = anchor(state.shared) - mean
             info["gap"] = jnp.sqrt(jnp.mean(gap**2 / jnp.diagonal(covariance)))
         return new, info
 
-    return FederatedAlgorithm(
+    return Algorithm(
         name=name,
         init=init,
+        broadcast=lambda state: (state.shared, ()),
         init_client=init_client,
-        broadcast=lambda state: (state.shared, jnp.zeros((num_clients, 0))),
-        local_updates={label: partial(_local_update, update) for label, update in updates.items()},
-        choose=partial(retry_unreliable, retry),
+        updates={label: Update(partial(_local_update, each.run), each.inputs) for label, each in updates.items()},
         aggregate=aggregate,
-        posterior=lambda state: state.merged,
-        reduction="stack",
-        sample=sample_merged,
+        choose=partial(retry_unreliable, retry),
     )
 
 
@@ -244,28 +190,22 @@ def _empty(prior: Prior, shares: np.ndarray, num_draws: int, shared: Any) -> Mer
     )
 
 
-def sample_merged(state: MergeState, key: Array, num: int) -> Array:
-    """Draws of the merged posterior: the merged ones where it is not a Gaussian, of which there are so many."""
-    if state.draws.shape[0] == 0:
-        return state.merged.sample(key, num)
-    return jax.random.permutation(key, state.draws)[:num]
-
-
 def _local_update(
-    update: LocalSummary, shared: Any, personal: Array, private: Any, client: Client, key: Array
-) -> tuple[MergeMessage, Any, Info]:
-    found, after = update(shared, private, client, key)
+    summarise: Callable, shared: Any, personal: tuple[()], private: Any, client: Client, inputs: Any
+) -> tuple[Reply, Any]:
+    found, after = summarise(shared, private, client, inputs)
     finite = jnp.all(jnp.isfinite(found.gaussian.shift)) & jnp.all(jnp.isfinite(found.gaussian.precision))
     proper = found.gaussian.is_proper()
     fine = jnp.where(found.reliable, ResultCode.OK, ResultCode.UNRELIABLE)
     code = jnp.where(finite, jnp.where(proper, fine, ResultCode.IMPROPER), ResultCode.NOT_FINITE)
     after = jax.tree.map(lambda new, old: jnp.where(finite & proper, new, old), after, private)
-    info = {"code": code, "k_hat": found.k_hat, "effective_draws": found.effective}
-    return MergeMessage(found.gaussian, found.draws), after, info
+    info = {"k_hat": found.k_hat, "effective_draws": found.effective}
+    message = MergeMessage(packed(found.gaussian.symmetrised()), found.draws)
+    return Reply(each=message, code=code, info=info), after
 
 
 def _picture(state: MergeState) -> Info:
-    """How the clients lie to each other, coordinate by coordinate; all in unconstrained space.
+    """Where the clients' own posteriors are relative to each other, by coordinate, in unconstrained space.
 
     ``shift``: a client's mean less that of all others together with the prior, in sds of the merged posterior.
     ``overlap``: Bhattacharyya's coefficient of the client's marginal and the others'. ``distance``: of the merged mean

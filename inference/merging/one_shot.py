@@ -1,4 +1,4 @@
-"""One-shot combinations of the clients' subposteriors: one round, and one more that says how far off it is.
+"""One-shot combinations of the clients' subposteriors: one round, and one more that measures their error.
 
 Client k sums up its factor with a share of the prior, ``f_k(theta) p(theta)^s_k`` with ``s_k = 1 / K`` by default, its
 local latents integrated out, and the server combines:
@@ -10,38 +10,32 @@ local latents integrated out, and the server combines:
     density_product    product of semiparametric densities            Neiswanger, Wang and Xing 2014
 
 The barycentre's shares are the clients' shares of the rows. All merge in unconstrained space. For Gaussian clients all
-but the barycentre are exact, up to the Monte Carlo error of consensus and the density product; for others none is, the
-density product excepted as the draws increase.
+but the barycentre are exact, up to the Monte Carlo error of consensus and the density product. For other clients only
+the density product becomes exact, as the number of draws increases.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Phase
-from fedbayes.inference.local.subposterior import Subposterior, Summariser, Summary, samplers
+from fedbayes.answer import Diagnostic
+from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary, samplers
 from fedbayes.inference.local.tilted import cold_start
-from fedbayes.inference.merging import merge
-from fedbayes.inference.merging.check import checked
-from fedbayes.inference.merging.options import ESTIMATORS, affordable, check_subposteriors
+from fedbayes.inference.merging.answer import DIAGNOSTICS, MergedAnswer
+from fedbayes.inference.merging.check import check_phase
+from fedbayes.inference.merging.combinations import COMBINATIONS
+from fedbayes.inference.merging.estimators import ESTIMATORS, affordable, check_subposteriors
+from fedbayes.inference.merging.merge import LocalSummary, merging
 from fedbayes.inference.options import check_choices, check_whole, client_weights
 from fedbayes.problem.clients import Client
-from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
 
-COMBINATIONS: Mapping[str, merge.Combine] = {
-    "consensus": merge.consensus,
-    "gaussian_product": merge.gaussian_product,
-    "laplace": merge.gaussian_product,
-    "wasserstein": merge.wasserstein,
-    "density_product": merge.density_product,
-}
-_OF_PRODUCTS = ("gaussian_product", "laplace")
-_OF_DRAWS = ("consensus", "density_product")
 _CHOICES = {
     "combine": tuple(COMBINATIONS),
     "sampler": ("auto", "importance", "nuts"),
@@ -87,70 +81,75 @@ class OneShot:
     prior: Literal["split", "whole"] | None = None
     check: bool = True
     num_replicates: int = 4
-    needs_rows = False
+    needs_rows: ClassVar[bool] = False
+    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def __post_init__(self) -> None:
         check_choices(self, _CHOICES)
         check_whole(self, {"num_samples": 4, "num_replicates": 1})
-        if self.prior == "whole" and self.combine not in _OF_PRODUCTS:
+        dividing = [name for name, combination in COMBINATIONS.items() if combination.divides_prior]
+        if self.prior == "whole" and self.combine not in dividing:
             raise ValueError(
                 f"`prior` is 'whole' with `combine='{self.combine}'`, from which the prior's copies can't be divided "
-                f"out. Write `prior='split'`, or one of {list(_OF_PRODUCTS)}."
+                f"out. Write `prior='split'`, or one of {dividing}."
             )
 
-    def phases(self, problem: Problem) -> list[Phase]:
+    def phases(self, roster: Roster) -> list[Phase]:
         """The merge, and its check."""
-        merging = one_shot(self, problem)
-        return [merging, *checked(problem, merging.algorithm, self.check)]
+        merge = one_shot(self, roster)
+        return [merge, *([check_phase(roster, merge.algorithm)] if self.check else [])]
+
+    def answer(self, roster: Roster, run: RunState) -> MergedAnswer:
+        """The merged posterior."""
+        return MergedAnswer(roster, run, run.state.merged)
 
 
-def one_shot(config: OneShot, problem: Problem) -> Phase:
+def one_shot(config: OneShot, roster: Roster) -> Phase:
     """The phase that merges."""
-    shares = _shares(config, problem)
-    check_subposteriors(problem)
+    shares = _shares(config, roster)
+    check_subposteriors(roster)
 
-    def update(sampler: Summariser, shared: Array, start: Array, client: Client, key: Array) -> tuple[Summary, Array]:
-        found = sampler(Subposterior(client, problem.prior, jnp.asarray(shares)[client.index]), start, key)
-        return found, found.mode
+    def summary(sampler: Sampler) -> LocalSummary:
+        def run(shared: Any, start: Array, client: Client, inputs: Any) -> tuple[Summary, Array]:
+            found = sampler.run(Subposterior(client, roster.prior, jnp.asarray(shares)[client.index]), start, inputs)
+            return found, found.mode
 
-    algorithm = merge.merging(
-        problem,
+        return LocalSummary(run, lambda key, shared, num_locals: sampler.inputs(key, roster.size + num_locals))
+
+    algorithm = merging(
+        roster,
         shares,
-        {name: partial(update, sampler) for name, sampler in _samplers(config, problem).items()},
+        {name: summary(sampler) for name, sampler in _samplers(config, roster).items()},
         name=config.combine,
-        combine=COMBINATIONS[config.combine],
+        combination=COMBINATIONS[config.combine],
         num_draws=_kept(config),
-        init_shared=lambda previous: jnp.zeros(0),
-        init_client=_cold,
+        init_shared=lambda previous: (),
+        init_client=lambda client, shared, key: cold_start(roster.size + client.num_locals),
         retry="nuts" if config.sampler == "auto" and config.combine != "laplace" else None,
     )
-    return Phase(algorithm, 2, True)
+    return Phase(algorithm=algorithm, max_rounds=2, full_participation=True)
 
 
-def _shares(config: OneShot, problem: Problem) -> np.ndarray:
+def _shares(config: OneShot, roster: Roster) -> np.ndarray:
     """Power of the prior in each client's subposterior; of a barycentre also the clients' weights."""
-    num, gaussian = len(problem.names), problem.prior.gaussian is not None
+    gaussian = roster.prior.gaussian is not None
     if config.prior == "whole" and not gaussian:
         raise ValueError(
             "`prior` is 'whole', but the prior of the globals is not Gaussian in unconstrained space, and its copies "
             "can't be divided out. Write `prior='split'`."
         )
     if config.prior == "whole" or (config.prior is None and config.combine == "laplace" and gaussian):
-        return np.ones(num)
-    return client_weights("rows" if config.combine == "wasserstein" else "equal", problem)
+        return np.ones(roster.num_clients)
+    return client_weights(COMBINATIONS[config.combine].shares, roster)
 
 
-def _cold(client: Client, shared: Any, key: Array) -> Array:
-    return cold_start(client.program.globals.size + client.num_locals)
-
-
-def _samplers(config: OneShot, problem: Problem) -> dict[str, Summariser]:
+def _samplers(config: OneShot, roster: Roster) -> dict[str, Sampler]:
     if config.combine == "laplace":
         return samplers("laplace", 0, 0, ESTIMATORS["score"])
-    estimator = ESTIMATORS[affordable(config.covariance, config.num_samples, problem.globals.size)]
+    estimator = ESTIMATORS[affordable(config.covariance, config.num_samples, roster.size)]
     return samplers(config.sampler, config.num_samples, _kept(config), estimator)
 
 
 def _kept(config: OneShot) -> int:
     """Draws that the combination merges."""
-    return config.num_samples if config.combine in _OF_DRAWS else 0
+    return config.num_samples if COMBINATIONS[config.combine].needs_draws else 0

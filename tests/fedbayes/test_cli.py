@@ -1,12 +1,16 @@
 import sys
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+import xarray as xr
 from typer.testing import CliRunner
 
 import fedbayes
 from fedbayes import demo
 from fedbayes.cli import app, comparison_table, rounds_table, summary_table
+from fedbayes.models import linear
 from fedbayes.results.arviz import to_arviz
 from fedbayes.results.comparison import compare
 
@@ -121,6 +125,42 @@ def test_table_of_the_rounds(small_fit):
     assert [name for name in columns[0] if name] == list(dict.fromkeys(rounds["phase"].to_numpy().tolist()))
     change = rounds["change"].max("replicate").to_numpy()
     np.testing.assert_allclose([float(value) for value in columns[2]], change, rtol=6e-3)
+
+
+def test_table_of_rounds_that_report_less_has_dashes():
+    """The rounds of the mode have neither noise nor k-hat."""
+    clients, _ = linear.simulate(jax.random.key(0), rows=(5, 20, 60))
+    method = fedbayes.EP(init="mode", num_replicates=2)
+    fit = fedbayes.fit_federated(linear.model, clients, method=method, key=jax.random.key(1), progress=False)
+    columns = cells(rounds_table(fit))
+    mode = fit.rounds["phase"].to_numpy() == "mode"
+    assert mode.any()
+    assert not mode.all()
+    noise, k_hat = ([value for value, here in zip(columns[i], mode, strict=True) if here] for i in (3, 5))
+    assert set(noise) | set(k_hat) == {"–"}
+    step = fit.rounds["step"].min("replicate").to_numpy()
+    np.testing.assert_allclose([float(value) for value in columns[4]], step, atol=6e-3)
+    last = fit.rounds["k_hat"][-1].max().item()
+    np.testing.assert_allclose(float(columns[5][-1]), last, atol=6e-3)
+
+
+def fit_with(**diagnostics):
+    """A fit of two rounds and one replicate with these diagnostics."""
+    variables = {name: (("round", "replicate"), np.asarray(values)[:, None]) for name, values in diagnostics.items()}
+    every = {"phase": (("round",), np.array(["EP", "EP"])), "seconds": (("round",), np.ones(2))}
+    return SimpleNamespace(rounds=xr.Dataset(variables | every), method=fedbayes.OneShot())
+
+
+def test_table_of_rounds_without_a_column_has_dashes():
+    columns = cells(rounds_table(fit_with(change=[0.5, np.nan])))
+    assert columns[2] == ["0.5", "–"]
+    assert columns[3] == columns[4] == columns[5] == ["–", "–"]
+
+
+def test_table_of_rounds_without_changes_says_what_is_lacking():
+    message = "`rounds_table` needs the diagnostic `change`, which a fit by OneShot does not have; it has: misfit"
+    with pytest.raises(ValueError, match=message):
+        rounds_table(fit_with(misfit=[0.5, 0.1]))
 
 
 def test_the_size_of_the_quick_demo_is_smaller():

@@ -1,5 +1,6 @@
 """Laws that every federated algorithm obeys, over a table of algorithms and the executors."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -9,17 +10,20 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from fedbayes.algorithm import phases_of
+from fedbayes.algorithm import CONTROL, Replies, replicated
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.ep import EP
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.merging.one_shot import OneShot
 from fedbayes.inference.mode import Laplace
 from fedbayes.problem.problem import make_problem
-from fedbayes.rounds.chains import concatenated
+from fedbayes.problem.roster import Roster
+from fedbayes.results.rounds import rounds_dataset
 from fedbayes.rounds.executors import Batched, Loopback, Sequential
-from fedbayes.rounds.loop import run_phases
+from fedbayes.rounds.loop import Run
+from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Silent
 
 KEY = jax.random.key(8)
@@ -82,26 +86,35 @@ def problem():
 
 
 def make_phases(name, problem):
-    return phases_of(ALGORITHMS[name], problem)
+    """The phases of a method, not replicated."""
+    return ALGORITHMS[name].phases(problem.roster)
+
+
+def last_phase(name, problem):
+    """The last phase, replicated."""
+    phase = make_phases(name, problem)[-1]
+    return replicated(phase, 1 if phase.once else ALGORITHMS[name].num_replicates)
+
+
+class Outcome:
+    """Where a run ended: the server's state, the clients' private states, and the answer."""
+
+    def __init__(self, current, executor, answer):
+        self.run, self.state, self.history = current, current.state, current.history
+        self.clients = [np.asarray(leaf) for leaf in jax.tree.leaves(executor._states)]
+        self.posterior = np.concatenate(current.draws) if current.draws else answer.posterior
 
 
 def run(name, problem, executor=None, *, phases=None, rounds=None, participation=1.0, progress=None):
-    """The last state of an algorithm, and the Gaussian that stands for the posterior, or a sampler's draws."""
+    """An algorithm's run, and the Gaussian that stands for the posterior, or the draws of its chains."""
+    method, executor = ALGORITHMS[name], executor or Batched()
     phases = make_phases(name, problem) if phases is None else phases
     rounds = rounds or (None if name in SAMPLERS else ROUNDS)
-    current = run_phases(
-        phases,
-        problem,
-        executor or Batched(),
-        KEY,
-        num_rounds=rounds,
-        participation=participation,
-        progress=progress or Silent(),
-        checkpoint=None,
-        num_draws=4,
-    )
-    posterior = phases[-1].algorithm.posterior
-    return current, concatenated(current.draws) if posterior is None else posterior(current.state)
+    programs = Programs(phases, AFTER, method.num_replicates)
+    executor.connect(programs, problem, KEY)
+    current = Run(programs, problem.roster, executor, KEY, participation).run(rounds, progress or Silent(), num_draws=4)
+    outcome = Outcome(current, executor, method.answer(problem.roster, current))
+    return outcome, outcome.posterior
 
 
 def assert_equal(ours, theirs, rtol=0.0, atol=0.0):
@@ -171,29 +184,84 @@ def test_loopback_counts_bytes(problem):
     assert 0 < down < 20_000 * 30
 
 
+def shapes_of(tree):
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in ALGORITHMS])
 def test_state_keeps_its_shapes_and_dtypes(name, problem, reference):
-    phase = make_phases(name, problem)[-1]
-    start = jax.eval_shape(phase.algorithm.init, KEY, None)
-    shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(start)]
-    assert shapes == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(reference(name)[0].state)]
-    assert all(dtype in (np.float64, np.uint32) for _, dtype in shapes)  # uint32: the key of the shared noise
+    state = reference(name)[0].state
+    algorithm = last_phase(name, problem).algorithm
+    before = None if algorithm.name != "check" else state
+    start = jax.eval_shape(algorithm.init, KEY, before)
+    assert shapes_of(start) == shapes_of(state)
+    # uint32: the key of shared noise; bool: a flag
+    assert all(dtype in (np.float64, np.uint32, np.bool_) for _, dtype in shapes_of(start))
+
+
+def inputs_of(update, shared, client):
+    return jax.eval_shape(lambda shared: update.inputs(KEY, shared, client.num_locals), shared)
+
+
+def traced_phases(name, problem):
+    """Each phase with the shapes of its state, and of one client's private state, by tracing alone."""
+    client, previous = problem.client("bo"), None
+    for phase in make_phases(name, problem):
+        algorithm = phase.algorithm
+        state = jax.eval_shape(algorithm.init, KEY, previous)
+        shared, personal = jax.eval_shape(algorithm.broadcast, state)
+        personal = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), personal)
+        private = jax.eval_shape(algorithm.init_client, client, shared, KEY)
+        yield algorithm, state, shared, personal, private, client
+        previous = state
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_local_update_under_eval_shape(name, problem):
+def test_update_under_eval_shape(name, problem):
     """Nothing in a client's update depends on values, and its private state comes back in the shapes it went in."""
-    algorithm = make_phases(name, problem)[-1].algorithm
-    client = problem.client("bo")
-    shared, personal = jax.eval_shape(lambda: algorithm.broadcast(algorithm.init(KEY, None)))
-    personal = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), personal)
-    private = jax.eval_shape(algorithm.init_client, client, shared, KEY)
-    for update in algorithm.local_updates.values():
-        _, after, info = jax.eval_shape(update, shared, personal, private, client, KEY)
-        assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
-            lambda leaf: (leaf.shape, leaf.dtype), private
-        )
-        assert "code" in info
+    for algorithm, _, shared, personal, private, client in traced_phases(name, problem):
+        for update in algorithm.updates.values():
+            inputs = inputs_of(update, shared, client)
+            reply, after = jax.eval_shape(update.run, shared, personal, private, client, inputs)
+            assert shapes_of(after) == shapes_of(private)
+            assert reply.code.shape == ()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_diagnostic_is_declared(name, problem):
+    """What clients and server report is in the method's `diagnostics`, with as many dimensions as it says."""
+    declared, num = ALGORITHMS[name].diagnostics, len(problem.names)
+    for algorithm, state, shared, personal, private, client in traced_phases(name, problem):
+        for update in algorithm.updates.values():
+            inputs = inputs_of(update, shared, client)
+            reply, _ = jax.eval_shape(update.run, shared, personal, private, client, inputs)
+            each = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape), leaf.dtype), reply.each)
+            used = jax.ShapeDtypeStruct((num,), bool)
+            _, info = jax.eval_shape(algorithm.aggregate, state, Replies(reply.total, each, used), KEY)
+            for key, leaf in {**reply.info, **info}.items():
+                if key not in CONTROL:
+                    dims = [dim for dim in declared[key].dims if dim != "replicate"]
+                    own = [dim for dim in dims if dim != "client"] if key in reply.info else dims
+                    assert len(leaf.shape) == len(own), (key, leaf.shape, dims)
+
+
+def test_a_diagnostic_that_is_not_declared_is_not_dropped(problem, reference):
+    """Negative control: a method that forgets one is told which."""
+    declared = {name: each for name, each in Laplace.diagnostics.items() if name != "step"}
+    with pytest.raises(ValueError, match=r"reports \['step'\], but declares"):
+        rounds_dataset(reference("laplace")[0].history, problem.roster, declared)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_phases_need_a_roster_alone(name, problem):
+    """A roster that came from elsewhere, without data behind it, gives the same phases."""
+    roster = problem.roster
+    alone = Roster(*(roster._asdict() | {"rows": roster.rows.copy(), "num_locals": roster.num_locals.copy()}).values())
+    assert set(alone._fields) == {"names", "rows", "num_locals", "globals", "prior", "template"}
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in alone.template.values())
+    phases, expected = ALGORITHMS[name].phases(alone), make_phases(name, problem)
+    assert [phase.algorithm.name for phase in phases] == [phase.algorithm.name for phase in expected]
+    assert [set(phase.algorithm.updates) for phase in phases] == [set(phase.algorithm.updates) for phase in expected]
 
 
 @pytest.mark.parametrize("name", ["laplace", "ep", "fald", "one-shot-consensus", "fedpa-sgld"])
@@ -223,7 +291,7 @@ def test_inactive_clients_keep_their_sites(name, problem):
     if ALGORITHMS[name].damping is None:  # a step of less than one still lands on the old site
         assert_equal(jax.tree.map(lambda leaf: leaf[:, 1], two), jax.tree.map(lambda leaf: leaf[:, 1], one))
     assert np.any(two.precision[:, 0] != one.precision[:, 0])
-    mine = lambda current: jax.tree.map(lambda leaf: leaf[1], current.clients[0])  # noqa: E731
+    mine = lambda outcome: [leaf[1] for leaf in outcome.clients]  # noqa: E731
     assert_equal(mine(after_two), mine(after_one))
     assert after_two.history[-1]["code"][1].item(0) == ResultCode.INACTIVE
 
@@ -236,8 +304,8 @@ def test_nobody_active_changes_nothing(name, problem):
     after, _ = run(name, problem, phases=phases, rounds=3, participation=nobody)
     assert_equal(after.state, before.state)
     assert_equal(after.clients, before.clients)
-    assert after.rounds_in_phase == 3
-    assert not after.converged
+    assert after.run.rounds_in_phase == 3
+    assert not after.run.converged
 
 
 def test_fraction_of_the_clients(problem):
@@ -272,7 +340,7 @@ def test_local_update_compiles_once(name, executor):
     problem = make_problem(model, make_clients())
     traces = Traces(model)
     run(name, problem, executor(), rounds=3, progress=traces)
-    once = {phase.algorithm.name for phase in ALGORITHMS[name].phases(problem) if phase.max_rounds <= 2}
+    once = {phase.algorithm.name for phase in make_phases(name, problem) if phase.max_rounds <= 2}
     for phase in {phase for phase, _ in traces.seen}:
         counts = [count for label, count in traces.seen if label == phase]
         assert len(counts) > 1 or phase in once
@@ -283,8 +351,11 @@ def test_local_update_compiles_once(name, executor):
 def test_float32_model(name, reference):
     model = Counted()
     problem = make_problem(model, make_clients(), dtype=np.float32)
-    model.dtypes.clear()
     current, posterior = run(name, problem)
+    program = problem.programs[0]
+    model.dtypes.clear()
+    data = {name: array[0] for name, array in problem.buckets[0].clients.data.items()}
+    jax.eval_shape(program._log_factor, jnp.zeros(2), jnp.zeros(0), data, None, None)
     assert model.dtypes == {jnp.dtype(np.float32)}
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(current.state))
     mean, covariance = jax.vmap(lambda q: q.moments())(posterior)
@@ -329,5 +400,5 @@ def test_planted_bug_breaks_the_closed_form():
             prior=state.prior.scaled(2.0)
         )
     )
-    _, posterior = run("ep", problem, phases=[phase._replace(algorithm=twice)])
+    _, posterior = run("ep", problem, phases=[replace(phase, algorithm=twice)])
     assert np.all(np.abs(posterior.precision.ravel() / (1 / 4 + 3 / 1.5**2) - 1.0) > 1e-2)

@@ -79,6 +79,7 @@ BAD_CLIENTS = {
         r"Client 'b': `x` is None, but client 'a' has an array there",
     ),
     "nothing and array": ({"a": {"y": Y3, "x": None}, "b": {"y": Y5, "x": Y5}}, r"Client 'a': `x` is None"),
+    "ragged": ({"a": {"y": [[1.0], [1.0, 2.0]]}}, r"Client 'a': `y` is not an array: .*inhomogeneous"),
     "same name twice": ({1: {"y": Y3}, "1": {"y": Y5}}, r"'1'"),
 }
 
@@ -177,7 +178,7 @@ BAD_MODELS = {
     "the same, one client": (prior_at_mean, {"a": {"y": Y3}}, r"prior of the globals depends on the clients' data"),
     "the same, counts": (prior_of_counts, COUNTS, r"prior of the globals depends on the clients' data"),
     "prior of the number of rows": (prior_of_row_count, GOOD, r"prior of the globals depends on the clients' data"),
-    "no finite prior": (endless_prior, GOOD, r"log prior of the globals is .* at a random point"),
+    "no finite prior": (endless_prior, GOOD, r"log prior of the globals, or its curvature, is .* at a random point"),
     "globals sized by rows": (globals_by_rows, GOOD, r"Globals need the same shapes on every client: mark those"),
     "discrete global": (discrete_global, GOOD, r"Discrete latents \['kind'\]: a Gaussian site can't hold a discrete"),
     "nothing global": (all_local, GOOD, r"no global latent: \['mu'\] are all marked local"),
@@ -190,7 +191,7 @@ BAD_MODELS = {
 @pytest.mark.parametrize("case", BAD_MODELS)
 def test_bad_models(case, monkeypatch):
     model, clients, message = BAD_MODELS[case]
-    monkeypatch.setattr("fedbayes.fit.run_phases", None)  # no round is begun
+    monkeypatch.setattr("fedbayes.fit.Run", None)  # no round is begun
     with pytest.raises(fb.ModelError, match=message):
         fit(model, clients)
 
@@ -264,6 +265,13 @@ BAD_ARGUMENTS = {
     "NaN clients": ({"participation": np.nan}, ValueError, r"`participation` is nan"),
     "no draws": ({"num_draws": 0}, ValueError, r"`num_draws` is 0; at least one posterior draw per chain"),
     "executor": ({"executor": "parallel"}, ValueError, r"`executor` is 'parallel'; the executors are \['batched', "),
+    "executor object": (
+        {"executor": 3},
+        TypeError,
+        r"`executor` is 3; write one of \['batched', .*or an object such as",
+    ),
+    "local as text": ({"local": "mu"}, TypeError, r"`local` is the text 'mu'; .* in a tuple, `local=\('mu',\)`"),
+    "integers": ({"dtype": np.int32}, ValueError, r"`dtype` is int32; a model runs in float64 or float32"),
     "two executors": ({"executor": "loopback", "mesh": MESH}, ValueError, r"`mesh` shares .* `executor` is 'loopback'"),
 }
 
@@ -291,7 +299,10 @@ def test_mesh_of_two_axes():
             {"solver": "gibbs"},
             r"`solver` is 'gibbs'; it is one of \['auto', 'importance', 'laplace', 'nuts', 'variational'\]",
         ),
-        ({"init": "zero"}, r"`init` is 'zero'; it is one of \['gaussian_product', 'laplace', 'mode', 'prior'\]"),
+        (
+            {"init": "zero"},
+            r"`init` is 'zero'; it is one of \['auto', 'gaussian_product', 'laplace', 'mode', 'newton', 'prior'\]",
+        ),
         ({"moments": "mean"}, r"`moments` is 'mean'; it is one of \['covariance', 'score'\]"),
         ({"family": "banded"}, r"`family` is 'banded'; it is 'dense' or 'diagonal'"),
         ({"num_draws": 100}, r"`num_draws` is 100; quasi-random draws need a power of two from 16 on"),

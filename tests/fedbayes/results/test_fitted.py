@@ -10,9 +10,9 @@ import pytest
 import xarray as xr
 
 import fedbayes as fb
-from fedbayes.inference.local.importance import quasi_normal
+from fedbayes.inference.local.importance import quasi_normal, random_shift
 from fedbayes.inference.local.moments import TiltedDraws
-from fedbayes.inference.local.sampling import equal_weights, pool_size
+from fedbayes.inference.local.resampling import equal_weights, pool_size, resampling
 from fedbayes.models import hierarchical_linear as hm2
 
 TAU, NOISE = np.array([0.5, 1.5]), 0.7
@@ -86,7 +86,8 @@ def test_saved_and_loaded_fit_is_the_same(fit: fb.FederatedFit, clients: dict, t
     np.testing.assert_array_equal(
         fit.client_posterior("client2").posterior["theta"], loaded.client_posterior("client2").posterior["theta"]
     )
-    assert repr(loaded) == repr(fit)
+    np.testing.assert_array_equal(loaded.idata.posterior["mu"], fit.idata.posterior["mu"])
+    assert repr(loaded) == repr(fit)  # both have asked for `idata`, which is part of the network's cost
     with xr.open_dataset(tmp_path / "fit" / "rounds.nc", engine="h5netcdf") as rounds:
         xr.testing.assert_allclose(rounds["change"], fit.rounds["change"])
     fewer = {name: data for name, data in clients.items() if name != "client0"}
@@ -152,14 +153,21 @@ def one() -> tuple[dict, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("solver", "bias", "scale"),
-    [("importance", 0.01, 0.01), ("nuts", 0.06, 0.05), ("variational", 0.05, 0.05), ("laplace", 0.3, 0.2)],
+    ("solver", "num_draws", "bias", "scale"),
+    [
+        ("importance", 4096, 0.006, 0.01),  # with 1024 draws the sds come out 0.010 too small, so that the key decides
+        ("nuts", 1024, 0.06, 0.05),
+        ("variational", 1024, 0.05, 0.05),
+        ("laplace", 1024, 0.3, 0.2),
+    ],
 )
-def test_local_solvers_match_the_moments_of_one_client(one, solver: str, bias: float, scale: float) -> None:
+def test_local_solvers_match_the_moments_of_one_client(
+    one, solver: str, num_draws: int, bias: float, scale: float
+) -> None:
     """Tolerances in posterior sds and relative: quadrature is the truth, Laplace and the variational Gaussian are
     approximations."""
     clients, mean, covariance = one
-    method = fb.EP(solver=solver, num_draws=1024, num_replicates=4, init="prior")
+    method = fb.EP(solver=solver, num_draws=num_draws, num_replicates=4, init="prior")
     fit = fb.fit_federated(logistic, clients, method=method, key=jax.random.key(0), progress=False)
     found, spread = (value.mean(axis=0) for value in fit.moments())
     sd = np.sqrt(np.diagonal(covariance))
@@ -169,12 +177,12 @@ def test_local_solvers_match_the_moments_of_one_client(one, solver: str, bias: f
 
 def test_diagonal_sites_match_the_marginal_variances(one) -> None:
     clients, mean, covariance = one
-    method = fb.EP(family="diagonal", num_draws=1024, init="prior")
+    method = fb.EP(family="diagonal", num_draws=4096, init="prior")
     fit = fb.fit_federated(logistic, clients, method=method, key=jax.random.key(0), progress=False)
     found, spread = (value.mean(axis=0) for value in fit.moments())
     assert np.count_nonzero(spread - np.diag(np.diagonal(spread))) == 0
-    np.testing.assert_allclose(np.diagonal(spread), np.diagonal(covariance), rtol=0.03)
-    np.testing.assert_allclose(found, mean, atol=0.02)
+    np.testing.assert_allclose(np.diagonal(spread), np.diagonal(covariance), rtol=0.02)
+    np.testing.assert_allclose(found, mean, atol=0.01)
 
 
 def test_a_heavy_tailed_client_goes_on_with_nuts() -> None:
@@ -204,10 +212,10 @@ def test_resampling_equal_weights_keeps_the_moments() -> None:
     """A quarter of a Sobol sequence in its own order would lie in a quarter of the space: sds of 0.4 to 1.3."""
     with jax.enable_x64(True):
         size, num = pool_size(1024), 1024
-        points = quasi_normal(jax.random.key(0), size, 3)
+        points = quasi_normal(random_shift(jax.random.key(0), 3), size)
         nothing = jnp.zeros(3)
         draws = TiltedDraws(points, points, jnp.full(size, 1.0 / size), nothing, jnp.eye(3), jnp.asarray(float(size)))
-        kept = np.asarray(equal_weights(draws, jax.random.key(1), num))
+        kept = np.asarray(equal_weights(draws, resampling(jax.random.key(1), size, num)))
     assert len(np.unique(kept, axis=0)) == num
     assert np.all(np.abs(kept.mean(axis=0)) < 5.0 / np.sqrt(num))
     assert np.all(np.abs(kept.std(axis=0) - 1.0) < 5.0 / np.sqrt(2 * num))

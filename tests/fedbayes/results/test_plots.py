@@ -29,6 +29,13 @@ def pair():
     ]
 
 
+@pytest.fixture(scope="module")
+def merged_fit():
+    clients, _ = linear.simulate(jax.random.key(5), rows=(5, 9, 40))
+    method = fedbayes.OneShot(combine="laplace", num_replicates=1, check=False)
+    return fedbayes.fit_federated(linear.model, clients, method=method, key=jax.random.key(0), progress=False)
+
+
 def fake_fit(num_clients=50, num_rounds=4):
     """A fit whose diagnostics are known: client k has influence k, and was last active in round 2 if k is odd."""
     influence = np.tile(np.arange(num_clients, dtype=float)[:, None], (num_rounds, 1, 2))
@@ -106,6 +113,26 @@ def test_rounds_tell_the_phases_apart_and_show_the_tolerance():
     assert ax.get_title(loc="left") == "Converged after 4 rounds"
 
 
+def test_rounds_without_monte_carlo_noise_show_the_changes_alone():
+    clients, _ = linear.simulate(jax.random.key(5), rows=(5, 9, 40))
+    fit = fedbayes.fit_federated(linear.model, clients, method="laplace", key=jax.random.key(0), progress=False)
+    assert "monte_carlo_noise" not in fit.rounds
+    number = fit.rounds.sizes["round"]
+    ax = plots.plot_rounds(fit)
+    assert legend(ax) == [f"mode phase, {number} rounds", f"tolerance, {fit.method.tolerance:g} sd"]
+    line = next(line for line in ax.lines if line.get_label() == f"mode phase, {number} rounds")
+    shown = fit.rounds["change"].to_numpy().ravel()
+    np.testing.assert_allclose(line.get_ydata(), shown[shown > 0.0])
+
+
+def test_rounds_of_a_fit_without_changes_say_what_is_lacking(merged_fit):
+    message = (
+        r"`plot_rounds` needs the diagnostic `change`, which a fit by OneShot does not have; it has: .*client_mean"
+    )
+    with pytest.raises(ValueError, match=message):
+        plots.plot_rounds(merged_fit)
+
+
 def test_rounds_of_a_fit_that_did_not_converge():
     fit = fake_fit()
     fit.converged = False
@@ -130,8 +157,22 @@ def test_influence_of_few_clients_shows_them_all():
 def test_a_method_without_influence_is_an_error():
     fit = fake_fit()
     fit.method = fedbayes.Laplace()
+    fit.rounds = fit.rounds.drop_vars("influence")
+    lacking = (
+        r"needs the diagnostic `influence`, which a fit by Laplace does not have; it has: smallest_.*, change, monte"
+    )
+    with pytest.raises(ValueError, match=lacking):
+        plots.plot_influence(fit)
+    fit.rounds = fit.rounds[["phase", "rounds"]]
+    both = r"`plot_influence` needs the diagnostics `influence`, `smallest_cavity_eigenvalue`, .* has: none of its own"
+    with pytest.raises(ValueError, match=both):
+        plots.plot_influence(fit)
+
+
+def test_influence_that_nobody_knows_is_an_error():
+    fit = fake_fit()
     fit.rounds["influence"][:] = np.nan
-    with pytest.raises(ValueError, match="Laplace reports no influence of the clients; EP does: `method='ep'`"):
+    with pytest.raises(ValueError, match="`influence` is NaN for every client in every round: there is nothing to"):
         plots.plot_influence(fit)
 
 
@@ -145,10 +186,8 @@ def test_pictures_of_a_real_fit_on_given_axes(small_fit):
     assert plt.get_fignums() == []
 
 
-def test_merge_shows_every_client_beside_the_merged_posterior():
-    clients, _ = linear.simulate(jax.random.key(5), rows=(5, 9, 40))
-    method = fedbayes.OneShot(combine="laplace", num_replicates=1, check=False)
-    fit = fedbayes.fit_federated(linear.model, clients, method=method, key=jax.random.key(0), progress=False)
+def test_merge_shows_every_client_beside_the_merged_posterior(merged_fit):
+    fit = merged_fit
     ax = plots.plot_merge(fit, labels={"beta[1]": "Slope"})
     assert sorted(labels(ax)) == ["Slope", "beta[0]", "beta[2]"]
     merge = fit.rounds.isel(round=0, replicate=0)
@@ -165,7 +204,8 @@ def test_merge_shows_every_client_beside_the_merged_posterior():
 
 
 def test_a_method_that_merges_nothing_is_an_error(small_fit):
-    with pytest.raises(ValueError, match=r"EP merges no posteriors; OneShot and FedPA do, as `method=fedbayes.OneShot"):
+    message = r"`plot_merge` needs the diagnostics `client_mean`, .*, which a fit by EP does not have; it has: .*k_hat"
+    with pytest.raises(ValueError, match=message):
         plots.plot_merge(small_fit)
 
 

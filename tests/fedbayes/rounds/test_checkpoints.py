@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,16 +12,17 @@ import optax
 import pytest
 
 import fedbayes as fb
-from fedbayes.algorithm import phases_of, replicated
 from fedbayes.inference.ep.ep import EP
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.problem import make_problem
-from fedbayes.rounds.chains import concatenated
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import Batched
-from fedbayes.rounds.loop import run_phases
+from fedbayes.rounds.loop import Run
+from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Silent
+from fedbayes.rounds.state import RunState
 
 KEY = jax.random.key(2)
 METHOD = EP(num_draws=64, num_replicates=2, solver="importance", init="mode", tolerance=1e-9)
@@ -43,48 +45,54 @@ class Killed(Exception):
 
 
 class Kills(Batched):
-    """Dies in the middle of a round."""
+    """Dies in the middle of a round: clients are done, the server is not."""
 
-    def __init__(self, executor, after):
-        self.executor, self.left = executor, after
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
 
-    def start(self, *arguments):
-        return self.executor.start(*arguments)
-
-    def run(self, *arguments):
-        result = self.executor.run(*arguments)
+    def run(self, order):
+        heard = super().run(order)
         if self.left == 0:
             raise Killed
         self.left -= 1
-        return result
+        return heard
+
+
+class Ended(NamedTuple):
+    """Where a run ended: what the server knows, and the clients' own states and parts of the draws."""
+
+    run: RunState
+    clients: list
+    recorded: list
+
+
+def made(model, method):
+    """The problem, and the method's programs, compiled once for all of this file's fits."""
+    with jax.enable_x64(True):
+        problem = make_problem(model, make_clients(), rows=method.needs_rows)
+        return problem, Programs(method.phases(problem.roster), AFTER, method.num_replicates)
+
+
+def ended(prepared, executor, path, fit, **options) -> Ended:
+    """A run from the start, or from the checkpoint at ``path``."""
+    problem, programs = prepared
+    keywords: dict[str, Any] = {"num_rounds": ROUNDS, "progress": Silent()} | options
+    with jax.enable_x64(True):
+        executor.connect(programs, problem, KEY)
+        checkpoint = None if path is None else Checkpoint(path, fit)
+        current = Run(programs, problem.roster, executor, KEY).run(checkpoint=checkpoint, **keywords)
+    recorded = [executor.recorded(place) for place in range(len(problem.names))] if current.draws else []
+    return Ended(current, executor._states, recorded)
 
 
 @pytest.fixture(scope="module")
 def phases():
-    """The problem, its phases and an executor that is compiled once for all of this file's fits."""
-    with jax.enable_x64(True):
-        problem = make_problem(model, make_clients())
-        numbers = (1, METHOD.num_replicates)
-        replicates = [
-            phase._replace(algorithm=replicated(phase.algorithm, n))
-            for phase, n in zip(METHOD.phases(problem), numbers, strict=True)
-        ]
-        return problem, replicates, Batched()
+    return made(model, METHOD)
 
 
 def run(phases, path=None, after=None):
-    problem, algorithms, executor = phases
-    with jax.enable_x64(True):
-        return run_phases(
-            algorithms,
-            problem,
-            executor if after is None else Kills(executor, after),
-            KEY,
-            num_rounds=ROUNDS,
-            participation=1.0,
-            progress=Silent(),
-            checkpoint=None if path is None else Checkpoint(path, "this fit"),
-        )
+    return ended(phases, Batched() if after is None else Kills(after), path, "this fit")
 
 
 @pytest.fixture(scope="module")
@@ -93,34 +101,31 @@ def uninterrupted(phases):
 
 
 def assert_same(ours, theirs):
-    assert (ours.phase, ours.rounds_in_phase, ours.converged) == (
-        theirs.phase,
-        theirs.rounds_in_phase,
-        theirs.converged,
-    )
-    assert list(ours.variants) == list(theirs.variants)
-    np.testing.assert_array_equal(ours.quiet, theirs.quiet)
-    for one, two in zip(jax.tree.leaves(ours.state), jax.tree.leaves(theirs.state), strict=True):
-        assert one.dtype == two.dtype
-        np.testing.assert_array_equal(one, two)
-    for one, two in zip(jax.tree.leaves(ours.clients), jax.tree.leaves(theirs.clients), strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert len(ours.history) == len(theirs.history)
-    for one, two in zip(ours.history, theirs.history, strict=True):
-        assert set(one) == set(two)
-        for name in set(one) - {"seconds"}:
-            np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+    (one, *mine), (two, *others) = ours, theirs
+    assert (one.phase, one.rounds_in_phase, one.converged) == (two.phase, two.rounds_in_phase, two.converged)
+    assert list(one.updates) == list(two.updates)
+    np.testing.assert_array_equal(one.settled, two.settled)
+    for left, right in zip(jax.tree.leaves(one.state), jax.tree.leaves(two.state), strict=True):
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+    for left, right in zip(jax.tree.leaves(mine), jax.tree.leaves(others), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert len(one.history) == len(two.history)
+    for left, right in zip(one.history, two.history, strict=True):
+        assert set(left) == set(right)
+        for name in set(left) - {"seconds"}:
+            np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
 def test_there_are_rounds_of_both_phases(uninterrupted):
-    assert {str(record["phase"]) for record in uninterrupted.history} == {"mode", "EP"}
-    assert len(uninterrupted.history) >= 5
+    assert {str(record["phase"]) for record in uninterrupted.run.history} == {"mode", "EP"}
+    assert len(uninterrupted.run.history) >= 5
 
 
 @pytest.mark.parametrize("left", range(1, 7))
 def test_killed_and_resumed(phases, uninterrupted, tmp_path, left):
     """Killed inside the round that is the ``left``-th from the end: before, at and after the change of phase."""
-    done = len(uninterrupted.history) - left
+    done = len(uninterrupted.run.history) - left
     if done < 0:
         pytest.skip("the fit has fewer rounds")
     path = tmp_path / "fit.npz"
@@ -157,15 +162,8 @@ def test_planted_bug_is_seen(phases, uninterrupted, tmp_path, monkeypatch):
     """Negative control: clients' private states left out of the checkpoint are noticed."""
     path = tmp_path / "fit.npz"
     with pytest.raises(Killed):
-        run(phases, path, after=len(uninterrupted.history) - 1)
-    original = Checkpoint.read
-
-    def forgetful(self, begin):
-        current = original(self, begin)
-        current.clients = begin(current.phase).clients
-        return current
-
-    monkeypatch.setattr(Checkpoint, "read", forgetful)
+        run(phases, path, after=len(uninterrupted.run.history) - 1)
+    monkeypatch.setattr(Batched, "restore", lambda self, saved: None)
     with pytest.raises(AssertionError):
         assert_same(run(phases, path), uninterrupted)
 
@@ -193,51 +191,32 @@ def chains():
             theta = numpyro.sample("theta", dist.Normal(mu, 0.5))
         numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
 
-    method = fb.FALD(local_steps=2, num_chains=2, num_warmup=0, thinning=3)
-    with jax.enable_x64(True):
-        problem = make_problem(hierarchical, make_clients())
-        mode, sampler = method.phases(problem)
-        replicates = [replicated(mode.algorithm, 1), replicated(sampler.algorithm, 2)]
-        phases = [mode._replace(algorithm=replicates[0]), sampler._replace(algorithm=replicates[1])]
-    return problem, phases
+    return made(hierarchical, fb.FALD(local_steps=2, num_chains=2, num_warmup=0, thinning=3))
 
 
 def sampled(chains, path=None, progress=None):
-    problem, phases = chains
-    with jax.enable_x64(True):
-        return run_phases(
-            phases,
-            problem,
-            Batched(),
-            KEY,
-            num_rounds=None,
-            participation=1.0,
-            progress=progress or Silent(),
-            checkpoint=None if path is None else Checkpoint(path, "these chains"),
-            num_draws=60,  # two draws a block
-        )
+    options = {"num_rounds": None, "num_draws": 60, "progress": progress or Silent()}  # two draws a block
+    return ended(chains, Batched(), path, "these chains", **options)
 
 
 def test_killed_chains_resume(chains, tmp_path):
     path, whole = tmp_path / "chains.npz", sampled(chains)
-    assert len(whole.draws) == 30
+    assert len(whole.run.draws) == 30
     for blocks in (0, 7, 22):
         with pytest.raises(Killed):
             sampled(chains, path, Dies(blocks - (len(sampled_blocks(path)) if path.exists() else 0)))
     resumed = sampled(chains, path)
     assert_same(resumed, whole)
-    expected, found = concatenated(whole.draws), concatenated(resumed.draws)
-    np.testing.assert_array_equal(found.theta, expected.theta)
-    np.testing.assert_array_equal(found.private[0], expected.private[0])
-    assert expected.private[0].shape == (60, 2, 2, 1)  # draws, clients, chains, locals
+    np.testing.assert_array_equal(np.concatenate(resumed.run.draws), np.concatenate(whole.run.draws))
+    assert np.stack(whole.recorded, axis=1).shape == (60, 2, 2, 1)  # draws, clients, chains, locals
 
 
 def sampled_blocks(path):
     """Blocks in a checkpoint."""
     with np.load(path) as archive:
-        meta = json.loads(archive["['meta']"].tobytes())
-        history = np.load(io.BytesIO(archive["['history']"].tobytes()))
-        phases = [str(history[f"[{i}]['phase']"]) for i in range(meta["num_records"])]
+        meta = json.loads(archive["meta"].tobytes())
+        history = np.load(io.BytesIO(archive["history"].tobytes()))
+        phases = [str(history[f"{i}/phase"]) for i in range(meta["num_records"])]
     return [phase for phase in phases if phase == "FALD"]
 
 
@@ -292,18 +271,15 @@ MERGING = {
 @pytest.mark.parametrize("name", MERGING)
 def test_killed_merges_resume(name, tmp_path):
     """Killed inside any round but the first: optimiser, kept draws and merged state all come back."""
-    method = MERGING[name]
-    with jax.enable_x64(True):
-        problem = make_problem(model, make_clients(), rows=method.needs_rows)
-        made = problem, phases_of(method, problem), Batched()
-    whole = run(made)
-    assert {str(record["phase"]) for record in whole.history} >= {"check"}
-    assert len(whole.history) > 1
-    for done in range(1, len(whole.history)):
+    prepared = made(model, MERGING[name])
+    whole = run(prepared)
+    assert {str(record["phase"]) for record in whole.run.history} >= {"check"}
+    assert len(whole.run.history) > 1
+    for done in range(1, len(whole.run.history)):
         path = tmp_path / f"{done}.npz"
         with pytest.raises(Killed):
-            run(made, path, after=done)
-        assert_same(run(made, path), whole)
+            run(prepared, path, after=done)
+        assert_same(run(prepared, path), whole)
 
 
 def test_fingerprints_look_into_functions_and_arrays():

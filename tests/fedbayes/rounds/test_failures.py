@@ -10,7 +10,7 @@ import pytest
 import fedbayes as fb
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.ep import EP
-from fedbayes.rounds.executors import Batched, Replies, Sequential
+from fedbayes.rounds.executors import Batched, Sequential
 
 KEY = jax.random.key(3)
 QUICK = EP(num_draws=64, num_replicates=1, init="prior", solver="importance", tolerance=1e-9)
@@ -37,7 +37,7 @@ def make_clients(broken: bool) -> dict:
 
 def fit(clients, **keywords):
     return fb.fit_federated(
-        model, clients, progress=False, **({"key": KEY, "method": QUICK, "num_rounds": 3, "num_draws": 16} | keywords)
+        model, clients, progress=False, **({"key": KEY, "method": QUICK, "num_rounds": 2, "num_draws": 16} | keywords)
     )
 
 
@@ -51,7 +51,7 @@ def with_broken():
 
 @pytest.fixture(scope="module")
 def without_broken():
-    with pytest.warns(fb.NotConvergedWarning, match=r"did not converge in 3 rounds.*Raise `num_rounds`"):
+    with pytest.warns(fb.NotConvergedWarning, match=r"did not converge in 2 rounds.*Raise `num_rounds`"):
         return fit(make_clients(broken=False))
 
 
@@ -65,7 +65,7 @@ def test_broken_client_is_reported(with_broken):
 
 
 def test_broken_clients_site_stays_one(with_broken):
-    sites = with_broken._current.state.sites
+    sites = with_broken._run.state.sites
     np.testing.assert_array_equal(sites.shift[:, 2], 0.0)
     np.testing.assert_array_equal(sites.precision[:, 2], 0.0)
     assert np.all(sites.precision[:, :2].any(axis=(2, 3)))
@@ -94,16 +94,15 @@ class Garbling(Batched):
         super().__init__()
         self.in_round, self.place, self.round = in_round, place, 0
 
-    def run(self, algorithm, problem, states, work):
-        replies, new = super().run(algorithm, problem, states, work)
+    def run(self, order):
+        heard = super().run(order)
         if self.round == self.in_round:
-            garbled = jax.tree.map(np.array, replies)
-            for leaf in jax.tree.leaves(garbled.messages):
+            for leaf in jax.tree.leaves(heard.replies.each):
                 leaf[self.place] = np.nan
-            garbled.infos["code"][self.place] = ResultCode.NOT_FINITE
-            replies = Replies(*garbled)
+            heard.codes[self.place] = ResultCode.NOT_FINITE
+            heard.replies.used[self.place] = False
         self.round += 1
-        return replies, new
+        return heard
 
 
 def test_a_failed_update_is_an_update_not_made():
@@ -114,17 +113,19 @@ def test_a_failed_update_is_an_update_not_made():
     with pytest.warns(fb.NotConvergedWarning, match="did not converge"):
         absent = fit(clients, num_rounds=2, participation=lambda r, key: np.array([r != 1, True]))
     for ours, theirs in zip(
-        jax.tree.leaves(failed._current.state.sites), jax.tree.leaves(absent._current.state.sites), strict=True
+        jax.tree.leaves(failed._run.state.sites), jax.tree.leaves(absent._run.state.sites), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
     assert failed.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.OK, ResultCode.NOT_FINITE]
     assert absent.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.OK, ResultCode.INACTIVE]
 
 
-@pytest.mark.parametrize("method", ["laplace", "ep"])
-def test_nobody_usable_and_no_prior(method):
+@pytest.mark.parametrize(
+    ("method", "phase"), [("laplace", "mode"), (EP(init="mode"), "mode"), (EP(init="newton"), "mode"), ("ep", "EP")]
+)
+def test_nobody_usable_and_no_prior(method, phase):
     broken = {"west": make_clients(broken=True)["west"]}
-    message = r"Round 1 of phase 'mode': no client's message could be used.*'west': 'message not finite.*proper priors"
+    message = rf"Round 1 of phase '{phase}': no client's message could be used.*'west': 'message not .*proper priors"
     with pytest.raises(fb.FederatedError, match=message):
         fb.fit_federated(flat_model, broken, key=KEY, method=method, progress=False)
 
@@ -144,10 +145,8 @@ def test_sequential_names_the_client_in_what_is_raised(monkeypatch):
     def broken(*arguments, **keywords):
         raise ArithmeticError("planted")
 
-    monkeypatch.setattr("fedbayes.inference.ep.ep._better_start", broken)
-    with pytest.raises(
-        ArithmeticError, match=r"planted(.|\n)*raised for client 'north' in the local update 'importance'"
-    ):
+    monkeypatch.setattr("fedbayes.inference.ep.client._scaled", broken)
+    with pytest.raises(ArithmeticError, match=r"planted(.|\n)*raised for client 'north' in the update 'importance'"):
         fit(make_clients(broken=False), executor=Sequential())
 
 

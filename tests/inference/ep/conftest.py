@@ -7,11 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from fedbayes.algorithm import Phase, replicated
+from fedbayes.algorithm import Phase
+from fedbayes.answer import gaussian_moments
 from fedbayes.gaussian import Gaussian
-from fedbayes.problem.problem import Problem, make_problem
+from fedbayes.inference.local.after import AFTER
+from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.executors import Batched
-from fedbayes.rounds.loop import CompiledServer, begin_phase, run_round
+from fedbayes.rounds.loop import Run
+from fedbayes.rounds.programs import Programs
 
 
 class Rounds:
@@ -21,16 +24,14 @@ class Rounds:
         self, model: Callable, clients: Mapping[str, Any], method: Any, *, change: Callable | None = None
     ) -> None:
         with jax.enable_x64(True):
-            self.problem: Problem = make_problem(model, clients)
-            phase = method.phases(self.problem)[-1]
-            algorithm = phase.algorithm if change is None else change(phase.algorithm)
-            self.phases = [Phase(replicated(algorithm, method.num_replicates), phase.max_rounds, False)]
-            self.server, self.executor, self.key = (
-                CompiledServer(self.phases[0].algorithm),
-                Batched(),
-                jax.random.key(7),
-            )
-            self.current = begin_phase(self.phases, 0, None, self.problem, self.executor, self.key)
+            self.method, self.problem = method, make_problem(model, clients)
+            last = method.phases(self.problem.roster)[-1]
+            algorithm = last.algorithm if change is None else change(last.algorithm)
+            phases = [Phase(algorithm=algorithm, max_rounds=last.max_rounds)]
+            programs, executor, key = Programs(phases, AFTER, method.num_replicates), Batched(), jax.random.key(7)
+            executor.connect(programs, self.problem, key)
+            self.loop = Run(programs, self.problem.roster, executor, key)
+            self.current = self.loop.begin(0, None)
 
     def run(self, num: int = 1, active: Sequence[int] | None = None) -> "Rounds":
         mask = np.ones(len(self.problem.names), bool)
@@ -38,19 +39,17 @@ class Rounds:
             mask = np.isin(np.arange(len(mask)), active)
         with jax.enable_x64(True):
             for _ in range(num):
-                key = jax.random.fold_in(self.key, self.current.rounds_in_phase)
-                run_round(self.server, self.problem, self.executor, self.current, mask, key)
+                self.loop.round(self.current, mask)
         return self
 
     @property
     def posterior(self) -> Gaussian:
-        with jax.enable_x64(True):
-            return jax.tree.map(np.asarray, self.phases[0].algorithm.posterior(self.current.state))
+        return self.method.answer(self.problem.roster, self.current).posterior
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean (d,) and covariance (d, d) of the first replicate."""
-        precision, shift = self.posterior.precision[0], self.posterior.shift[0]
-        return np.linalg.solve(precision, shift), np.linalg.inv(precision)
+        mean, covariance = gaussian_moments(self.posterior)
+        return mean[0], covariance[0]
 
 
 @pytest.fixture

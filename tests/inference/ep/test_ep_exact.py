@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedbayes as fb
+from fedbayes.gaussian import packed
 from fedbayes.inference.local.tilted import Tilted
 from fedbayes.models import hierarchical_linear as hm2
 from fedbayes.models import linear
@@ -60,7 +61,9 @@ def test_partial_participation_is_exact_once_every_client_was_seen(rounds, model
 
 
 def test_the_global_is_always_prior_times_sites(rounds, clients) -> None:
-    run = rounds(partial(hm2.model, noise_sd=NOISE), clients, fb.EP(num_draws=64, num_replicates=1))
+    run = rounds(
+        partial(hm2.model, noise_sd=NOISE), clients, fb.EP(num_draws=64, num_replicates=1, solver="importance")
+    )
     for active in ([0, 4], [1, 2, 3], [5, 6, 7, 8, 9], [0, 9], list(range(10))):
         state = run.run(1, active).current.state
         np.testing.assert_array_equal(run.posterior.shift, state.prior.shift + np.sum(state.sites.shift, axis=1))
@@ -70,25 +73,31 @@ def test_the_global_is_always_prior_times_sites(rounds, clients) -> None:
 
 
 # planted bugs: each must be caught by the test of exactness (a missing cavity is caught in test_ep_golden.py: score
-# regression reads
-# a Gaussian factor off any density)
+# regression reads a Gaussian factor off any density)
+
+
+def with_changed_sites(algorithm, change):
+    """The algorithm whose clients send `change(site, cavity)`; both packed."""
+    update = algorithm.updates["importance"]
+
+    def run(shared, cavity, private, client, inputs):
+        reply, private = update.run(shared, cavity, private, client, inputs)
+        message = reply.each._replace(site=change(reply.each.site, cavity))
+        return reply._replace(each=message), private
+
+    return algorithm._replace(updates={"importance": update._replace(run=run)})
 
 
 def site_not_divided(algorithm):
-    def update(shared, cavity, state, client, key):
-        message, state, info = algorithm.local_updates["importance"](shared, cavity, state, client, key)
-        return message._replace(site=message.site + cavity), state, info
-
-    return algorithm._replace(local_updates={"importance": update})
+    return with_changed_sites(algorithm, lambda site, cavity: site + cavity)
 
 
 def prior_in_every_client(algorithm):
-    def update(shared, cavity, state, client, key):
-        message, state, info = algorithm.local_updates["importance"](shared, cavity, state, client, key)
-        prior = fb.Gaussian(message.site.shift * 0.0, jax.numpy.eye(3), message.site.log_scale * 0.0)
-        return message._replace(site=message.site + prior), state, info
+    def add(site, cavity):
+        prior = packed(fb.Gaussian(site.shift * 0.0, jax.numpy.eye(3), site.log_scale * 0.0))
+        return site + prior
 
-    return algorithm._replace(local_updates={"importance": update})
+    return with_changed_sites(algorithm, add)
 
 
 @pytest.mark.parametrize("bug", [site_not_divided, prior_in_every_client])

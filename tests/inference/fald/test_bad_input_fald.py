@@ -10,6 +10,7 @@ import pytest
 import fedbayes as fb
 from fedbayes.inference.fald.method import FALD
 from fedbayes.problem.problem import make_problem
+from fedbayes.rounds.loop import Run
 
 Y3, Y5 = np.array([0.3, -1.0, 2.0]), np.array([0.1, 0.4, -0.7, 1.2, 0.9])
 GOOD = {"a": {"y": Y3}, "b": {"y": Y5}}
@@ -257,7 +258,7 @@ MISFITS = {
 @pytest.mark.parametrize("case", MISFITS)
 def test_options_that_do_not_fit_the_clients(case, monkeypatch):
     options, program, error, message = MISFITS[case]
-    monkeypatch.setattr("fedbayes.fit.run_phases", None)  # no round is begun
+    monkeypatch.setattr("fedbayes.fit.Run", None)  # no round is begun
     with pytest.raises(error, match=message):
         fit(FALD(**options), program)
 
@@ -276,7 +277,7 @@ def test_options_that_do_not_fit_the_clients(case, monkeypatch):
 def test_options_that_fit_the_clients_are_taken(options, clients):
     method = FALD(**options)
     with jax.enable_x64(True):
-        assert len(method.phases(make_problem(model, clients, rows=method.needs_rows))) == 2
+        assert len(method.phases(make_problem(model, clients, rows=method.needs_rows).roster)) == 2
 
 
 @pytest.mark.parametrize("participation", [0.5, lambda r, key: np.ones(2, bool)], ids=["fraction", "function"])
@@ -386,9 +387,17 @@ BAD_STARTS = {
 @pytest.mark.parametrize("case", BAD_STARTS)
 def test_chains_that_cannot_start(case, monkeypatch):
     options, program, clients, error, message = BAD_STARTS[case]
-    monkeypatch.setattr("fedbayes.rounds.loop.Fused", lambda *_: None)  # no round of the chains is begun
+    blocks, fused = [], Run._fused
+
+    def counted(self, *arguments):
+        blocks.append(len(blocks))
+        fused(self, *arguments)
+
+    monkeypatch.setattr(Run, "_fused", counted)
     with pytest.raises(error, match=message):
         fit(FALD(num_chains=2, **options), program, clients)
+    # no round of the chains is begun; only of its gradient a client has to tell, in the first block
+    assert len(blocks) == case.startswith("gradient")
 
 
 def test_schedule_that_starts_at_zero_is_taken():

@@ -11,15 +11,16 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.distributions import constraints
 
-from fedbayes.algorithm import replicated
-from fedbayes.inference.fald import method as fald
+from fedbayes.inference.fald import rounds as fald
 from fedbayes.inference.fald import theory
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fald.plan import participation_bias
+from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.local.energy import Energy
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.executors import Batched
-from fedbayes.rounds.loop import run_phases
+from fedbayes.rounds.loop import Run
+from fedbayes.rounds.programs import Programs, client_key, client_secrets
 from fedbayes.rounds.progress import Silent
 
 KEY = jax.random.key(3)
@@ -66,21 +67,10 @@ PLAIN = {"init": "zero", "preconditioner": "none", "num_warmup": 0, "num_chains"
 def draws_of(model, clients, method, num_draws, num_rounds=None, key=KEY):
     """All draws of a run, shape ``(draw, chain, d)``, without the summaries of a fit."""
     problem = make_problem(model, clients, rows=method.needs_rows)
-    phases = method.phases(problem)
-    counts = [1] * (len(phases) - 1) + [method.num_replicates]
-    phases = [p._replace(algorithm=replicated(p.algorithm, n)) for p, n in zip(phases, counts, strict=True)]
-    current = run_phases(
-        phases,
-        problem,
-        Batched(),
-        key,
-        num_rounds=num_rounds,
-        participation=1.0,
-        progress=Silent(),
-        checkpoint=None,
-        num_draws=num_draws,
-    )
-    return np.concatenate([block.theta for block in current.draws])
+    programs, executor = Programs(method.phases(problem.roster), AFTER, method.num_replicates), Batched()
+    executor.connect(programs, problem, key)
+    current = Run(programs, problem.roster, executor, key).run(num_rounds, Silent(), num_draws=num_draws)
+    return np.concatenate(current.draws)
 
 
 def assert_law(draws, mean, variance, *, sds=4.0):
@@ -219,13 +209,13 @@ def test_refreshed_anchor_keeps_the_mean():
 
 
 def step_keys(round_, client, chain, step):
-    """The keys of one step's shared and private noise, by identity."""
-    init = jax.random.fold_in(jax.random.fold_in(KEY, 0), chain)
-    noise = jax.random.split(init, 3)[1]
+    """The keys of one step's shared and private noise: everybody's by identity, a client's by its secret."""
+    phase = jax.random.fold_in(KEY, 0)
+    noise = jax.random.split(jax.random.fold_in(phase, chain), 3)[1]
     for r in range(round_):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(KEY, 0), r), chain)
+        key = jax.random.fold_in(jax.random.fold_in(phase, r), chain)
         noise = jax.random.split(key)[1]
-    own = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(KEY, 0), round_), client)
+    own = client_key(client_secrets(KEY, 3)[client], jax.random.fold_in(phase, round_))
     own = jax.random.fold_in(jax.random.fold_in(own, chain), step)
     return jax.random.fold_in(noise, step), jax.random.split(own)[1]
 

@@ -8,12 +8,13 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.algorithm import replicated
 from fedbayes.errors import ResultCode
+from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.problem import make_problem
 from fedbayes.results import arviz as output
 from fedbayes.rounds.executors import Batched
-from fedbayes.rounds.loop import begin_phase
+from fedbayes.rounds.loop import Run
+from fedbayes.rounds.programs import Programs
 
 KEY = jax.random.key(4)
 METHOD = fb.FALD(local_steps=4, num_chains=2, num_warmup=20, thinning=12, weights={"a": 0.2, "b": 0.3, "c": 0.5})
@@ -149,23 +150,26 @@ def test_a_client_that_sits_out_keeps_its_state_and_sends_nothing(clients) -> No
         method = fb.FALD(
             local_steps=3, num_chains=1, init="zero", step_size=0.01, scheme="with_replacement", num_active=1
         )
-        (phase,) = method.phases(problem)
-        algorithm = replicated(phase.algorithm, 1)
-        current = begin_phase([phase._replace(algorithm=algorithm)], 0, None, problem, Batched(), KEY)
+        programs, executor = Programs(method.phases(problem.roster), AFTER, 1), Batched()
+        executor.connect(programs, problem, KEY)
+        current = Run(programs, problem.roster, executor, KEY).begin(0, None)
+        algorithm = programs.phases[0].algorithm
         state = current.state._replace(counts=np.array([[0.0, 2.0, 0.0]]))
         shared, counts = algorithm.broadcast(state)
-        (update,) = algorithm.local_updates.values()
+        (update,) = algorithm.updates.values()
         np.testing.assert_array_equal(algorithm.participants(state), [False, True, False])
         for place, name in enumerate(problem.names):
             bucket, at = problem.locate(place)
-            before = jax.tree.map(lambda leaf, at=at: leaf[at], current.clients[bucket])
-            message, after, info = update(shared, counts[place], before, problem.client(name), KEY)
+            before = jax.tree.map(lambda leaf, at=at: leaf[at], executor._states[bucket])
+            client = problem.client(name)
+            inputs = update.inputs(KEY, shared, client.num_locals)
+            reply, after = update.run(shared, counts[place], before, client, inputs)
             moved = bool(jnp.any(after.v != before.v))
             assert moved == (name == "b")
-            assert int(info["code"][0]) == (ResultCode.OK if name == "b" else ResultCode.INACTIVE)
-            np.testing.assert_array_equal(message.weight, counts[place])
+            assert int(reply.code[0]) == (ResultCode.OK if name == "b" else ResultCode.INACTIVE)
+            np.testing.assert_array_equal(reply.total.weight, counts[place])
             if name != "b":
-                assert not np.any(message.position)
+                assert not np.any(reply.total.position)
 
 
 @pytest.mark.slow

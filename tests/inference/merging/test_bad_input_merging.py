@@ -9,18 +9,17 @@ import optax
 import pytest
 
 import fedbayes as fb
-from fedbayes.algorithm import phases_of
+from fedbayes.answer import Answer
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedpa.clients import make_clients
 from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.fedpa.options import DENSE_LIMIT
-from fedbayes.inference.fedpa.sketch import sketching
 from fedbayes.inference.merging.answer import MergedAnswer
 from fedbayes.inference.merging.one_shot import OneShot
 from fedbayes.inference.options import client_weights
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.problem import make_problem
-from fedbayes.results.fit import _answer
+from fedbayes.rounds.programs import forget_programs
 
 Y3, Y5 = np.array([0.3, -1.0, 2.0]), np.array([0.1, 0.4, -0.7, 1.2, 0.9])
 GOOD = {"a": {"y": Y3}, "b": {"y": Y5}}
@@ -93,7 +92,7 @@ def problem_of(program=model, clients=GOOD, rows=False):
 def phases(method, problem):
     """What a method makes of a problem, all of its checks included."""
     with jax.enable_x64(True):
-        return phases_of(method, problem)
+        return method.phases(problem.roster)
 
 
 # ---- options that make no sense whatever the data are
@@ -389,7 +388,7 @@ MISFITS = {
 @pytest.mark.parametrize("case", MISFITS)
 def test_options_that_do_not_fit_the_problem(case, monkeypatch):
     method, program, error, message = MISFITS[case]
-    monkeypatch.setattr("fedbayes.rounds.loop.run_round", None)  # no round is begun
+    monkeypatch.setattr("fedbayes.rounds.loop.Run.round", None)  # no round is begun
     with pytest.raises(error, match=message):
         fit(method, program)
 
@@ -615,7 +614,7 @@ def test_a_precision_that_is_not_positive(method):
     codes = merge["code"].isel(replicate=0, round=-1)
     assert codes.sel(client="west") == ResultCode.IMPROPER
     assert (codes.sel(client=["a", "b"]) == ResultCode.OK).all()
-    state = found._current.state
+    state = found._run.state
     assert state.heard.tolist() == [[1.0, 1.0, 0.0]]
     expected = state.clients.precision[0, :2].sum() + 0.25 / 3.0  # west's share of the prior, 1 / sd^2 = 1/4
     np.testing.assert_allclose(found.posterior.precision.item(), expected, rtol=1e-12)
@@ -688,16 +687,18 @@ def test_participation_is_for_fedpas_own_rounds(everybody):
 
 
 @pytest.fixture(scope="module")
-def low_rank():
+def low_rank(limit_dense):
     """A posterior without a matrix, as above the limit, of two globals."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fedbayes.inference.fedpa.options.DENSE_LIMIT", 1)
-        return fit(FedPA(**STEPS), pair)
+        limit_dense(patched, 1)
+        found = fit(FedPA(**STEPS), pair)
+    forget_programs()
+    return found
 
 
 @pytest.fixture
-def _low_limit(monkeypatch):
-    monkeypatch.setattr("fedbayes.inference.fedpa.options.DENSE_LIMIT", 1)
+def _low_limit(monkeypatch, limit_dense):
+    limit_dense(monkeypatch, 1)
 
 
 REFUSED = {
@@ -709,7 +710,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_a_matrix(name, low_rank):
     message = (
-        rf"`fit.{name}` needs the precision of all 2 globals as a matrix, but this posterior has low rank.* `fit.id"
+        rf"`fit.{name}` needs the precision of all 2 globals as a matrix, which this posterior does not have.* `fit.id"
     )
     with pytest.raises(ValueError, match=message):
         REFUSED[name](low_rank)
@@ -736,20 +737,29 @@ def test_nobody_usable_of_low_rank():
         fit(diverging, pair)
 
 
-def test_a_sampler_without_factors():
-    problem, method = problem_of(pair), FedPA(sampler="laplace")
-    weights = client_weights("equal", problem)
-    with jax.enable_x64(True), pytest.raises(TypeError, match=r"The clients of this sampler make no factors"):
-        sketching(problem, weights, make_clients(method, problem, weights), lambda previous: previous, 0.02)
+@pytest.mark.usefixtures("_low_limit")
+@pytest.mark.parametrize("sampler", ["auto", "importance", "nuts", "laplace"])
+def test_a_sampler_without_factors(sampler):
+    """Its clients can't merge without a matrix: refused before anything is made of them."""
+    roster, method = problem_of(pair).roster, FedPA(sampler=sampler, **RAW)
+    with jax.enable_x64(True):
+        assert make_clients(method, roster, client_weights("equal", roster)).factor is None
+        with pytest.raises(ValueError, match=r"A client has 2 latents, more than the 1 for which matrices are sent"):
+            method.phases(roster)
 
 
-def test_an_algorithm_without_an_answer(low_rank):
-    phase, current = low_rank._phase, low_rank._current
-    without = phase.algorithm._replace(posterior=None)
-    with pytest.raises(TypeError, match=r"The algorithm 'merge' has no merged posterior to sample from"):
-        MergedAnswer(without, low_rank._problem, current)
-    with pytest.raises(TypeError, match=r"The algorithm 'merge' has neither a `posterior` nor draws"):
-        _answer(low_rank._problem, phase._replace(algorithm=without._replace(sample=None)), current)
+def test_an_answer_without_a_matrix_has_every_part(low_rank):
+    """Nothing about a posterior of low rank has to be asked of the algorithm: its answer is whole."""
+    answer = low_rank._answer
+    assert type(answer) is MergedAnswer
+    assert {name for name in vars(Answer) if not name.startswith("_")} <= {*dir(answer)}
+    assert answer.cavities() is None
+    assert not answer.records_locals()
+    assert np.isnan(answer.log_evidence()).all()
+    with jax.enable_x64(True):
+        draws = answer.draws(jax.random.key(0), 3)
+        assert draws.shape == (1, 3, 2)
+        assert np.all(np.isfinite(answer.sample_stats(draws, np.zeros((1, 3, 2)))["lp"]))
 
 
 # ---- saving

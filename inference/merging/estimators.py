@@ -6,7 +6,7 @@ import numpy as np
 
 from fedbayes.errors import ClientDataError, MergeWarning
 from fedbayes.inference.local.moments import Estimator, covariance_inversion, proper_regression, shrunk_covariance
-from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
 
 ESTIMATORS: dict[str, Estimator] = {
     "score": proper_regression,
@@ -34,7 +34,7 @@ def affordable(covariance: str, num_draws: int, size: int) -> str:
     return "shrinkage"
 
 
-def check_subposteriors(problem: Problem) -> None:
+def check_subposteriors(roster: Roster) -> None:
     """Refuse clients whose subposterior can't be proper: fewer rows than directions without prior information.
 
     Raises
@@ -42,15 +42,15 @@ def check_subposteriors(problem: Problem) -> None:
     ClientDataError
         It names the clients.
     """
-    if problem.prior.gaussian is None:
+    if roster.prior.gaussian is None:
         return
-    eigenvalues = np.linalg.eigvalsh(np.asarray(problem.prior.gaussian.precision))
-    flat, rows = int(np.sum(eigenvalues < 1e-12)), problem.num_rows()
-    poor = [name for name, num in zip(problem.names, rows, strict=True) if num < flat]
-    if poor:
-        first = int(rows[problem.names.index(poor[0])])
+    eigenvalues = np.linalg.eigvalsh(np.asarray(roster.prior.gaussian.precision))
+    flat, rows = int(np.sum(eigenvalues < 1e-12)), roster.rows
+    short = [name for name, num in zip(roster.names, rows, strict=True) if num < flat]
+    if short:
+        first = int(rows[roster.names.index(short[0])])
         raise ClientDataError(
-            f"The prior is flat in {flat} directions, but {len(poor)} of the {len(rows)} clients have fewer rows than "
-            f"that, '{poor[0]}' {first}: their own posteriors are not proper. Give the globals proper priors, or use "
+            f"The prior is flat in {flat} directions, but {len(short)} of the {len(rows)} clients have fewer rows than "
+            f"that, '{short[0]}' {first}: their own posteriors are not proper. Give the globals proper priors, or use "
             "`method='ep'`, in which clients borrow from each other."
         )

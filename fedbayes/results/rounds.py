@@ -1,0 +1,143 @@
+"""Diagnostics of the rounds as an xarray Dataset: what a method declares, and what holds for every method."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
+from fedbayes.errors import ResultCode
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import Record
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_EVERY_FIT: Mapping[str, Diagnostic] = {
+    "code": Diagnostic((CLIENT, REPLICATE), "result code"),
+    "active": Diagnostic((CLIENT,), "whether the client took part"),
+    "solver": Diagnostic((CLIENT,), "the client's update in this round"),
+    "phase": Diagnostic((), "name of the phase"),
+    "seconds": Diagnostic((), "wall time", "seconds"),
+    "rounds": Diagnostic((), "communication rounds that the record stands for"),
+    "bytes_down": Diagnostic((), "sent to each active client", "bytes"),
+    "bytes_up": Diagnostic((), "sent by each active client", "bytes"),
+}
+
+
+class Communication(NamedTuple):
+    """What a fit has cost over a network.
+
+    Attributes
+    ----------
+    exchanges
+        Rounds of all phases: broadcasts that clients answered.
+    bytes_down, bytes_up
+        To and from one client that took part in all of them.
+    """
+
+    exchanges: int
+    bytes_down: int
+    bytes_up: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.exchanges:,} exchange{'s' if self.exchanges != 1 else ''}, {_size(self.bytes_down)} to and "
+            f"{_size(self.bytes_up)} from each client"
+        )
+
+
+def communication(history: Sequence[Record]) -> Communication:
+    """Exchanges and bytes of all rounds."""
+    totals = (sum(int(record[name]) for record in history) for name in ("rounds", "bytes_down", "bytes_up"))
+    return Communication(*totals)
+
+
+def _size(num_bytes: int) -> str:
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= step:
+            return f"{num_bytes / step:.3g} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def rounds_dataset(history: Sequence[Record], roster: Roster, diagnostics: Mapping[str, Diagnostic]) -> "xr.Dataset":
+    """Diagnostics of each round or block of rounds: dimensions round, client, replicate and coordinate.
+
+    The coordinate ``round`` counts the rounds done by then.
+
+    Parameters
+    ----------
+    history
+        One record of arrays per round or block.
+    roster
+        Of the clients.
+    diagnostics
+        What the method declares; NaN where a round has none.
+
+    Raises
+    ------
+    ValueError
+        A record holds what was not declared.
+    """
+    import xarray as xr
+
+    known = {**diagnostics, **_EVERY_FIT}
+    found = list(dict.fromkeys(name for record in history for name in record))
+    if undeclared := [name for name in found if name not in known]:
+        raise ValueError(f"The method reports {undeclared}, but declares {sorted(diagnostics)}: add to `diagnostics`.")
+    replicates = max((record["code"].shape[-1] for record in history if record["code"].ndim > 1), default=1)
+    sizes = {CLIENT: roster.num_clients, REPLICATE: replicates, COORDINATE: roster.size}
+    variables: dict[str, Any] = {}
+    for name in (name for name in known if name in found):
+        dims = known[name].dims
+        variables[name] = (("round", *dims), _gathered(history, name, tuple(sizes[dim] for dim in dims)))
+    coords: dict[str, Any] = {"round": np.cumsum(variables["rounds"][1]), CLIENT: list(roster.names)}
+    if any(COORDINATE in dims for dims, _ in variables.values()):
+        coords[COORDINATE] = np.arange(roster.size)
+    dataset = xr.Dataset(variables, coords=coords).transpose("round", CLIENT, REPLICATE, ...)
+    for variable, values in dataset.data_vars.items():
+        values.attrs["long_name"] = known[str(variable)].meaning
+        if unit := known[str(variable)].unit:
+            values.attrs["units"] = unit
+    dataset["code"].attrs["meanings"] = "; ".join(f"{int(code)}: {code.meaning}" for code in ResultCode)
+    return dataset
+
+
+def check_diagnostics(rounds: "xr.Dataset", names: Sequence[str], shows: str, method: object) -> None:
+    """Check that a fit has the diagnostics that a picture or table shows.
+
+    Parameters
+    ----------
+    rounds
+        The diagnostics.
+    names
+        Those that are needed.
+    shows
+        What needs them, for the message.
+    method
+        The fit's method.
+
+    Raises
+    ------
+    ValueError
+        It names what is lacking, and what there is.
+    """
+    if missing := [name for name in names if name not in rounds]:
+        own = ", ".join(str(name) for name in rounds.data_vars if name not in _EVERY_FIT)
+        noun = "diagnostic" if len(missing) == 1 else "diagnostics"
+        raise ValueError(
+            f"`{shows}` needs the {noun} {', '.join(f'`{name}`' for name in missing)}, which a fit by "
+            f"{type(method).__name__} does not have; it has: {own or 'none of its own'}."
+        )
+
+
+def _gathered(history: Sequence[Record], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """One array for all rounds."""
+    first = next(record[name] for record in history if name in record)
+    missing = np.full(shape, np.nan) if first.dtype.kind == "f" else np.zeros(shape, first.dtype)
+    return np.stack([np.broadcast_to(_fitted(record.get(name, missing), shape), shape) for record in history])
+
+
+def _fitted(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A record's array with as many axes as wanted: without active clients the codes have no axis of replicates."""
+    return value.reshape(value.shape + (1,) * (len(shape) - value.ndim))

@@ -1,0 +1,96 @@
+"""What one round asks of the clients, and what it brings."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbayes.algorithm import Key, Personal, Replies, Reply, Shared
+from fedbayes.compiling import num_bytes
+from fedbayes.errors import ResultCode, usable
+
+
+class Round(NamedTuple):
+    """What one round asks of the clients.
+
+    Attributes
+    ----------
+    phase
+        Index of the phase whose updates are meant; ``None``: those for after the rounds.
+    shared, personal
+        The broadcast; ``personal`` has a leading axis of all clients.
+    key
+        Of this round, known to everybody; a client folds it into its own secret.
+    active
+        Places of the clients that take part.
+    updates
+        Update of each client, by name.
+    """
+
+    phase: int | None
+    shared: Shared
+    personal: Personal
+    key: Key
+    active: np.ndarray
+    updates: Sequence[str]
+
+
+class Heard(NamedTuple):
+    """What a round brought.
+
+    Attributes
+    ----------
+    replies
+        The sums, what is seen client by client, and whose reply is used.
+    codes
+        Result codes of all clients, shape ``(K, replicate)``.
+    infos
+        Diagnostics, leading axis of all clients; NaN or zero where a client was not active.
+    bytes_down, bytes_up
+        Sent to and by one active client.
+    """
+
+    replies: Replies
+    codes: np.ndarray
+    infos: dict[str, np.ndarray]
+    bytes_down: int
+    bytes_up: int
+
+
+class Collected:
+    """Collects replies as they come in: adds up the sums, and keeps what is seen client by client."""
+
+    def __init__(self, order: Round, num_clients: int) -> None:
+        self._num, self._order = num_clients, order
+        self._total: Any = None
+        self._parts: list[tuple[np.ndarray, Any]] = []
+
+    def add(self, places: np.ndarray, reply: Reply) -> None:
+        """The replies of some clients, whose ``total`` is their sum; copies beyond ``places`` are dropped."""
+        # dispatched, and copied to the host once all are on their way
+        self._total = reply.total if self._total is None else jax.tree.map(jnp.add, self._total, reply.total)
+        self._parts.append((places, (reply.each, reply.code, reply.info)))
+
+    def finish(self) -> Heard:
+        """All that was heard."""
+        host = [
+            (places, jax.tree.map(lambda leaf, places=places: np.asarray(leaf)[: len(places)], part))
+            for places, part in self._parts
+        ]
+        each, codes, infos = jax.tree.map(lambda *leaves: self._placed(host, leaves), *(part for _, part in host))
+        missing = np.setdiff1d(np.arange(self._num), self._order.active)
+        codes[missing] = ResultCode.INACTIVE
+        for values in infos.values():
+            values[missing] = np.nan if values.dtype.kind == "f" else 0
+        total = jax.tree.map(np.asarray, self._total)
+        one = jax.tree.map(lambda leaf: leaf[0], (each, codes, infos, self._order.personal))
+        down = num_bytes((self._order.shared, one[3])) + num_bytes(jax.random.key_data(self._order.key))
+        return Heard(Replies(total, each, usable(codes)), codes, infos, down, num_bytes((total, *one[:3])))
+
+    def _placed(self, host: list[tuple[np.ndarray, Any]], leaves: tuple[np.ndarray, ...]) -> np.ndarray:
+        full = np.zeros((self._num, *leaves[0].shape[1:]), leaves[0].dtype)
+        for (places, _), leaf in zip(host, leaves, strict=True):
+            full[places] = leaf
+        return full

@@ -1,0 +1,147 @@
+"""Programs kept for the process: a method's phases for one roster, and everything they compile to.
+
+``phases(roster)`` sees no data, so what it returns, and what JAX compiles of it, serves every later fit of the same
+model by the same method to clients of the same names and sizes: data, keys and private states are arguments.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.algorithm import Key, Method, Phase, Update, replicated, replicated_update
+from fedbayes.compiling import CHEAPLY, jit_by_size, jit_cheaply
+from fedbayes.kept import Kept
+from fedbayes.problem.program import Program
+from fedbayes.problem.roster import Roster
+
+_SECRET = 1_000_004
+
+T = TypeVar("T")
+
+
+class Server(NamedTuple):
+    """The server's half of a phase, compiled."""
+
+    init: Callable
+    broadcast: Callable
+    aggregate: Callable
+    participants: Callable
+
+
+class Programs:
+    """A method's phases, replicated, and what they compile to.
+
+    Attributes
+    ----------
+    phases
+        In their order.
+    after
+        Updates that are asked for once the rounds are over, by name.
+    num_replicates
+        Runs of the whole fit.
+    warnings
+        What the method had to say of its options when the phases were made; for every fit to repeat.
+    """
+
+    def __init__(self, phases: list[Phase], after: Mapping[str, Update], num_replicates: int) -> None:
+        self.phases = tuple(replicated(phase, 1 if phase.once else num_replicates) for phase in phases)
+        self.after = {name: replicated_update(update, num_replicates) for name, update in after.items()}
+        self.num_replicates = num_replicates
+        self.warnings: list[Warning] = []
+        self._kept: dict[Hashable, Any] = {}
+
+    def update(self, phase: int | None, name: str) -> Update:
+        """A client's half by its address: the phase (``None``: after the rounds) and the update's name."""
+        return self.after[name] if phase is None else self.phases[phase].algorithm.updates[name]
+
+    def server(self, phase: int) -> Server:
+        """The server's half of a phase."""
+        algorithm = self.phases[phase].algorithm
+        functions = (algorithm.init, algorithm.broadcast, algorithm.aggregate, algorithm.participants)
+        return self.kept(("server", phase), lambda: Server(*(jit_by_size(function) for function in functions)))
+
+    def inputs(self, phase: int | None, name: str, num_locals: int) -> Callable:
+        """``(secrets, places, shared, key) -> inputs`` of many clients' updates, along a leading axis."""
+        update = self.update(phase, name)
+
+        def draw(secrets: Key, places: Array, shared: Any, key: Key) -> Any:
+            own = secrets[places]
+            return jax.vmap(lambda secret: update.inputs(client_key(secret, key), shared, num_locals))(own)
+
+        return self.kept(("inputs", phase, name, num_locals), lambda: jit_cheaply(draw))
+
+    def kept(self, name: Hashable, build: Callable[[], T]) -> T:
+        """What ``build`` made the first time."""
+        if name not in self._kept:
+            self._kept[name] = build()
+        return self._kept[name]
+
+
+def client_key(secret: Key, key: Key) -> Key:
+    """A client's own key of a round: the round's key, which everybody knows, folded into the client's secret."""
+    for word in jax.random.key_data(key).reshape(-1):
+        secret = jax.random.fold_in(secret, word)
+    return secret
+
+
+def client_secrets(key: Key, num_clients: int) -> Key:
+    """The secrets of clients in one process, from the fit's key; over a network each client draws its own."""
+    return _folded(jax.random.fold_in(key, _SECRET), np.arange(num_clients))
+
+
+@jax.jit(compiler_options=CHEAPLY)
+def _folded(key: Key, places: Array) -> Key:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, places)
+
+
+_KEPT: Kept[Programs] = Kept(16)
+
+
+def programs_for(method: Method, roster: Roster, clients: tuple[Program, ...], after: Mapping[str, Update]) -> Programs:
+    """The programs of a method for a roster, made now or by an earlier fit.
+
+    Parameters
+    ----------
+    method
+        Configured.
+    roster
+        Of the clients.
+    clients
+        The split programs of the clients' shapes: they stand for the model, its static arguments and its precision.
+    after
+        Updates that are asked for once the rounds are over.
+    """
+    key = (_key_of(method), clients, roster.names, roster.rows.tobytes(), roster.num_locals.tobytes())
+
+    def build() -> Programs:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            programs = Programs(method.phases(roster), after, method.num_replicates)
+        programs.warnings = [each.message for each in caught if isinstance(each.message, Warning)]
+        return programs
+
+    return _KEPT.get(key, build)
+
+
+def forget_programs() -> None:
+    """Let go of every kept program."""
+    _KEPT.forget()
+
+
+def _key_of(value: Any) -> Hashable:
+    """A configured method, or one of its options, to be compared: arrays by value, functions by identity."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return (type(value), *(_key_of(getattr(value, field.name)) for field in fields(value)))
+    if isinstance(value, Mapping):
+        return tuple((str(name), _key_of(each)) for name, each in value.items())
+    if isinstance(value, np.ndarray | Array):
+        array = np.asarray(value)
+        return (array.shape, array.dtype.str, array.tobytes())
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_key_of, value))
+    return (type(value), value)

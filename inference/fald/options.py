@@ -1,0 +1,143 @@
+"""FA-LD's options, and what can be wrong with them whatever the data are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fedbayes.inference.options import (
+    HUGE,
+    TINY,
+    check_choices,
+    check_ranges,
+    check_weights,
+    check_whole,
+    is_number,
+)
+
+Schedule = Callable[[Any], Any]
+
+_CHOICES = {
+    "scheme": ("full", "with_replacement", "without_replacement"),
+    "preconditioner": ("dense", "diagonal", "none"),
+    "init": ("mode", "zero"),
+    "control_variate": (True, False),
+    "allow_unbalanced": (True, False),
+}
+_LEAST = {
+    "local_steps": 1,
+    "num_active": 1,
+    "batch_size": 1,
+    "refresh": 1,
+    "thinning": 1,
+    "num_chains": 1,
+    "max_rounds": 1,
+    "num_warmup": 0,
+}
+_OPTIONAL = ("local_steps", "num_active", "batch_size", "refresh", "thinning", "clip")
+_RANGES = {
+    "noise_correlation": (0.0, 1.0, "a number in [0, 1]: 1 shares all noise, 0 none"),
+    "temperature": (0.0, HUGE, "a finite number, zero or more: 1 is the posterior, 0 federated averaging"),
+    "bias": (TINY, np.inf, "a positive number, such as 0.02"),
+    "clip": (TINY, np.inf, "a positive number, or leave it out"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of :class:`~fedbayes.FALD`, which documents them."""
+
+    local_steps: int | None = None
+    step_size: float | str | Schedule | None = None
+    noise_correlation: float = 1.0
+    temperature: float = 1.0
+    weights: str | Mapping[str, float] = "rows"
+    scheme: Literal["full", "with_replacement", "without_replacement"] = "full"
+    num_active: int | None = None
+    allow_unbalanced: bool = False
+    batch_size: int | None = None
+    clip: float | None = None
+    control_variate: bool | None = None
+    refresh: int | None = None
+    preconditioner: Literal["dense", "diagonal", "none"] = "dense"
+    init: Literal["mode", "zero"] = "mode"
+    bias: float = 0.02
+    num_chains: int = 4
+    num_warmup: int = 100
+    thinning: int | None = None
+    max_rounds: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.control_variate is None:
+            object.__setattr__(self, "control_variate", self.init == "mode" and self.clip is None)
+        check_options(self)
+
+
+def check_options(config: Options) -> None:
+    """Refuse options that make no sense whatever the data are."""
+    check_choices(config, _CHOICES)
+    check_whole(config, _LEAST, _OPTIONAL)
+    check_ranges(config, _RANGES, _OPTIONAL)
+    if config.max_rounds <= config.num_warmup:
+        raise ValueError(
+            f"`max_rounds` is {config.max_rounds}, but `num_warmup` throws away {config.num_warmup} draws, a round or "
+            "more each: none would be left. Raise `max_rounds` or lower `num_warmup`."
+        )
+    _check_step(config)
+    check_weights(config.weights)
+    _check_scheme(config)
+    _check_privacy(config)
+
+
+def _check_step(config: Options) -> None:
+    step = config.step_size
+    named = step is None or (isinstance(step, str) and step == "decaying")
+    if not (named or is_number(step) or callable(step)):
+        raise ValueError(
+            f"`step_size` is {step!r}; write a number (an `int` or `float`), 'decaying', a function of the local "
+            "iteration, or leave it out."
+        )
+    if isinstance(step, int | float) and not 0.0 < step < np.inf:
+        raise ValueError(
+            f"`step_size` is {step}; a Langevin step is positive and finite. Leave it out for the default."
+        )
+    if config.init == "zero" and named:
+        raise ValueError(
+            f"`step_size` is {step!r} with `init='zero'`: nothing is known of the curvature there. Write a number, "
+            "such as 0.1 / n for n rows in all, or `init='mode'`."
+        )
+
+
+def _check_scheme(config: Options) -> None:
+    if config.scheme == "full" and config.num_active is not None:
+        raise ValueError(
+            f"`num_active` is {config.num_active} with `scheme='full'`; say how they are drawn: "
+            "`scheme='with_replacement'` or `scheme='without_replacement'`."
+        )
+    if config.scheme != "full" and config.num_active is None:
+        raise ValueError(f"`scheme` is {config.scheme!r}; say how many clients a round has, `num_active=...`.")
+    if config.control_variate and config.init == "zero" and config.refresh is None:
+        raise ValueError(
+            "`control_variate=True` with `init='zero'` anchors the clients far from the mode, where it biases the "
+            "mean. Write `init='mode'`, `refresh=1`, or leave it out."
+        )
+    if config.refresh is not None:
+        for reason, wrong in {
+            "no control variate": not config.control_variate,
+            f"`scheme={config.scheme!r}`": config.scheme != "full",
+            "mini-batches": config.batch_size is not None,
+        }.items():
+            if wrong:
+                raise ValueError(
+                    f"`refresh` is {config.refresh} with {reason}: the anchor needs every client's whole gradient. "
+                    "Leave `refresh` out."
+                )
+
+
+def _check_privacy(config: Options) -> None:
+    if config.clip is not None and config.control_variate:
+        raise ValueError(
+            f"`clip` is {config.clip}, but the control variate sends each client's gradient at the anchor, unclipped "
+            "and without noise. Write `control_variate=False`."
+        )

@@ -1,0 +1,58 @@
+"""What can be wrong with FedPA's options on given clients."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedbayes.errors import ClientDataError
+from fedbayes.inference.fedpa.options import DENSE_LIMIT, STEPPING, Options
+from fedbayes.inference.options import check_batch
+from fedbayes.problem.roster import Roster
+
+
+def check_roster(config: Options, roster: Roster) -> None:
+    """Refuse options that don't fit the clients and the globals."""
+    check_batch(config.batch_size, roster)
+    rows, size = roster.rows, roster.size
+    if config.sampler == "iasg" and config.batch_size is not None and config.batch_size >= rows.min() and size:
+        raise ClientDataError(
+            f"`batch_size` is {config.batch_size}, all rows of client '{roster.names[int(np.argmin(rows))]}': its "
+            "gradients have no noise to average. Write a smaller one."
+        )
+    most = size + int(roster.num_locals.max())
+    dense = config.sampler not in STEPPING or config.preconditioner == "dense" or config.init == "mode"
+    if most > DENSE_LIMIT and (dense or config.covariance == "sample"):
+        raise ValueError(
+            f"A client has {most} latents, more than the {DENSE_LIMIT} for which matrices are sent or factorised. "
+            "Write `FedPA(sampler='iasg', batch_size=..., init='zero', preconditioner='none', step_size=...)`."
+        )
+    if size > DENSE_LIMIT and most > size:
+        raise ValueError(
+            f"The model has {size} globals and local latents: above {DENSE_LIMIT} globals local latents can't be "
+            "integrated out."
+        )
+
+
+def given_start(given: Mapping[str, Any], roster: Roster) -> np.ndarray:
+    """The user's start as a flat vector, shape ``(d,)``."""
+    shapes = dict(roster.globals.shapes)
+    if {*map(str, given)} != {*shapes}:
+        raise ValueError(
+            f"`init` has the sites {sorted(map(str, given))}; the globals are {sorted(shapes)}. Give each of them an "
+            "array."
+        )
+    flat = []
+    for name, shape in shapes.items():
+        try:
+            value = np.asarray(given[name], float)
+        except (TypeError, ValueError):
+            value = np.full(shape, np.nan)
+        fine = bool(np.all(np.isfinite(value)))
+        if value.shape != shape or not fine:
+            seen = f"has shape {value.shape}" if fine else f"is {given[name]!r}"
+            raise ValueError(
+                f"`init` of '{name}' {seen}; write finite numbers of shape {shape}, in unconstrained space."
+            )
+        flat.append(value.ravel())
+    return np.concatenate(flat)

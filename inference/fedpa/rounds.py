@@ -1,0 +1,130 @@
+"""FedPA's rounds at the server: an optimiser descends along the clients' mean delta."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
+from fedbayes.errors import ResultCode, usable
+from fedbayes.inference.coordinates import shared_coordinates
+from fedbayes.inference.fald.plan import largest_curvature
+from fedbayes.inference.fedpa.checks import given_start
+from fedbayes.inference.fedpa.clients import Clients, LocalDelta, Private, Shared
+from fedbayes.inference.fedpa.options import DENSE_LIMIT, Options
+from fedbayes.inference.merging.merge import retry_unreliable
+from fedbayes.inference.mode import ModeState
+from fedbayes.problem.clients import Client
+from fedbayes.problem.roster import Roster
+
+_STEP = 0.2  # of the client's gradient steps by default, over the largest curvature
+
+
+class FedPAState(NamedTuple):
+    """The server's state.
+
+    Attributes
+    ----------
+    shared
+        What the clients are told: position, coordinates and step size.
+    optimizer
+        The optimiser's own state.
+    change
+        By how much the last round moved the server, in shared coordinates (root mean square).
+    """
+
+    shared: Shared
+    optimizer: Any
+    change: Array
+
+
+class DeltaMessage(NamedTuple):
+    """A client's delta, shape ``(d,)``, times its weight, and the weight: sums make weighted means."""
+
+    delta: Array
+    weight: Array
+
+
+def first_state(config: Options, roster: Roster, weights: np.ndarray, previous: Any) -> FedPAState:
+    """The state in which a phase begins: the last one's, the federated mode's, or the user's."""
+    if isinstance(previous, FedPAState):
+        return previous
+    size = roster.size
+    mode = previous if isinstance(previous, ModeState) else None
+    coordinates = shared_coordinates(mode, size, config.preconditioner, str(config.init))
+    if config.preconditioner == "none":  # gradients are then those of the mean loss
+        coordinates = coordinates._replace(white=coordinates.white / np.sqrt(roster.rows.sum()))
+    if isinstance(config.init, Mapping):
+        coordinates = coordinates._replace(center=jnp.asarray(given_start(config.init, roster)))
+    step_size = jnp.full((), jnp.nan) if config.step_size is None else jnp.asarray(config.step_size, jnp.float64)
+    if mode is not None and config.step_size is None:
+        step_size = _STEP / largest_curvature(mode, coordinates, jnp.asarray(weights))
+    position = jnp.zeros(size)
+    return FedPAState(
+        Shared(position, coordinates, step_size), server_optimizer(config).init(position), jnp.full((), jnp.inf)
+    )
+
+
+def server_optimizer(config: Options) -> optax.GradientTransformation:
+    """The server's optimiser."""
+    return optax.sgd(1.0) if config.server_optimizer is None else config.server_optimizer
+
+
+def descending(
+    config: Options,
+    roster: Roster,
+    weights: np.ndarray,
+    deltas: Mapping[str, LocalDelta],
+    clients: Clients,
+    start: Callable[[Any], FedPAState],
+    name: str,
+) -> Algorithm:
+    """Rounds in which the server descends along the clients' mean delta."""
+    num_clients, optimizer = roster.num_clients, server_optimizer(config)
+
+    def update(
+        delta: Callable, shared: Shared, personal: tuple[()], private: Private, client: Client, inputs: Any
+    ) -> tuple[Reply, Private]:
+        found, after = delta(shared, private, client, inputs)
+        fine = jnp.all(jnp.isfinite(found.delta)) & jnp.all(jnp.isfinite(found.mean))
+        code = jnp.where(found.reliable, ResultCode.OK, ResultCode.UNRELIABLE)
+        weight = jnp.asarray(weights)[client.index]
+        after = jax.tree.map(lambda new, old: jnp.where(fine, new, old), after, private)
+        info = {"k_hat": found.k_hat, "drift": jnp.sqrt(jnp.mean((found.mean - shared.position) ** 2))}
+        total = DeltaMessage(weight * found.delta, weight)
+        return Reply(total=total, code=jnp.where(fine, code, ResultCode.NOT_FINITE), info=info), after
+
+    def aggregate(state: FedPAState, replies: Replies, key: Array) -> tuple[FedPAState, Info]:
+        old, total = state.shared.position, replies.total
+        somebody = total.weight > 0
+        delta = total.delta / jnp.where(somebody, total.weight, 1.0)
+        moves, after = optimizer.update(delta, state.optimizer, old)
+        position = jnp.where(somebody, old + moves, old)
+        change = jnp.where(somebody, jnp.sqrt(jnp.mean((position - old) ** 2)), jnp.inf)
+        kept = jax.tree.map(lambda new, before: jnp.where(somebody, new, before), after, state.optimizer)
+        info = {"change": change, "converged": change <= config.tolerance}
+        if old.shape[0] <= DENSE_LIMIT:
+            info["server"] = state.shared.coordinates.globals_at(position)
+        return FedPAState(state.shared._replace(position=position), kept, change), info
+
+    def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
+        chosen = retry_unreliable(clients.retry, variants, infos)
+        heard = usable(infos["code"]).reshape(num_clients, -1).all(axis=1)
+        if "kept" not in deltas:
+            return chosen
+        return ["kept" if ok and new == old else new for new, old, ok in zip(chosen, variants, heard, strict=True)]
+
+    return Algorithm(
+        name=name,
+        init=lambda key, previous: start(previous),
+        broadcast=lambda state: (state.shared, ()),
+        init_client=clients.init,
+        updates={label: Update(partial(update, delta.run), delta.inputs) for label, delta in deltas.items()},
+        aggregate=aggregate,
+        choose=choose,
+    )

@@ -1,0 +1,222 @@
+"""Programs are compiled once per process, never used once the model has changed, and kept in bounded number."""
+
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedbayes as fb
+from fedbayes.errors import MergeWarning
+from fedbayes.inference.local.after import AFTER
+from fedbayes.problem.problem import make_problem
+from fedbayes.rounds import programs
+from fedbayes.rounds.programs import forget_programs, programs_for
+
+COMPILE = "/jax/core/compile/backend_compile_duration"  # once for each XLA program, also for one found on disk
+_SEEN: list[str] = []
+
+
+def _note(event, duration, **details):
+    if event == COMPILE:
+        _SEEN.append(str(details.get("fun_name", "a program")))
+
+
+jax.monitoring.register_event_duration_secs_listener(_note)  # for the whole process: it only appends to a list
+
+
+@contextmanager
+def compiled():
+    """The XLA programs that are compiled inside."""
+    found: list[str] = []
+    before = len(_SEEN)
+    yield found
+    found += _SEEN[before:]
+
+
+def model(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    with fb.local():
+        shift = numpyro.sample("shift", dist.Normal(mu, 1.0))
+    numpyro.deterministic("twice", 2.0 * mu)
+    numpyro.sample("y", dist.Normal(shift * x, 0.7), obs=y)
+
+
+def shared_model(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.2))
+    numpyro.sample("y", dist.Normal(mu * x, tau), obs=y)
+
+
+def make_clients(seed: int, rows=(6, 9, 9)) -> dict:
+    rng = np.random.default_rng(seed)
+    return {f"c{k}": {"x": rng.uniform(1, 2, size=n), "y": rng.normal(1.0, 0.7, size=n)} for k, n in enumerate(rows)}
+
+
+def fitted(seed: int, function, method, clients=None) -> fb.FederatedFit:
+    clients = make_clients(seed) if clients is None else clients
+    return fb.fit_federated(function, clients, method=method, key=jax.random.key(seed), num_draws=40, progress=False)
+
+
+def used(seed: int, function, method) -> fb.FederatedFit:
+    """A fit, and everything that a user may ask of it."""
+    fit = fitted(seed, function, method)
+    assert set(fit.idata.posterior.data_vars) >= {"mu"}
+    assert fit.client_posterior("c1").posterior["mu"].shape[1] == 40
+    fit.adapt({name: value[:4] for name, value in make_clients(seed + 50)["c2"].items()})
+    fit.predict(x=np.linspace(1, 2, 3) + seed)
+    fit.predict("c1", x=np.linspace(1, 2, 3) + seed, key=jax.random.key(seed))
+    repr(fit)
+    assert np.all(np.isfinite(fit.moments()[0]))
+    assert fit.log_evidence.ndim == 1
+    return fit
+
+
+METHODS = {
+    "ep": (model, fb.EP(num_draws=64, num_replicates=2, solver="importance")),
+    "laplace": (model, fb.Laplace()),
+    "fald": (model, fb.FALD(num_chains=2, local_steps=2, thinning=2, num_warmup=0)),
+    "one-shot": (shared_model, fb.OneShot(num_samples=64, num_replicates=2, sampler="importance")),
+    "fedpa": (shared_model, fb.FedPA(sampler="laplace", num_replicates=1)),
+}
+QUICK = ("ep", "laplace")
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in METHODS])
+def test_a_second_fit_compiles_nothing(name):
+    function, method = METHODS[name]
+    forget_programs()
+    with compiled() as first:
+        one = used(1, function, method)
+    assert len(first) > 5  # the counter counts
+    with compiled() as second:
+        two = used(2, function, method)
+    assert second == []
+    assert np.any(one.moments()[0] != two.moments()[0])
+
+
+def test_another_shape_or_method_or_model_compiles():
+    """Negative control: what does change the programs is counted."""
+    method, counts = fb.Laplace(), []
+    fitted(1, shared_model, method)
+    for others in (
+        lambda: fitted(1, shared_model, method),
+        lambda: fitted(1, shared_model, method, make_clients(1, rows=(6, 9, 10))),
+        lambda: fitted(1, shared_model, fb.Laplace(tolerance=1e-4)),
+        lambda: fitted(1, lambda x, y=None: shared_model(x, y), method),
+    ):
+        with compiled() as found:
+            others()
+        counts.append(len(found))
+    assert counts[0] == 0
+    assert min(counts[1:]) > 0
+
+
+def test_a_kept_program_gives_what_a_fresh_one_gives():
+    function, method = METHODS["ep"]
+    kept = used(3, function, method)
+    forget_programs()
+    fresh = used(3, function, method)
+    for one, two in zip(kept.moments(), fresh.moments(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(kept.idata.log_likelihood["client"], fresh.idata.log_likelihood["client"])
+
+
+SETTING = {"mean": 0.0, "scale": 1.0, "noise": 1.0}
+
+
+def reading(y=None):
+    """Reads variables that are no arguments: the prior's, one of a deterministic site, one of predictions alone."""
+    mu = numpyro.sample("mu", dist.Normal(SETTING["mean"], 2.0))
+    numpyro.deterministic("scaled", SETTING["scale"] * mu)
+    noise = 1.0 if y is not None else SETTING["noise"]
+    with numpyro.plate("rows", 200):
+        numpyro.sample("y", dist.Normal(mu, noise), obs=y)
+
+
+def read_clients():
+    rng = np.random.default_rng(5)
+    return {name: {"y": rng.normal(size=200)} for name in ("a", "b")}
+
+
+def read_fit():
+    return fb.fit_federated(reading, read_clients(), method="laplace", key=jax.random.key(0), progress=False)
+
+
+def exact_mean():
+    y = np.concatenate([client["y"] for client in read_clients().values()])
+    return (SETTING["mean"] / 4 + y.sum()) / (1 / 4 + len(y))
+
+
+def test_a_changed_prior_is_seen(monkeypatch):
+    for mean in (0.0, 3000.0, 0.0):
+        monkeypatch.setitem(SETTING, "mean", mean)
+        np.testing.assert_allclose(read_fit().moments()[0].ravel(), exact_mean(), rtol=1e-8)
+    monkeypatch.setitem(SETTING, "mean", 3000.0)
+    assert exact_mean() > 1.0  # and so is not lost in the data
+
+
+def test_a_changed_deterministic_site_is_seen(monkeypatch):
+    for scale in (1.0, 7.0):
+        monkeypatch.setitem(SETTING, "scale", scale)
+        posterior = read_fit().idata.posterior
+        np.testing.assert_allclose(posterior["scaled"], scale * posterior["mu"], rtol=1e-12)
+
+
+def test_a_changed_prediction_is_seen(monkeypatch):
+    for noise in (1.0, 50.0):
+        monkeypatch.setitem(SETTING, "noise", noise)
+        sd = float(read_fit().predict().posterior_predictive["y"].std())
+        np.testing.assert_allclose(sd, noise, rtol=0.02)  # of 200,000 independent draws
+
+
+def test_programs_are_bounded_in_number():
+    with jax.enable_x64(True):
+        problem = make_problem(shared_model, make_clients(0))
+    most = programs._KEPT._most
+
+    def made(tolerance):
+        return programs_for(fb.EP(tolerance=tolerance), problem.roster, problem.programs, AFTER)
+
+    with jax.enable_x64(True):
+        first = made(1.0)
+        assert made(1.0) is first
+        for extra in range(most):
+            last = made(2.0 + extra)
+        assert len(programs._KEPT._values) == most
+        assert made(1.0 + most) is last
+        assert made(1.0) is not first
+        forget_programs()
+        assert made(1.0 + most) is not last
+
+
+def test_methods_of_equal_options_share_their_programs():
+    """Arrays are compared by value, functions by identity."""
+    with jax.enable_x64(True):
+        problem = make_problem(shared_model, make_clients(0))
+
+        def made(method):
+            return programs_for(method, problem.roster, problem.programs, AFTER)
+
+        def started(mu):
+            return made(fb.FedPA(init={"mu": mu, "tau": np.ones(())}, preconditioner="none", sampler="laplace"))
+
+        def scheduled(step_size):
+            return made(fb.FALD(local_steps=2, num_chains=2, step_size=step_size))
+
+        assert started(np.zeros(())) is started(jnp.zeros(()))
+        assert started(np.zeros(())) is not started(np.ones(()))
+        one, other = (lambda k, c=c: c / (1.0 + k) for c in (0.1, 0.2))
+        assert scheduled(one) is scheduled(one)
+        assert scheduled(one) is not scheduled(other)
+
+
+def test_every_fit_repeats_the_warnings_of_its_method():
+    method = fb.OneShot(num_samples=4, num_replicates=1, sampler="importance", covariance="sample", check=False)
+    for seed in (0, 1):
+        with pytest.warns(MergeWarning, match=r"`num_samples` is 4, but the dense precision of 2 globals"):
+            fb.fit_federated(shared_model, make_clients(seed), method=method, key=jax.random.key(seed), progress=False)
