@@ -5,6 +5,8 @@
 
 PYTHON  ?= python3
 WORKERS ?= 2
+# Seconds for all tests together: a run that hangs ends with a failure, not never.
+LIMIT   ?= 4800
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +20,9 @@ ENVIRONMENT = XLA_FLAGS="$$XLA_FLAGS $$(cat $(VENV)/xla-flags)" \
               JAX_COMPILATION_CACHE_DIR="$${JAX_COMPILATION_CACHE_DIR:-$(CURDIR)/.jax-cache}" \
               JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
+# A worker that dies takes its tests with it: report that and stop, rather than wait for them.
+PYTEST = $(BIN)/python tests/limited.py $(LIMIT) $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0
+
 .PHONY: demo test test-fast check format benchmark clean
 .DELETE_ON_ERROR:
 
@@ -25,10 +30,10 @@ demo: $(VENV)/.installed-demo
 	$(ENVIRONMENT) $(BIN)/fedbayes demo
 
 test: $(VENV)/.installed-test
-	$(ENVIRONMENT) $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(ENVIRONMENT) $(PYTEST) $(ARGS)
 
 test-fast: $(VENV)/.installed-test
-	$(ENVIRONMENT) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+	$(ENVIRONMENT) $(PYTEST) -m "not slow" $(ARGS)
 
 # mypy prefers what it finds in the current directory, and the repository root is not the package: look from elsewhere.
 check: $(VENV)/.installed-test

@@ -1,8 +1,10 @@
 """What holds for every test: two CPU devices, a compilation cache, the installed package."""
 
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,22 @@ set_environment()
 hide_checkout()
 
 import jax  # noqa: E402  (after the environment it reads)
+
+from fedbayes.rounds.programs import forget_programs  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _let_go_of_programs() -> Iterator[None]:
+    """A worker's memory stays that of one test file: compiled programs don't outlive it."""
+    yield
+    forget_programs()
+    jax.clear_caches()
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """How much memory a worker has grown to."""
+    largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    terminalreporter.write_line(f"largest process: {largest / (1 << 20):.1f} GiB")
 
 
 @pytest.fixture
