@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +11,16 @@ from problems import BenchmarkSet
 from scores import Moments
 
 import fedbayes
-from fedbayes.algorithm import Method, phases_of
+from fedbayes.algorithm import Method, Reply
+from fedbayes.answer import gaussian_moments
 from fedbayes.gaussian import Gaussian
+from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.problem import make_problem
-from fedbayes.rounds.executors import Batched, Replies, Round
-from fedbayes.rounds.loop import CompiledServer, Progressing, begin_phase, run_round
+from fedbayes.rounds.exchange import Heard, Round
+from fedbayes.rounds.executors import Batched
+from fedbayes.rounds.loop import Run
+from fedbayes.rounds.programs import Programs
+from fedbayes.rounds.state import RunState
 from fedbayes.rounds.wire import encode
 
 
@@ -28,22 +34,22 @@ class Step(NamedTuple):
 class Recording(Batched):
     """The batched executor, which remembers its last exchange."""
 
-    last: tuple[Round, Replies]
+    last: tuple[Round, Heard]
 
-    def run(self, updates: Any, problem: Any, states: Any, work: Round) -> Any:
+    def run(self, order: Round) -> Heard:
         """See `fedbayes.rounds.executors.Batched`."""
-        replies, states = super().run(updates, problem, states, work)
-        self.last = (work, replies)
-        return replies, states
+        heard = super().run(order)
+        self.last = (order, heard)
+        return heard
 
     def num_bytes(self) -> tuple[int, int]:
         """Bytes to and from one client in the last round, encoded as over a network."""
-        work, replies = self.last
-        personal, message, info = (
-            jax.tree.map(lambda leaf: np.asarray(leaf)[0], part) for part in (work.personal, *replies)
-        )
-        request = {"shared": work.shared, "personal": personal, "key": jax.random.key_data(work.key)}
-        return len(encode(request)), len(encode((message, info)))
+        order, heard = self.last
+        parts = (order.personal, heard.replies.each, heard.codes, heard.infos)
+        personal, each, code, info = jax.tree.map(lambda leaf: np.asarray(leaf)[0], parts)
+        request = {"shared": order.shared, "personal": personal, "key": jax.random.key_data(order.key)}
+        # a client's own part of the sum has the shapes of the sum
+        return len(encode(request)), len(encode(Reply(heard.replies.total, each, code, info)))
 
 
 class Federation:
@@ -58,26 +64,49 @@ class Federation:
     """
 
     def __init__(self, problem: BenchmarkSet, method: Method) -> None:
-        self.problem = make_problem(problem.model, problem.clients)
-        self.phases = phases_of(method, self.problem)
-        self.servers = [CompiledServer(phase.algorithm) for phase in self.phases]
+        self.method = method
+        self.problem = make_problem(problem.model, problem.clients, rows=method.needs_rows)
+        self.roster = self.problem.roster
+        self.programs = Programs(method.phases(self.roster), AFTER, method.num_replicates)
         self.executor = Recording()
-        self.current: Progressing | None = None
+        self.loop: Run
+        self.current: RunState
+
+    def start(self, key: jax.Array) -> RunState:
+        """A fit before its first round."""
+        self.executor.connect(self.programs, self.problem, key)
+        self.loop = Run(self.programs, self.roster, self.executor, key)
+        self.current = self.loop.begin(0, None)
+        return self.current
+
+    def next_phase(self) -> RunState:
+        """The next phase before its first round."""
+        self.current = self.loop.begin(self.current.phase + 1, self.current)
+        return self.current
+
+    def round(self) -> None:
+        """One more round of all clients."""
+        self.loop.round(self.current, np.ones(len(self.roster.names), bool))
 
     def run(self, key: jax.Array) -> list[Step]:
-        """A whole fit; the seconds are those of the rounds, without what begins a phase."""
-        everybody, steps, seconds = np.ones(len(self.problem.names), bool), [], 0.0
-        self.current = None
-        for index, phase in enumerate(self.phases):
-            current = begin_phase(self.phases, index, self.current, self.problem, self.executor, key)
-            self.current = current
-            while current.rounds_in_phase < phase.max_rounds and not current.converged:
-                round_key = jax.random.fold_in(jax.random.fold_in(key, index), current.rounds_in_phase)
-                run_round(self.servers[index], self.problem, self.executor, current, everybody, round_key)
-                seconds += float(current.history[-1]["seconds"])
-                if phase.algorithm.posterior is not None:
-                    steps.append(Step(seconds, posterior(phase.algorithm.posterior(current.state))))
-        return steps
+        """A whole fit.
+
+        The seconds are those of the rounds of all phases, without what begins a phase; the steps are the rounds of the
+        last phase.
+        """
+        self.start(key)
+        steps, seconds = [], 0.0
+        while True:
+            last = self.current.phase == len(self.programs.phases) - 1
+            budget = self.programs.phases[self.current.phase].max_rounds
+            while self.current.rounds_in_phase < budget and not np.all(self.current.quiet):
+                self.round()
+                seconds += float(self.current.history[-1]["seconds"])
+                if last:
+                    steps.append(Step(seconds, posterior(self.method.answer(self.roster, self.current).posterior)))
+            if last:
+                return steps
+            self.next_phase()
 
     def rounds(self) -> str:
         """Rounds of each phase, in words."""
@@ -91,28 +120,37 @@ class Federation:
 
     def cavities(self) -> list[Gaussian]:
         """The first replicate's cavity of each client."""
-        sites = self.current.state.sites
-        whole = self.phases[-1].algorithm.posterior(self.current.state)
-        parts = [jax.tree.map(lambda leaf, k=k: leaf[0, k], sites) for k in range(len(self.problem.names))]
-        return [(jax.tree.map(lambda leaf: leaf[0], whole) - part).symmetrised() for part in parts]
+        cavities = self.method.answer(self.roster, self.current).cavities()
+        return [jax.tree.map(lambda leaf, k=k: leaf[0, k], cavities) for k in range(len(self.roster.names))]
 
 
 def posterior(replicates: Gaussian) -> Moments:
-    """Moments of the replicates' mixture, as in ``fit.idata``."""
-    precision = np.asarray(replicates.precision)
-    try:
-        covariance = np.linalg.inv(precision)
-    except np.linalg.LinAlgError:
-        covariance = np.full_like(precision, np.nan)
-    mean = np.einsum("rij,rj->ri", covariance, np.asarray(replicates.shift))
-    return Moments(mean.mean(axis=0), covariance.mean(axis=0) + np.cov(mean, rowvar=False, bias=True))
+    """Moments of the replicates' mixture, as in ``fit.idata``; NaN where one is improper."""
+    return mixture(*gaussian_moments(replicates))
+
+
+def mixture(mean: np.ndarray, covariance: np.ndarray) -> Moments:
+    """Moments of a mixture of equal parts, from theirs, ``(part, d)`` and ``(part, d, d)``."""
+    between = np.cov(mean, rowvar=False, bias=True) if len(mean) > 1 else 0.0
+    return Moments(mean.mean(axis=0), covariance.mean(axis=0) + between)
+
+
+def rounds_of(fit: fedbayes.FederatedFit) -> dict[str, int]:
+    """Rounds of a fit by phase."""
+    counts = fit.rounds["rounds"].to_series().groupby(fit.rounds["phase"].values, sort=False).sum()
+    return {str(name): int(count) for name, count in counts.items()}
 
 
 def first_fit(problem: BenchmarkSet, key: jax.Array, method: Any = "ep") -> tuple[float, fedbayes.FederatedFit]:
     """Seconds of `fedbayes.fit_federated` as a user calls it, with every compilation."""
     jax.clear_caches()
+
+    @wraps(problem.model)  # to fedbayes another model, of which it has kept nothing
+    def model(*arguments: Any, **data: Any) -> None:
+        problem.model(*arguments, **data)
+
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedbayes.NotConvergedWarning)
-        fit = fedbayes.fit_federated(problem.model, problem.clients, method=method, key=key, progress=False)
+        fit = fedbayes.fit_federated(model, problem.clients, method=method, key=key, progress=False)
     return time.perf_counter() - started, fit

@@ -33,7 +33,6 @@ from sklearn.datasets import load_digits
 import fedbayes as fb
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.results.plots import BLUE, GREEN, GREY, ORANGE
-from fedbayes.rounds.loop import begin_phase, run_round
 
 FOLDER = Path(__file__).parent
 HIDDEN, CLIENTS, SHARDS = 15, 10, 20
@@ -226,21 +225,22 @@ class Training(Federation):
 
     def train(self, setting: Setting, seed: int) -> Run:
         """One fit, evaluated after every round."""
-        everybody, key, steps, current = np.ones(CLIENTS, bool), jax.random.key(seed), [], None
-        for index, phase in enumerate(self.phases):
-            current = begin_phase(self.phases, index, current, self.problem, self.executor, key)
-            if index == 0:
-                current.state = _begun(current.state, setting, seed)
-            for number in range(phase.max_rounds):
-                round_key = jax.random.fold_in(jax.random.fold_in(key, index), number)
-                run_round(self.servers[index], self.problem, self.executor, current, everybody, round_key)
-                if phase.algorithm.posterior is None:
+        key, steps = jax.random.key(seed), []
+        current = self.start(key)
+        current.state = _begun(current.state, setting, seed)
+        for index, phase in enumerate(self.programs.phases):
+            if index:
+                current = self.next_phase()
+            last = index == len(self.programs.phases) - 1
+            for _ in range(phase.max_rounds):
+                self.round()
+                if not last:
                     shared = current.state.shared
                     plug_in = probabilities(self.x, shared.coordinates.globals_at(shared.position)[0])
                     steps.append(scores(plug_in, self.y))
-        last = self.phases[-1].algorithm
-        draws = np.asarray(last.sample(current.state, jax.random.fold_in(key, len(self.phases))[None], DRAWS))[0]
-        mean = jax.vmap(LowRankGaussian.mean_of_globals)(last.posterior(current.state))[0]
+        answer = self.method.answer(self.roster, current)
+        draws = answer.draws(jax.random.fold_in(key, len(self.programs.phases)), DRAWS)[0]
+        mean = jax.vmap(LowRankGaussian.mean_of_globals)(answer.posterior)[0]
         merged = probabilities(self.x, np.asarray(mean))
         posterior = probabilities(self.x, draws).mean(axis=0)
         return Run(np.array(steps), plug_in, merged, posterior, float(draws.std(axis=0).mean()))

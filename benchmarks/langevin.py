@@ -19,14 +19,14 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 import fedbayes as fb
-from fedbayes.algorithm import replicated
-from fedbayes.inference.fald import method as fald
+from fedbayes.inference.fald import rounds as fald
+from fedbayes.inference.local.after import AFTER
 from fedbayes.models import heart_disease
 from fedbayes.problem.problem import make_problem
-from fedbayes.results import arviz as output
-from fedbayes.rounds.chains import fused_block
+from fedbayes.results.arviz import chain_diagnostics
 from fedbayes.rounds.executors import Batched
-from fedbayes.rounds.loop import begin_phase
+from fedbayes.rounds.loop import Run
+from fedbayes.rounds.programs import Programs
 
 STEPS, ROWS = 10, 100  # local steps per round, rows per client
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])
@@ -67,16 +67,15 @@ def fedbayes_rounds(
     if silent:
         fald._noise = lambda rho, weight, size, num_locals, *keys: (jnp.zeros(size), jnp.zeros(num_locals))
     try:
-        problem = make_problem(model, clients)
-        method = fald.FALD(
+        problem, executor, key = make_problem(model, clients), Batched(), jax.random.key(0, impl=impl)
+        method = fb.FALD(
             local_steps=STEPS, step_size=1e-6, noise_correlation=rho, num_chains=1, num_warmup=0, init="zero",
             preconditioner="none", control_variate=False,
         )  # fmt: skip
-        (phase,) = method.phases(problem)
-        algorithm, executor, key = replicated(phase.algorithm, 1), Batched(), jax.random.key(0, impl=impl)
-        current = begin_phase([phase._replace(algorithm=algorithm)], 0, None, problem, executor, key)
-        program, data = fused_block(algorithm, executor, problem, rounds), [b.clients for b in problem.buckets]
-        run = lambda: jax.block_until_ready(program(current.state, current.clients, data, key, 0, 1, rounds))  # noqa: E731
+        programs = Programs(method.phases(problem.roster), AFTER, method.num_replicates)
+        executor.connect(programs, problem, key)
+        current, block = Run(programs, problem.roster, executor, key).begin(0, None), executor.fuse(0, rounds)
+        run = lambda: block(current.state, key, 0, 1, rounds)  # noqa: E731
         run()
     finally:
         fald._noise = correct
@@ -230,8 +229,8 @@ def against_nuts(quick: bool) -> list[str]:
     samples = mcmc.get_samples(group_by_chain=True)
     theta = np.concatenate([np.asarray(samples["intercept"])[..., None], np.asarray(samples["beta"])], axis=-1)
     least = {
-        "FALD": float(output.chain_diagnostics(np.asarray(fit._theta))["ess"].min()),
-        "NUTS": float(output.chain_diagnostics(theta)["ess"].min()),
+        "FALD": float(chain_diagnostics(np.asarray(fit._theta))["ess"].min()),
+        "NUTS": float(chain_diagnostics(theta)["ess"].min()),
     }
     rounds = int(chains["rounds"].sum())
     mine, theirs = least["FALD"] / seconds, least["NUTS"] / nuts_seconds

@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import typer
-from federated import Federation, first_fit
+from federated import Federation, first_fit, mixture, rounds_of
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.hmc_util import consensus
 from problems import BenchmarkSet, heart_set, stacked
@@ -41,7 +41,7 @@ METHODS: Mapping[str, Any] = {
     "FedPA, 200 Langevin samples": fb.FedPA(sampler="sgld", num_samples=200, local_steps=2020, covariance="sample"),
     "FedAvg (FedPA with one sample)": fb.FedPA(sampler="iasg", num_samples=1, local_steps=50, num_replicates=1),
 }
-STARTS = ("prior", "laplace", "gaussian_product", "mode")
+STARTS = ("prior", "laplace", "gaussian_product", "newton", "mode")
 NUM_ROWS, NUM_SHARDS, SIZE = 10_000, 20, 5
 
 
@@ -99,27 +99,24 @@ def fitted(model: Callable, clients: Any, method: Any, **options: Any) -> fb.Fed
         return fb.fit_federated(model, clients, method=method, key=KEY, progress=False, **options)
 
 
-def mixture(fit: fb.FederatedFit) -> Moments:
-    """Moments of the replicates' mixture, as in ``fit.idata``."""
-    mean, covariance = fit.moments()
-    between = np.cov(mean, rowvar=False, bias=True) if len(mean) > 1 else 0.0
-    return Moments(mean.mean(axis=0), covariance.mean(axis=0) + between)
+def moments(fit: fb.FederatedFit) -> Moments:
+    """Of the replicates' mixture, as in ``fit.idata``."""
+    return mixture(*fit.moments())
 
 
-def rounds_of(fit: fb.FederatedFit) -> str:
+def by_phase(fit: fb.FederatedFit) -> str:
     """Rounds by phase, in words."""
-    counts = fit.rounds["rounds"].to_series().groupby(fit.rounds["phase"].values, sort=False).sum()
-    return " + ".join(f"{count} {name}" for name, count in counts.items())
+    return " + ".join(f"{count} {name}" for name, count in rounds_of(fit).items())
 
 
 def line(name: str, fit: fb.FederatedFit, reference: Moments) -> Line:
     """Errors against the reference, and what the fit says of its own."""
-    found, measured = score(mixture(fit), reference), "-"
+    found, measured = score(moments(fit), reference), "-"
     if "merge_error" in fit.rounds:
         error, k_hat = (float(fit.rounds[what][-1].max()) for what in ("merge_error", "merge_k_hat"))
         measured = f"{error:.2g} (k-hat {k_hat:.2f})" if k_hat <= 1.0 else f"too large (k-hat {k_hat:.1f})"
     sds = f"{found.least_sd_ratio:.3f} - {found.largest_sd_ratio:.3f}"
-    return Line(name, rounds_of(fit), found.rms, sds, found.kl, measured)
+    return Line(name, by_phase(fit), found.rms, sds, found.kl, measured)
 
 
 def hospitals(quick: bool) -> list[Line]:
@@ -131,8 +128,9 @@ def hospitals(quick: bool) -> list[Line]:
         fit = fitted(model, clients, fb.EP(init="prior", tolerance=1e-9), num_rounds=num)
         lines.append(line(f"EP from the prior, round {num}", fit, reference))
     for num in (1,) if quick else (1, 3):
-        fit = fitted(model, clients, fb.EP(init="laplace", tolerance=1e-9), num_rounds=num)
-        lines.append(line(f"EP from one-shot laplace, round {num}", fit, reference))
+        # its opening round is one of EP's
+        fit = fitted(model, clients, fb.EP(init="laplace", tolerance=1e-9), num_rounds=num + 1)
+        lines.append(line(f"EP from the clients' Laplace approximations, round {num}", fit, reference))
     return lines
 
 
@@ -144,7 +142,7 @@ def starts(quick: bool) -> list[str]:
         cells = []
         for init in STARTS[:2] if quick else STARTS:
             fit = fitted(model, clients, fb.EP(init=init))
-            cells.append(f"{rounds_of(fit)}{'' if fit.converged else ', not converged'}")
+            cells.append(f"{by_phase(fit)}{'' if fit.converged else ', not converged'}")
         rows.append(f"| {words} | " + " | ".join(cells) + " |")
     return rows
 
@@ -192,7 +190,7 @@ def speed(quick: bool) -> list[str]:
             federation = Federation(problem, method)
             federation.run(KEY)
             warm = federation.run(KEY)[-1].seconds
-            rows.append(_speed_row(problem.name, name, cold, warm, mixture(fit), reference, theirs))
+            rows.append(_speed_row(problem.name, name, cold, warm, moments(fit), reference, theirs))
     return rows
 
 

@@ -7,7 +7,6 @@ times the cost of one gradient of the pooled log density, taken one after the ot
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -20,13 +19,16 @@ from rich.console import Console
 from rich.table import Table
 
 import fedbayes
-from fedbayes.algorithm import replicated
-from fedbayes.inference.ep.ep import make_solvers
+from fedbayes.algorithm import Phase, Reply, Update
+from fedbayes.gaussian import unpacked
+from fedbayes.inference.local.after import AFTER
+from fedbayes.inference.local.draws import importance_inputs
 from fedbayes.inference.local.importance import pareto_smooth, quasi_normal
 from fedbayes.inference.local.tilted import Tilted
 from fedbayes.problem.problem import make_problem
-from fedbayes.rounds.executors import Round
-from fedbayes.rounds.loop import run_round
+from fedbayes.rounds.exchange import Heard, Round
+from fedbayes.rounds.executors import Batched
+from fedbayes.rounds.programs import Programs
 
 
 class Part(NamedTuple):
@@ -63,67 +65,61 @@ def pooled_gradient(problem: BenchmarkSet, repeats: int = 30) -> tuple[float, fl
     return least_time(lambda: loop(client)) / repeats, least_time(lambda: together(positions, client)) / 64
 
 
-def whole_round(federation: Federation) -> Callable[[], None]:
-    """One more round of the last phase, whole."""
-    current = federation.current
-    mask = np.ones(len(federation.problem.names), bool)
-
-    def run() -> None:
-        run_round(federation.servers[-1], federation.problem, federation.executor, current, mask, jax.random.key(9))
-
-    return run
-
-
 def stages(num_draws: int) -> Mapping[str, Callable]:
-    """The local update cut short after each of its stages."""
+    """The local update cut short after each of its stages: ``(tilted, warm, shift) -> anything``."""
 
-    def mode(tilted: Tilted, warm: Any, key: jax.Array) -> Any:
+    def mode(tilted: Tilted, warm: Any, shift: jax.Array) -> Any:
         return tilted.mode(warm.position).white
 
-    def scores(tilted: Tilted, warm: Any, key: jax.Array) -> Any:
+    def scores(tilted: Tilted, warm: Any, shift: jax.Array) -> Any:
         found = tilted.mode(warm.position)
-        position = found.position + quasi_normal(key, num_draws, found.position.shape[0]) @ found.white
-        values, slopes = tilted.scores(position)
+        values, slopes = tilted.scores(found.position + quasi_normal(shift, num_draws) @ found.white)
         return jnp.sum(values), jnp.sum(slopes, axis=0)
 
-    def weights(tilted: Tilted, warm: Any, key: jax.Array) -> Any:
-        found = tilted.mode(warm.position)
-        noise = quasi_normal(key, num_draws, found.position.shape[0])
+    def weights(tilted: Tilted, warm: Any, shift: jax.Array) -> Any:
+        found, noise = tilted.mode(warm.position), quasi_normal(shift, num_draws)
         position = found.position + noise @ found.white
         values, slopes = tilted.scores(position)
-        logs = values + jax.vmap(tilted.log_cavity)(position) + 0.5 * jnp.sum(noise**2, axis=1)
-        weight, k_hat = pareto_smooth(logs)
+        weight, k_hat = pareto_smooth(values + tilted.log_cavities(position) + 0.5 * jnp.sum(noise**2, axis=1))
         return weight @ slopes, k_hat
 
-    def evaluation(tilted: Tilted, warm: Any, key: jax.Array) -> Any:
+    def evaluation(tilted: Tilted, warm: Any, shift: jax.Array) -> Any:
         return tilted.log_density(warm.position)
 
     return {"no work at all": evaluation, "+ Newton": mode, "+ draws and scores": scores, "+ Pareto smoothing": weights}
 
 
-def profile(federation: Federation, num_draws: int, num_replicates: int) -> list[Part]:
+def shortened(stage: Callable, size: int) -> Update:
+    """A client's half of EP's round that ends after a stage."""
+
+    def run(shared: Any, cavity: Any, warm: Any, client: Any, shift: jax.Array) -> tuple[Reply, Any]:
+        return Reply(each=stage(Tilted(client, unpacked(cavity), shared.mean), warm, shift)), warm
+
+    return Update(run, lambda key, shared, num_locals: importance_inputs(key, size + num_locals))
+
+
+def profile(federation: Federation, num_draws: int) -> list[Part]:
     """Milliseconds up to and including each stage, in the batched executor, then the server's share."""
-    problem, executor, state = federation.problem, federation.executor, federation.current.state
-    server, num = federation.servers[-1], len(federation.problem.names)
-    shared, personal = server.broadcast(state)
-    names = np.arange(num)
-    solver = next(iter(make_solvers(fedbayes.EP(), num_draws).values()))
-    parts = []
-    for name, stage in (*stages(num_draws).items(), ("+ regression: the whole local update", solver)):
+    problem, current, method = federation.problem, federation.current, federation.method
+    whole = method.phases(federation.roster)[current.phase]
+    updates = {label: shortened(stage, problem.globals.size) for label, stage in stages(num_draws).items()}
+    updates["+ regression: the whole local update"] = next(iter(whole.algorithm.updates.values()))
+    phase = Phase(algorithm=whole.algorithm._replace(updates=updates), max_rounds=1)
+    programs, executor = Programs([phase], AFTER, method.num_replicates), Batched(chunk=federation.executor.chunk)
+    executor.connect(programs, problem, jax.random.key(0))
+    server = programs.server(0)
+    shared, personal = server.broadcast(current.state)
+    executor.begin(0, shared, jax.random.key(1))
+    executor.restore(federation.executor.snapshot())
+    everybody, key = np.arange(len(problem.names)), jax.random.key(3)
 
-        def update(shared: Any, cavity: Any, warm: Any, client: Any, key: Any, stage: Callable = stage) -> Any:
-            return stage(Tilted(client, cavity), warm, key), warm, {}
+    def ask(label: str) -> Heard:
+        return executor.run(Round(0, shared, personal, key, everybody, [label] * len(everybody)))
 
-        algorithm = replicated(server.algorithm._replace(local_updates={name: update}), num_replicates)
-        work = Round(shared, personal, jax.random.key(3), names, [name] * num)
-        run = partial(executor.run, algorithm.local_updates, problem, federation.current.clients, work)
-        parts.append(Part(name, least_time(lambda run=run: run()[0].messages)))
-    used = np.ones((num, num_replicates), bool)
-    parts.append(Part("server: broadcast", least_time(lambda: server.broadcast(state))))
-    work = Round(shared, personal, jax.random.key(3), names, federation.current.variants)
-    replies, _ = executor.run(server.algorithm.local_updates, problem, federation.current.clients, work)
-    aggregate = partial(server.aggregate, state, replies.messages, used, jax.random.key(3))
-    parts.append(Part("server: aggregate", least_time(aggregate)))
+    parts = [Part(label, least_time(lambda label=label: ask(label).replies.each)) for label in updates]
+    replies = ask("+ regression: the whole local update").replies
+    parts.append(Part("server: broadcast", least_time(lambda: server.broadcast(current.state))))
+    parts.append(Part("server: aggregate", least_time(lambda: server.aggregate(current.state, replies, key))))
     return parts
 
 
@@ -146,11 +142,11 @@ def main(
     federation = Federation(problem, fedbayes.EP(num_draws=draws, num_replicates=replicates))
     federation.executor.chunk = chunk or None
     federation.run(jax.random.key(0))
-    whole = least_time(whole_round(federation))
+    whole = least_time(federation.round)
     print(f"whole round {whole:.0f} ms, one pooled gradient {alone:.2f} ms", flush=True)
     again, _ = pooled_gradient(problem)
     alone = min(alone, again)
-    parts = [Part("whole round", whole), *profile(federation, draws, replicates)]
+    parts = [Part("whole round", whole), *profile(federation, draws)]
     shown = Table(title=f"{clients} ragged clients, {draws} draws x {replicates} replicates")
     for column in ("", "ms", "pooled gradients per draw"):
         shown.add_column(column, justify="left" if not column else "right")
