@@ -16,6 +16,7 @@ from fedbayes.algorithm import Info, Key, Phase, Private, Recording, Replies, Re
 from fedbayes.compiling import num_bytes
 from fedbayes.errors import usable
 from fedbayes.problem.clients import Client
+from fedbayes.rounds.exchange import sum_of_used
 from fedbayes.rounds.programs import client_key
 
 _BLOCKS = 50  # of a run: after each, progress, checkpoint and diagnostics
@@ -109,7 +110,7 @@ def fused_block(
         asked = [ask(b, broadcast, mine, c, secrets, key) for b, mine, c in zip(members, states, clients, strict=True)]
         reply = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *(reply for reply, _ in asked))
         used = usable(reply.code)
-        state, info = algorithm.aggregate(state, Replies(_total(reply.total, used), reply.each, used), key)
+        state, info = algorithm.aggregate(state, Replies(sum_of_used(reply.total, used), reply.each, used), key)
         info |= {**reply.info, "code": reply.code, **_sizes(broadcast, reply, key)}
         return state, [after for _, after in asked], info
 
@@ -165,15 +166,6 @@ def _filled(tree: Any, num: int, devices: int) -> Any:
         return tree
     places = np.resize(np.arange(num), -(-num // devices) * devices)
     return jax.tree.map(lambda leaf: leaf[places], tree)
-
-
-def _total(total: Any, used: Array) -> Any:
-    """The sum over the leading axis of clients, of those that are used."""
-
-    def add(leaf: Array) -> Array:
-        return jnp.sum(jnp.where(used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim)), leaf, 0), axis=0)
-
-    return jax.tree.map(add, total)
 
 
 def _accumulated(so_far: Array, value: Array) -> Array:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from fedbayes.algorithm import Key, Personal, Replies, Reply, Shared
 from fedbayes.compiling import num_bytes
@@ -57,6 +58,15 @@ class Heard(NamedTuple):
     infos: dict[str, np.ndarray]
     bytes_down: int
     bytes_up: int
+
+
+def sum_of_used(total: Any, used: Array) -> Any:
+    """The sum over the leading axis of clients, of those that are used, shape ``(K, ...)``."""
+
+    def add(leaf: Array) -> Array:
+        return jnp.sum(jnp.where(used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim)), leaf, 0), axis=0)
+
+    return jax.tree.map(add, total)
 
 
 class Collected:

@@ -22,7 +22,7 @@ from fedbayes.errors import usable
 from fedbayes.problem.clients import Client
 from fedbayes.problem.problem import Problem, naming
 from fedbayes.rounds.chains import fused_block
-from fedbayes.rounds.exchange import Collected, Heard, Round
+from fedbayes.rounds.exchange import Collected, Heard, Round, sum_of_used
 from fedbayes.rounds.programs import Programs, client_key, client_secrets
 from fedbayes.rounds.wire import arrays_of, decode, encode
 
@@ -249,12 +249,7 @@ class Batched(InProcess):
 
 def summed(reply: Reply, real: Array | np.ndarray) -> Any:
     """The sum of ``reply.total`` over the leading axis of clients, of those that are real and usable."""
-    used = usable(reply.code) & real.reshape(real.shape + (1,) * (reply.code.ndim - 1))
-
-    def add(leaf: Array) -> Array:
-        return jnp.sum(jnp.where(used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim)), leaf, 0), axis=0)
-
-    return jax.tree.map(add, reply.total)
+    return sum_of_used(reply.total, usable(reply.code) & real.reshape(real.shape + (1,) * (reply.code.ndim - 1)))
 
 
 def _sharded(batched: Callable, mesh: Mesh) -> Callable:
