@@ -21,8 +21,9 @@ def cached(folder: object, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     program = PROGRAM.format(folder="" if folder is None else repr(str(folder)))
     result = subprocess.run(
-        [sys.executable, "-c", program], env=clean | environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], cwd="/", env=clean | environment, capture_output=True, text=True
     )
+    assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
 
