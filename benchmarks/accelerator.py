@@ -96,14 +96,14 @@ def configured(method: str) -> dict[str, Any]:
     import fedbayes as fb
 
     if method == "ep":
-        ep = fb.EP(init="prior", solver="importance", num_draws=256, num_replicates=1, tolerance=1e-9)
+        ep = fb.EP(init="prior", solver="importance", num_samples=256, num_replicates=1, tolerance=1e-9)
         return {"method": ep, "num_rounds": 3}
     if method == "fald":
         fald = fb.FALD(local_steps=10, step_size=0.05, thinning=1, num_chains=2, num_warmup=10)
         return {"method": fald, "num_draws": 40}
     # each client has the whole prior: under its K-th root 50 rows hardly say more than a separating plane
     merge = fb.OneShot(
-        combine="gaussian_product", prior="whole", sampler="importance", num_samples=256, num_replicates=1, check=False
+        combine="gaussian_product", prior="whole", solver="importance", num_samples=256, num_replicates=1, check=False
     )
     return {"method": merge}
 

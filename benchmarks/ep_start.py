@@ -129,7 +129,7 @@ def hierarchy(num_clients: int) -> Case:
     """Linear regressions of 50 rows with three coefficients each: six globals."""
     model = hierarchical_linear.model
     clients, _ = hierarchical_linear.simulate(jax.random.key(SEED), num_clients=num_clients)
-    method = fb.EP(init="mode", num_draws=4096, tolerance=1e-3)
+    method = fb.EP(init="mode", num_samples=4096, tolerance=1e-3)
     return Case(model, clients, lambda: mixture(*fit(model, clients, method, 1000).moments()))
 
 

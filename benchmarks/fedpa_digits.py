@@ -55,7 +55,7 @@ Written by `python benchmarks/fedpa_digits.py`; the picture is `docs/digits_fedp
 - Data: scikit-learn's digits, 1198 images for training, 599 held out; the training images sorted by label, cut into
   {SHARDS} shards, two random shards to each of {CLIENTS} clients: two to four digits each, about 120 images.
 - Model: 64 - {HIDDEN} - 10 network, tanh, 1135 weights with normal priors of sd 2 / sqrt(fan-in), biases of sd 2.
-- FedPA: `sampler="iasg"`, `shrinkage={RHO}`, batches of {BATCH}, {LOCAL_STEPS} local steps in every round for every l;
+- FedPA: `solver="iasg"`, `shrinkage={RHO}`, batches of {BATCH}, {LOCAL_STEPS} local steps in every round for every l;
   of those l > 1 throws away {BURN_IN} and averages the rest in l windows. {ROUNDS} rounds, for l > 1 the first
   {FEDAVG_ROUNDS} of FedAvg, as in the paper. Server: SGD with momentum {MOMENTUM}. No preconditioner, random starts.
 - Chosen for each l on the same grid: client step in {STEPS}, server's learning rate in
@@ -208,7 +208,7 @@ class Training(Federation):
         fedavg_rounds = fedavg_rounds if num_samples > 1 else 0
         method = fb.FedPA(
             num_samples=num_samples,
-            sampler="iasg",
+            solver="iasg",
             shrinkage=RHO,
             server_optimizer=optax.inject_hyperparams(optax.sgd)(learning_rate=1.0, momentum=MOMENTUM),
             fedavg_rounds=fedavg_rounds,

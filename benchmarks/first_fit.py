@@ -131,7 +131,7 @@ def parts() -> dict:
     warm, clients = executor._states[0], problem.buckets[0].clients
     mine = jax.tree.map(lambda leaf: leaf[problem.buckets[0].members], cavities)
     shift = programs.inputs(0, "importance", 0)(executor._secrets, np.arange(4), shared, key)
-    draws = jax.vmap(jax.vmap(lambda w, c, k, s: by_importance(Tilted(k, unpacked(c)), w, s, num_draws=256).draws,
+    draws = jax.vmap(jax.vmap(lambda w, c, k, s: by_importance(Tilted(k, unpacked(c)), w, s, num_samples=256).draws,
                               (0, 0, None, 0)), (0, 0, 0, 0))(warm, mine, clients, shift)  # fmt: skip
     matrices = state.white[None] + jnp.eye(14)
 

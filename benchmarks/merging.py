@@ -38,8 +38,8 @@ METHODS: Mapping[str, Any] = {
     "one-shot density_product": fb.OneShot(combine="density_product"),
     "one-shot wasserstein": fb.OneShot(combine="wasserstein"),
     "FedPA, draws of the whole subposterior": fb.FedPA(),
-    "FedPA, 200 Langevin samples": fb.FedPA(sampler="sgld", num_samples=200, local_steps=2020, covariance="sample"),
-    "FedAvg (FedPA with one sample)": fb.FedPA(sampler="iasg", num_samples=1, local_steps=50, num_replicates=1),
+    "FedPA, 200 Langevin samples": fb.FedPA(solver="sgld", num_samples=200, local_steps=2020, covariance="sample"),
+    "FedAvg (FedPA with one sample)": fb.FedPA(solver="iasg", num_samples=1, local_steps=50, num_replicates=1),
 }
 STARTS = ("prior", "laplace", "gaussian_product", "newton", "mode")
 NUM_ROWS, NUM_SHARDS, SIZE = 10_000, 20, 5

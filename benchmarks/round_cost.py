@@ -139,7 +139,7 @@ def main(
     jax.config.update("jax_enable_x64", True)
     problem = logistic_set(clients)
     alone, together = pooled_gradient(problem)
-    federation = Federation(problem, fedbayes.EP(num_draws=draws, num_replicates=replicates))
+    federation = Federation(problem, fedbayes.EP(num_samples=draws, num_replicates=replicates))
     federation.executor.chunk = chunk or None
     federation.run(jax.random.key(0))
     whole = least_time(federation.round)

@@ -101,7 +101,7 @@ def measure(name: str, chosen: Sequence[str], seconds: float, quick: bool) -> di
     """All numbers of one set."""
     problem, reference = SETS[name](), read(name)
     row, federation = federated_row(problem, reference, "EP", fedbayes.EP())
-    lean = fedbayes.EP(num_draws=64, num_replicates=1, solver="importance")
+    lean = fedbayes.EP(num_samples=64, num_replicates=1, solver="importance")
     others = {"EP, 64 draws, 1 replicate": lean, "Laplace": fedbayes.Laplace()}
     rows = [row, *(federated_row(problem, reference, name, method)[0] for name, method in others.items())]
     if "pooled-nuts" in chosen:

@@ -56,7 +56,7 @@ def fit_federated(
         the number of rows may differ.
     method
         ``"ep"``, ``"fald"``, ``"posterior_averaging"``, ``"one_shot"``, ``"laplace"``, or a configured method such as
-        ``fedbayes.EP(num_draws=1024)`` or ``fedbayes.OneShot(combine="consensus")``.
+        ``fedbayes.EP(num_samples=1024)`` or ``fedbayes.OneShot(combine="consensus")``.
     key
         ``jax.random.key(seed)``: all randomness comes from it.
     num_rounds

@@ -77,12 +77,12 @@ class Laplace:
     ----------
     tolerance
         Stop once the Newton step is shorter, in posterior sds (root mean square).
-    num_draws
+    num_samples
         Draws that integrate out local latents at each position; not used without them.
     """
 
     tolerance: float = 1e-3
-    num_draws: int = 256
+    num_samples: int = 256
     needs_rows: ClassVar[bool] = False
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
@@ -91,9 +91,9 @@ class Laplace:
             raise ValueError(
                 f"`tolerance` is {self.tolerance}; it is the length of a step in posterior sds, such as 1e-3."
             )
-        if self.num_draws < 16 or self.num_draws & (self.num_draws - 1):
+        if self.num_samples < 16 or self.num_samples & (self.num_samples - 1):
             raise ValueError(
-                f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256."
+                f"`num_samples` is {self.num_samples}; quasi-random draws need a power of two from 16 on, such as 256."
             )
 
     @property
@@ -103,7 +103,7 @@ class Laplace:
 
     def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds alone."""
-        algorithm = federated_mode(roster, num_draws=self.num_draws, tolerance=self.tolerance)
+        algorithm = federated_mode(roster, num_samples=self.num_samples, tolerance=self.tolerance)
         return [Phase(algorithm=algorithm, max_rounds=50, full_participation=True)]
 
     def answer(self, roster: Roster, run: RunState) -> GaussianAnswer:
@@ -122,18 +122,18 @@ def mode_phase(roster: Roster, *, tolerance: float, max_rounds: int, ready: Read
     max_rounds
         Its budget.
     """
-    algorithm = federated_mode(roster, num_draws=64, tolerance=tolerance, ready=ready)
+    algorithm = federated_mode(roster, num_samples=64, tolerance=tolerance, ready=ready)
     return Phase(algorithm=algorithm, max_rounds=max_rounds, full_participation=True, main=False, once=True)
 
 
-def federated_mode(roster: Roster, *, num_draws: int, tolerance: float, ready: Ready | None = None) -> Algorithm:
+def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready: Ready | None = None) -> Algorithm:
     """Newton's method over the clients, with Levenberg-Marquardt damping at the server.
 
     Parameters
     ----------
     roster
         Of the clients.
-    num_draws
+    num_samples
         Draws of the local latents at each position.
     tolerance
         Stop once the undamped step is shorter, in posterior sds (root mean square).
@@ -169,7 +169,7 @@ def federated_mode(roster: Roster, *, num_draws: int, tolerance: float, ready: R
         position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
     ) -> tuple[Reply, Array]:
         # the same draws of the locals in every round: Newton's method needs one function, not a noisy one
-        message, z = _expansion(client, position, z, num_draws)
+        message, z = _expansion(client, position, z, num_samples)
         finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
         code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
         return Reply(each=message._replace(site=packed(message.site)), code=code), z
@@ -202,7 +202,7 @@ def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array,
     return step, slope @ step, (first == 1) & (damping <= 0.01), proper[0], ladder[first]
 
 
-def _expansion(client: Client, theta: Array, z: Array, num_draws: int) -> tuple[ModeMessage, Array]:
+def _expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[ModeMessage, Array]:
     """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``.
 
     With locals by importance sampling of ``z`` given ``theta`` and Louis' identity: the slope is ``E[g]``, the Hessian
@@ -216,7 +216,7 @@ def _expansion(client: Client, theta: Array, z: Array, num_draws: int) -> tuple[
         at = lambda local: client.log_factor(jnp.concatenate([theta, local]))  # noqa: E731
         mode = find_mode(at, z, tolerance=1e-6)
         z = mode.position
-        noise = jnp.asarray(fixed_normal(num_draws, z.shape[0]))
+        noise = jnp.asarray(fixed_normal(num_samples, z.shape[0]))
         joint = jax.vmap(lambda local: jnp.concatenate([theta, local]))(z + noise @ mode.white)
         logs, scores = jax.vmap(jax.value_and_grad(client.log_factor))(joint)
         log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)

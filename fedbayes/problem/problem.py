@@ -24,7 +24,7 @@ from fedbayes.problem.split import split, trace_sites
 from fedbayes.problem.tracing import Traced, traced
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A split program with its clients.
 

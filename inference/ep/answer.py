@@ -49,4 +49,4 @@ class EPAnswer(GaussianAnswer):
         parts = []
         if float(last["step"].min()) == 0.0:
             parts.append("No step kept the global and every cavity proper: try `EP(damping=0.2)` or proper priors.")
-        return [*parts, "Raise `num_rounds`, or `EP(num_draws=...)` if `fit.rounds.monte_carlo_noise` is large."]
+        return [*parts, "Raise `num_rounds`, or `EP(num_samples=...)` if `fit.rounds.monte_carlo_noise` is large."]

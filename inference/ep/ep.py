@@ -62,7 +62,7 @@ class EP:
 
     Parameters
     ----------
-    num_draws
+    num_samples
         Draws per client, round and replicate, a power of two; ``None``: 256, or more where the globals need more.
     solver
         Local solver: ``"auto"`` (importance sampling; eight times the draws for a client whose noise is too large, NUTS
@@ -77,8 +77,9 @@ class EP:
         all cavities proper, mostly one; ``"auto"``: whichever of the two takes fewer exchanges, see :meth:`start`;
         ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first cavity is the prior;
         ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination.
-    moments
-        ``"score"`` (score regression) or ``"covariance"`` (classical, for comparison).
+    covariance
+        Of the tilted density, from which the site follows: ``"score"`` (score regression) or ``"sample"`` (the draws',
+        classical, for comparison).
     family
         ``"dense"`` sites, or ``"diagonal"`` for large dimensions: messages of ``2 d`` numbers, at the price of the
         global's correlations, without which heterogeneous clients can be far off.
@@ -90,11 +91,11 @@ class EP:
         Monte Carlo standard errors speak about the fit.
     """
 
-    num_draws: int | None = None
+    num_samples: int | None = None
     solver: Literal["auto", "importance", "nuts", "laplace", "variational"] = "auto"
     damping: float | None = None
     init: Literal["auto", "laplace", "newton", "mode", "prior", "gaussian_product"] = "auto"
-    moments: Literal["score", "covariance"] = "score"
+    covariance: Literal["score", "sample"] = "score"
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02
     num_replicates: int = 4
@@ -107,17 +108,17 @@ class EP:
         for name, known in (
             ("solver", (*_SOLVERS, "auto")),
             ("init", _STARTS),
-            ("moments", tuple(_MOMENTS)),
+            ("covariance", tuple(_COVARIANCES)),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}; it is one of {sorted(known)}.")
         if self.family not in ("dense", "diagonal"):
             raise ValueError(f"`family` is {self.family!r}; it is 'dense' or 'diagonal'.")
-        if self.num_draws is not None and (
-            not isinstance(self.num_draws, int) or self.num_draws < 16 or self.num_draws & (self.num_draws - 1)
+        if self.num_samples is not None and (
+            not isinstance(self.num_samples, int) or self.num_samples < 16 or self.num_samples & (self.num_samples - 1)
         ):
             raise ValueError(
-                f"`num_draws` is {self.num_draws}; quasi-random draws need a power of two from 16 on, such as 256."
+                f"`num_samples` is {self.num_samples}; quasi-random draws need a power of two from 16 on, such as 256."
             )
         if not isinstance(self.num_replicates, int) or self.num_replicates < 1:
             raise ValueError(f"`num_replicates` is {self.num_replicates}; it is a number of runs, at least one.")
@@ -126,19 +127,19 @@ class EP:
 
     def draws_for(self, size: int) -> int:
         """Draws per client and round for d globals: well above the ``2 d + 2`` regressors."""
-        if self.num_draws is None:
+        if self.num_samples is None:
             return max(256, 1 << (8 * (size + 1) - 1).bit_length())
-        if self.num_draws <= 2 * size + 2:
+        if self.num_samples <= 2 * size + 2:
             raise ValueError(
-                f"`num_draws` is {self.num_draws}, but {size} globals need more than {2 * size + 2} draws to be "
+                f"`num_samples` is {self.num_samples}, but {size} globals need more than {2 * size + 2} draws to be "
                 f"regressed on. Write at least {1 << (4 * size + 7).bit_length()}, or leave it out."
             )
-        return self.num_draws
+        return self.num_samples
 
     def phases(self, roster: Roster) -> list[Phase]:
         """What the start asks for, then EP."""
-        num_draws = self.draws_for(roster.size)
-        ep = Phase(algorithm=_algorithm(self, roster, num_draws), max_rounds=30)
+        num_samples = self.draws_for(roster.size)
+        ep = Phase(algorithm=_algorithm(self, roster, num_samples), max_rounds=30)
         start = self.start(roster)
         if start == "newton":
             return [mode_phase(roster, tolerance=0.1, max_rounds=25, ready=_startable), ep]
@@ -170,29 +171,29 @@ class EP:
         return EPAnswer(run)
 
 
-_MOMENTS: Mapping[str, Estimator] = {"score": score_regression, "covariance": covariance_inversion}
+_COVARIANCES: Mapping[str, Estimator] = {"score": score_regression, "sample": covariance_inversion}
 _SOLVERS = ("importance", "nuts", "laplace", "variational")
 _STARTS = ("auto", "laplace", "newton", "mode", "prior", "gaussian_product")
 
 
-def make_solvers(config: EP, num_draws: int) -> dict[str, solvers.Solver]:
+def make_solvers(config: EP, num_samples: int) -> dict[str, solvers.Solver]:
     """The local solvers a configuration may use, its first choice first."""
-    estimator = diagonal_regression if config.family == "diagonal" else _MOMENTS[config.moments]
+    estimator = diagonal_regression if config.family == "diagonal" else _COVARIANCES[config.covariance]
     known = {
-        "importance": solvers.importance(num_draws=num_draws, estimator=estimator),
-        "importance_more": solvers.importance(num_draws=8 * num_draws, estimator=estimator),
-        "nuts": solvers.nuts(num_draws=max(1024, num_draws), num_warmup=30, estimator=estimator),
+        "importance": solvers.importance(num_samples=num_samples, estimator=estimator),
+        "importance_more": solvers.importance(num_samples=8 * num_samples, estimator=estimator),
+        "nuts": solvers.nuts(num_samples=max(1024, num_samples), num_warmup=30, estimator=estimator),
         "laplace": solvers.laplace(),
-        "variational": solvers.variational(num_draws=num_draws),
+        "variational": solvers.variational(num_samples=num_samples),
     }
     names = ("importance", "importance_more", "nuts") if config.solver == "auto" else (config.solver,)
     return {name: known[name] for name in names}
 
 
-def _algorithm(config: EP, roster: Roster, num_draws: int) -> Algorithm:
+def _algorithm(config: EP, roster: Roster, num_samples: int) -> Algorithm:
     prior, size = roster.prior, roster.size
     diagonal = config.family == "diagonal"
-    refine = solvers.importance(num_draws=num_draws, estimator=score_regression)
+    refine = solvers.importance(num_samples=num_samples, estimator=score_regression)
 
     def broadcast(state: EPState) -> tuple[Shared, Gaussian]:
         cavities = jax.vmap(lambda site: packed(state.global_() - site))(state.sites)
@@ -209,7 +210,7 @@ def _algorithm(config: EP, roster: Roster, num_draws: int) -> Algorithm:
         init=partial(_init, roster, refine, diagonal, config.start(roster) == "laplace"),
         broadcast=broadcast,
         init_client=lambda client, shared, key: cold_chains(cold_start(size + client.num_locals)),
-        updates={name: update(solver) for name, solver in make_solvers(config, num_draws).items()},
+        updates={name: update(solver) for name, solver in make_solvers(config, num_samples).items()},
         aggregate=partial(_aggregate, config, prior, refine),
         choose=partial(_choose, config, size),
     )

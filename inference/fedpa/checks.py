@@ -15,17 +15,17 @@ def check_roster(config: Options, roster: Roster) -> None:
     """Refuse options that don't fit the clients and the globals."""
     check_batch(config.batch_size, roster)
     rows, size = roster.rows, roster.size
-    if config.sampler == "iasg" and config.batch_size is not None and config.batch_size >= rows.min() and size:
+    if config.solver == "iasg" and config.batch_size is not None and config.batch_size >= rows.min() and size:
         raise ClientDataError(
             f"`batch_size` is {config.batch_size}, all rows of client '{roster.names[int(np.argmin(rows))]}': its "
             "gradients have no noise to average. Write a smaller one."
         )
     most = size + int(roster.num_locals.max())
-    dense = config.sampler not in STEPPING or config.preconditioner == "dense" or config.init == "mode"
+    dense = config.solver not in STEPPING or config.preconditioner == "dense" or config.init == "mode"
     if most > DENSE_LIMIT and (dense or config.covariance == "sample"):
         raise ValueError(
             f"A client has {most} latents, more than the {DENSE_LIMIT} for which matrices are sent or factorised. "
-            "Write `FedPA(sampler='iasg', batch_size=..., init='zero', preconditioner='none', step_size=...)`."
+            "Write `FedPA(solver='iasg', batch_size=..., init='zero', preconditioner='none', step_size=...)`."
         )
     if size > DENSE_LIMIT and most > size:
         raise ValueError(

@@ -113,7 +113,7 @@ class Clients(NamedTuple):
 
 def make_clients(config: Options, roster: Roster, weights: np.ndarray) -> Clients:
     """The clients of a configured FedPA."""
-    if config.sampler in STEPPING:
+    if config.solver in STEPPING:
         return _stepping(config, roster, jnp.asarray(weights))
     return _sampling(config, roster, jnp.asarray(weights))
 
@@ -122,10 +122,10 @@ def _sampling(config: Options, roster: Roster, weights: Array) -> Clients:
     """Clients that draw from their whole subposterior. It does not depend on the server: they draw once in a phase."""
     size, share = roster.size, jnp.asarray(1.0 / roster.num_clients)
     covariance = "score"  # of the curvature at the mode, nothing is drawn
-    if config.sampler != "laplace":
+    if config.solver != "laplace":
         covariance = affordable(config.covariance or "score", config.samples_for(size), size)
     shrinks, num = covariance == "shrinkage", config.samples_for(size)
-    ways = samplers(config.sampler, num, num if shrinks else 0, ESTIMATORS[covariance])
+    ways = samplers(config.solver, num, num if shrinks else 0, ESTIMATORS[covariance])
 
     def inputs(sampler: Sampler) -> Callable[[Array, Shared, int], Any]:
         return lambda key, shared, num_locals: sampler.inputs(key, size + num_locals)
@@ -170,7 +170,7 @@ def _sampling(config: Options, roster: Roster, weights: Array) -> Clients:
         averages={},
         summaries={name: LocalSummary(partial(summary, sampler), inputs(sampler)) for name, sampler in ways.items()},
         factor=None,
-        retry="nuts" if config.sampler == "auto" else None,
+        retry="nuts" if config.solver == "auto" else None,
     )
 
 
@@ -178,7 +178,7 @@ def _stepping(config: Options, roster: Roster, weights: Array) -> Clients:
     """Clients that take gradient steps from the server's position."""
     prior, rows = roster.prior, jnp.asarray(roster.rows)
     num = config.samples_for(roster.size)
-    averages = config.sampler == "iasg"
+    averages = config.solver == "iasg"
     inverts = config.covariance == "sample" and affordable("sample", num, prior.size) == "sample"
     window = (config.local_steps - config.burn_in) // num
     # FedAvg's only sample is where the steps end
@@ -229,7 +229,7 @@ def _stepping(config: Options, roster: Roster, weights: Array) -> Clients:
     def init(client: Client, shared: Shared, key: Array) -> Private:
         return local_coordinates(client, shared.coordinates), jnp.zeros(client.num_locals)
 
-    name = str(config.sampler)
+    name = str(config.solver)
     return Clients(
         init=init,
         deltas={name: LocalDelta(partial(delta, steps))},

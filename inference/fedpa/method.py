@@ -65,7 +65,7 @@ class FedPA(Options):
     num_samples
         Samples l of a client and round; ``None``: enough for a dense precision, or 20 for ``"iasg"`` and ``"sgld"``.
         With one sample the method is FedAvg.
-    sampler
+    solver
         ``"auto"``: draws of the whole subposterior by importance sampling, by NUTS where its weights are heavy-tailed;
         ``"importance"`` and ``"nuts"``: one of them; ``"laplace"``: mode and curvature, exact for Gaussian clients;
         ``"iasg"``: averages of stochastic gradient steps from the server's position, the paper's; ``"sgld"``:

@@ -11,7 +11,7 @@ from fedbayes.inference.options import HUGE, TINY, check_choices, check_ranges, 
 DENSE_LIMIT = 512  # globals up to which clients send matrices
 STEPPING = ("iasg", "sgld")
 _CHOICES = {
-    "sampler": ("auto", "importance", "nuts", "laplace", *STEPPING),
+    "solver": ("auto", "importance", "nuts", "laplace", *STEPPING),
     "covariance": (None, "score", "sample", "shrinkage"),
     "preconditioner": ("dense", "diagonal", "none"),
     "check": (True, False),
@@ -38,7 +38,7 @@ class Options:
     """The options of :class:`~fedbayes.FedPA`, which documents them."""
 
     num_samples: int | None = None
-    sampler: Literal["auto", "importance", "nuts", "laplace", "iasg", "sgld"] = "auto"
+    solver: Literal["auto", "importance", "nuts", "laplace", "iasg", "sgld"] = "auto"
     covariance: Literal["score", "sample", "shrinkage"] | None = None
     shrinkage: float = 0.01
     server_optimizer: optax.GradientTransformation | None = None
@@ -62,7 +62,7 @@ class Options:
         """Samples l per client and round for d globals."""
         if self.num_samples is not None:
             return self.num_samples
-        return 20 if self.sampler in STEPPING else max(1024, 1 << (8 * (size + 1) - 1).bit_length())
+        return 20 if self.solver in STEPPING else max(1024, 1 << (8 * (size + 1) - 1).bit_length())
 
 
 def check_options(config: Options) -> None:
@@ -83,7 +83,7 @@ def check_options(config: Options) -> None:
             f"`preconditioner` is {config.preconditioner!r} without `init='mode'`: nothing is known of the curvature "
             "there. Write `preconditioner='none'`."
         )
-    _check_steps(config) if config.sampler in STEPPING else _check_draws(config)
+    _check_steps(config) if config.solver in STEPPING else _check_draws(config)
 
 
 def _check_steps(config: Options) -> None:
@@ -94,14 +94,14 @@ def _check_steps(config: Options) -> None:
             f"are left for {num} samples, of one step at least. Write `local_steps={config.burn_in + 10 * num}` or "
             "more."
         )
-    if config.sampler == "iasg" and config.batch_size is None and num > 1:
+    if config.solver == "iasg" and config.batch_size is None and num > 1:
         raise ValueError(
-            "`batch_size` is None with `sampler='iasg'`, whose samples differ by the noise of mini-batches alone. "
+            "`batch_size` is None with `solver='iasg'`, whose samples differ by the noise of mini-batches alone. "
             "Write `batch_size=...`, about a tenth of a client's rows."
         )
     if config.covariance == "score":
         raise ValueError(
-            f"`covariance` is 'score' with `sampler='{config.sampler}'`, whose samples are no draws to regress the "
+            f"`covariance` is 'score' with `solver='{config.solver}'`, whose samples are no draws to regress the "
             "score on. Write 'shrinkage' or 'sample'."
         )
     if config.step_size is None and config.init != "mode":
@@ -115,11 +115,11 @@ def _check_draws(config: Options) -> None:
     for name, wrong in (("batch_size", config.batch_size is not None), ("fedavg_rounds", config.fedavg_rounds > 0)):
         if wrong:
             raise ValueError(
-                f"`{name}` is {getattr(config, name)} with `sampler='{config.sampler}'`, which takes no gradient "
-                "steps. Write `sampler='iasg'`, or leave it out."
+                f"`{name}` is {getattr(config, name)} with `solver='{config.solver}'`, which takes no gradient "
+                "steps. Write `solver='iasg'`, or leave it out."
             )
-    if config.sampler == "laplace" and config.covariance not in (None, "score"):
+    if config.solver == "laplace" and config.covariance not in (None, "score"):
         raise ValueError(
-            f"`covariance` is {config.covariance!r} with `sampler='laplace'`, which draws nothing: it sends the "
+            f"`covariance` is {config.covariance!r} with `solver='laplace'`, which draws nothing: it sends the "
             "curvature at the mode. Leave it out."
         )

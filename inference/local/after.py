@@ -66,7 +66,7 @@ def _resampled(
     """Importance resampling from about four times as many draws."""
     shift, picking = inputs
     warm = cold_chains(jnp.concatenate([wanted.mean, jnp.zeros(client.num_locals)]))
-    drawn = by_importance(Tilted(client, cavity), warm, shift, num_draws=pool_size(wanted.slots.shape[0]))
+    drawn = by_importance(Tilted(client, cavity), warm, shift, num_samples=pool_size(wanted.slots.shape[0]))
     return Reply(each=Personal(equal_weights(drawn.draws, picking), drawn.k_hat), code=_ok()), private
 
 
@@ -83,7 +83,7 @@ def _chained(
     """NUTS, for heavy tails."""
     warm = cold_chains(jnp.concatenate([wanted.mean, jnp.zeros(client.num_locals)]))
     num = wanted.slots.shape[0]
-    drawn = by_nuts(Tilted(client, cavity), warm, inputs, num_draws=num, num_warmup=300, num_proposed=256)
+    drawn = by_nuts(Tilted(client, cavity), warm, inputs, num_samples=num, num_warmup=300, num_proposed=256)
     return Reply(each=Personal(drawn.draws.position, drawn.k_hat), code=_ok()), private
 
 

@@ -47,7 +47,7 @@ def importance_inputs(key: Array, size: int) -> Array:
     return random_shift(key, size)
 
 
-def by_importance(tilted: Tilted, warm: Warm, shift: Array, *, num_draws: int) -> Drawn:
+def by_importance(tilted: Tilted, warm: Warm, shift: Array, *, num_samples: int) -> Drawn:
     """Importance sampling from the Laplace approximation: quasi-random draws, Pareto-smoothed weights.
 
     Parameters
@@ -58,15 +58,15 @@ def by_importance(tilted: Tilted, warm: Warm, shift: Array, *, num_draws: int) -
         Newton starts from its position.
     shift
         Of the quasi-random sequence, shape ``(d + m,)``.
-    num_draws
+    num_samples
         A power of two.
     """
     mode = tilted.mode(warm.position)
-    return _weighted(tilted, mode, warm, shift, num_draws)
+    return _weighted(tilted, mode, warm, shift, num_samples)
 
 
-def _weighted(tilted: Tilted, mode: Mode, warm: Warm, shift: Array, num_draws: int) -> Drawn:
-    noise = quasi_normal(shift, num_draws)
+def _weighted(tilted: Tilted, mode: Mode, warm: Warm, shift: Array, num_samples: int) -> Drawn:
+    noise = quasi_normal(shift, num_samples)
     position = mode.position + noise @ mode.white
     log_factor, score = tilted.scores(position)
     log_weight = log_factor + tilted.log_cavities(position) + 0.5 * jnp.sum(noise**2, axis=1)
@@ -77,7 +77,7 @@ def _weighted(tilted: Tilted, mode: Mode, warm: Warm, shift: Array, num_draws: i
     effective = 1.0 / jnp.sum(weight**2)
     draws = TiltedDraws(position, score, weight, mode.position, mode.curvature, effective)
     # weights that hardly vary are fine whatever their k-hat, which is noise there
-    reliable = (k_hat <= K_HAT_LIMIT) | (effective > 0.99 * num_draws)
+    reliable = (k_hat <= K_HAT_LIMIT) | (effective > 0.99 * num_samples)
     return Drawn(draws, k_hat, evidence, reliable, warm._replace(position=mode.position), mode)
 
 
@@ -88,7 +88,7 @@ def nuts_inputs(key: Array, size: int) -> tuple[Array, Array]:
 
 
 def by_nuts(
-    tilted: Tilted, warm: Warm, inputs: tuple[Array, Array], *, num_draws: int, num_warmup: int, num_proposed: int
+    tilted: Tilted, warm: Warm, inputs: tuple[Array, Array], *, num_samples: int, num_warmup: int, num_proposed: int
 ) -> Drawn:
     """NumPyro's NUTS, whitened by Laplace and warm-started; k-hat and evidence by importance sampling.
 
@@ -100,7 +100,7 @@ def by_nuts(
         Positions and step size of the last round; in the first round chains start from importance draws.
     inputs
         From :func:`nuts_inputs`.
-    num_draws
+    num_samples
         In all chains together.
     num_warmup
         Steps per chain that adapt the step size and are thrown away.
@@ -111,10 +111,10 @@ def by_nuts(
     mode = tilted.mode(warm.position)
     proposed = _weighted(tilted, mode, warm, shift, num_proposed)
     position, step_size, last, effective = nuts_chains(
-        tilted.log_density, mode, warm, proposed.draws, chain_key, num_draws=num_draws, num_warmup=num_warmup
+        tilted.log_density, mode, warm, proposed.draws, chain_key, num_samples=num_samples, num_warmup=num_warmup
     )
     _, score = tilted.scores(position)
-    weight = jnp.full(num_draws, 1.0 / num_draws)
+    weight = jnp.full(num_samples, 1.0 / num_samples)
     draws = TiltedDraws(position, score, weight, mode.position, mode.curvature, effective)
     after = Warm(mode.position, last, step_size)
     return Drawn(draws, proposed.k_hat, proposed.log_evidence, jnp.array(True), after, mode)

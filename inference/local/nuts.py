@@ -19,10 +19,10 @@ def nuts_chains(
     proposed: TiltedDraws,
     key: Array,
     *,
-    num_draws: int,
+    num_samples: int,
     num_warmup: int,
 ) -> tuple[Array, Array, Array, Array]:
-    """Draws ``(num_draws, p)``, step size, last positions and the effective number of draws.
+    """Draws ``(num_samples, p)``, step size, last positions and the effective number of draws.
 
     The coordinates are ``x = mode + white' u``, in which the Laplace approximation is standard normal: the mass matrix
     is the identity.
@@ -48,12 +48,12 @@ def nuts_chains(
             state = sample(state)
             return state, state.z
 
-        state, path = jax.lax.scan(step, state, None, num_warmup + num_draws // NUM_CHAINS)
+        state, path = jax.lax.scan(step, state, None, num_warmup + num_samples // NUM_CHAINS)
         return path[num_warmup:], state.adapt_state.step_size
 
     path, step_size = jax.vmap(run)(whitened, jax.random.split(run_key, NUM_CHAINS))
     position = mode.position + path @ mode.white
-    return position.reshape(num_draws, -1), jnp.mean(step_size), position[:, -1], _effective(path)
+    return position.reshape(num_samples, -1), jnp.mean(step_size), position[:, -1], _effective(path)
 
 
 def _effective(path: Array) -> Array:

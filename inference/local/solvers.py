@@ -42,36 +42,36 @@ def laplace() -> Solver:
     return Solver(run, lambda key, size: ())
 
 
-def importance(*, num_draws: int, estimator: Estimator) -> Solver:
+def importance(*, num_samples: int, estimator: Estimator) -> Solver:
     """Importance sampling from the Laplace approximation; the default.
 
     Parameters
     ----------
-    num_draws
+    num_samples
         A power of two, above ``2 d + 2``.
     estimator
         Turns the draws into a site.
     """
 
     def run(tilted: Tilted, warm: Warm, inputs: Array) -> LocalSite:
-        return _estimated(by_importance(tilted, warm, inputs, num_draws=num_draws), tilted, estimator)
+        return _estimated(by_importance(tilted, warm, inputs, num_samples=num_samples), tilted, estimator)
 
     return Solver(run, importance_inputs)
 
 
-def nuts(*, num_draws: int, num_warmup: int, estimator: Estimator) -> Solver:
+def nuts(*, num_samples: int, num_warmup: int, estimator: Estimator) -> Solver:
     """NumPyro's NUTS.
 
     Parameters
     ----------
-    num_draws
+    num_samples
         In all chains together.
     num_warmup
         Steps per chain that adapt the step size and are thrown away.
     estimator
         Turns the draws into a site.
     """
-    draw = partial(by_nuts, num_draws=num_draws, num_warmup=num_warmup, num_proposed=num_draws)
+    draw = partial(by_nuts, num_samples=num_samples, num_warmup=num_warmup, num_proposed=num_samples)
 
     def run(tilted: Tilted, warm: Warm, inputs: tuple[Array, Array]) -> LocalSite:
         return _estimated(draw(tilted, warm, inputs), tilted, estimator)
@@ -94,7 +94,7 @@ def _estimated(drawn: Drawn, tilted: Tilted, estimator: Estimator) -> LocalSite:
     )
 
 
-def variational(*, num_draws: int, num_steps: int = 8) -> Solver:
+def variational(*, num_samples: int, num_steps: int = 8) -> Solver:
     """Gaussian variational approximation of the tilted density by natural gradients.
 
     Each step draws from the current Gaussian and regresses the full score on the draws: by Stein's identity the slope
@@ -103,7 +103,7 @@ def variational(*, num_draws: int, num_steps: int = 8) -> Solver:
 
     Parameters
     ----------
-    num_draws
+    num_samples
         A power of two.
     num_steps
         Of the iteration.
@@ -111,10 +111,10 @@ def variational(*, num_draws: int, num_steps: int = 8) -> Solver:
 
     def run(tilted: Tilted, warm: Warm, inputs: Array) -> LocalSite:
         mode = tilted.mode(warm.position)
-        noise = quasi_normal(inputs, num_draws)
+        noise = quasi_normal(inputs, num_samples)
         noise = noise - jnp.mean(noise, axis=0)
         # second moments exact, and so is the bound for a Gaussian
-        noise = noise @ whitener(noise.T @ noise / num_draws).T
+        noise = noise @ whitener(noise.T @ noise / num_samples).T
         gradient = jax.vmap(jax.value_and_grad(tilted.log_density))
 
         def step(carry: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], None]:

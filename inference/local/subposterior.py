@@ -101,12 +101,12 @@ def laplace() -> Sampler:
     return Sampler(run, lambda key, size: ())
 
 
-def importance(*, num_draws: int, num_kept: int, estimator: Estimator) -> Sampler:
-    """Importance sampling from the Laplace approximation with ``num_draws`` draws, ``num_kept`` of them resampled."""
+def importance(*, num_samples: int, num_kept: int, estimator: Estimator) -> Sampler:
+    """Importance sampling from the Laplace approximation with ``num_samples`` draws, ``num_kept`` of them resampled."""
 
     def run(sub: Subposterior, start: Array, inputs: tuple[Array, Resampling | tuple[()]]) -> Summary:
         tilted, (shift, picking) = sub.alone(), inputs
-        drawn = by_importance(tilted, cold_chains(start), shift, num_draws=num_draws)
+        drawn = by_importance(tilted, cold_chains(start), shift, num_samples=num_samples)
         found = estimator(drawn.draws, tilted.cavity)
         site = Gaussian(found.shift, found.precision, jnp.zeros(()))
         gaussian = with_evidence(site, tilted.cavity, drawn.log_evidence)
@@ -117,19 +117,19 @@ def importance(*, num_draws: int, num_kept: int, estimator: Estimator) -> Sample
 
     def inputs(key: Array, size: int) -> tuple[Array, Resampling | tuple[()]]:
         shift_key, pick_key = jax.random.split(key)
-        picking = resampling(pick_key, num_draws, num_kept) if num_kept else ()
+        picking = resampling(pick_key, num_samples, num_kept) if num_kept else ()
         return importance_inputs(shift_key, size), picking
 
     return Sampler(run, inputs)
 
 
-def nuts(*, num_draws: int, num_kept: int, num_warmup: int, estimator: Estimator) -> Sampler:
-    """NumPyro's NUTS, whitened by the Laplace approximation: four chains, ``num_draws`` draws in all."""
+def nuts(*, num_samples: int, num_kept: int, num_warmup: int, estimator: Estimator) -> Sampler:
+    """NumPyro's NUTS, whitened by the Laplace approximation: four chains, ``num_samples`` draws in all."""
 
     def run(sub: Subposterior, start: Array, inputs: tuple[tuple[Array, Array], Array]) -> Summary:
         tilted, (chains, order) = sub.alone(), inputs
         drawn = by_nuts(
-            tilted, cold_chains(start), chains, num_draws=num_draws, num_warmup=num_warmup, num_proposed=256
+            tilted, cold_chains(start), chains, num_samples=num_samples, num_warmup=num_warmup, num_proposed=256
         )
         found = estimator(drawn.draws, tilted.cavity)
         site = Gaussian(found.shift, found.precision, jnp.zeros(()))
@@ -140,29 +140,29 @@ def nuts(*, num_draws: int, num_kept: int, num_warmup: int, estimator: Estimator
 
     def inputs(key: Array, size: int) -> tuple[tuple[Array, Array], Array]:
         chain_key, mix_key = jax.random.split(key)
-        return nuts_inputs(chain_key, size), jax.random.permutation(mix_key, num_draws)
+        return nuts_inputs(chain_key, size), jax.random.permutation(mix_key, num_samples)
 
     return Sampler(run, inputs)
 
 
-def samplers(name: str, num_draws: int, num_kept: int, estimator: Estimator) -> dict[str, Sampler]:
+def samplers(name: str, num_samples: int, num_kept: int, estimator: Estimator) -> dict[str, Sampler]:
     """The ways to sum up that a sampler's name stands for, its first choice first.
 
     Parameters
     ----------
     name
         ``"importance"``, ``"nuts"``, ``"laplace"``, or ``"auto"``: importance sampling, and NUTS for the unreliable.
-    num_draws, num_kept
+    num_samples, num_kept
         Draws for the moments, and those handed on.
     estimator
         Turns the draws into a Gaussian.
     """
     if name == "laplace":
         return {"laplace": laplace()}
-    pool = max(256, pool_size(num_draws)) if num_kept else 1 << (num_draws - 1).bit_length()
-    chains = max(64, 4 * -(-num_draws // 4))
+    pool = max(256, pool_size(num_samples)) if num_kept else 1 << (num_samples - 1).bit_length()
+    chains = max(64, 4 * -(-num_samples // 4))
     known = {
-        "importance": importance(num_draws=pool, num_kept=num_kept, estimator=estimator),
-        "nuts": nuts(num_draws=chains, num_kept=num_kept, num_warmup=100, estimator=estimator),
+        "importance": importance(num_samples=pool, num_kept=num_kept, estimator=estimator),
+        "nuts": nuts(num_samples=chains, num_kept=num_kept, num_warmup=100, estimator=estimator),
     }
     return known if name == "auto" else {name: known[name]}

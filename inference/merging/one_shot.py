@@ -38,7 +38,7 @@ from fedbayes.rounds.state import RunState
 
 _CHOICES = {
     "combine": tuple(COMBINATIONS),
-    "sampler": ("auto", "importance", "nuts"),
+    "solver": ("auto", "importance", "nuts"),
     "covariance": ("score", "sample", "shrinkage"),
     "prior": (None, "split", "whole"),
     "check": (True, False),
@@ -56,7 +56,7 @@ class OneShot:
         module. Merging happens in unconstrained space: a standard deviation is merged on its log scale.
     num_samples
         Draws per client and replicate.
-    sampler
+    solver
         ``"auto"`` (importance sampling from the Laplace approximation; NUTS in a second round for clients whose k-hat
         exceeds 0.7), ``"importance"`` or ``"nuts"``. ``combine="laplace"`` draws nothing.
     covariance
@@ -76,7 +76,7 @@ class OneShot:
 
     combine: Literal["consensus", "gaussian_product", "laplace", "wasserstein", "density_product"] = "consensus"
     num_samples: int = 1024
-    sampler: Literal["auto", "importance", "nuts"] = "auto"
+    solver: Literal["auto", "importance", "nuts"] = "auto"
     covariance: Literal["score", "sample", "shrinkage"] = "score"
     prior: Literal["split", "whole"] | None = None
     check: bool = True
@@ -125,7 +125,7 @@ def one_shot(config: OneShot, roster: Roster) -> Phase:
         num_draws=_kept(config),
         init_shared=lambda previous: (),
         init_client=lambda client, shared, key: cold_start(roster.size + client.num_locals),
-        retry="nuts" if config.sampler == "auto" and config.combine != "laplace" else None,
+        retry="nuts" if config.solver == "auto" and config.combine != "laplace" else None,
     )
     return Phase(algorithm=algorithm, max_rounds=2, full_participation=True)
 
@@ -147,7 +147,7 @@ def _samplers(config: OneShot, roster: Roster) -> dict[str, Sampler]:
     if config.combine == "laplace":
         return samplers("laplace", 0, 0, ESTIMATORS["score"])
     estimator = ESTIMATORS[affordable(config.covariance, config.num_samples, roster.size)]
-    return samplers(config.sampler, config.num_samples, _kept(config), estimator)
+    return samplers(config.solver, config.num_samples, _kept(config), estimator)
 
 
 def _kept(config: OneShot) -> int:

@@ -303,10 +303,10 @@ def test_mesh_of_two_axes():
             {"init": "zero"},
             r"`init` is 'zero'; it is one of \['auto', 'gaussian_product', 'laplace', 'mode', 'newton', 'prior'\]",
         ),
-        ({"moments": "mean"}, r"`moments` is 'mean'; it is one of \['covariance', 'score'\]"),
+        ({"covariance": "mean"}, r"`covariance` is 'mean'; it is one of \['sample', 'score'\]"),
         ({"family": "banded"}, r"`family` is 'banded'; it is 'dense' or 'diagonal'"),
-        ({"num_draws": 100}, r"`num_draws` is 100; quasi-random draws need a power of two from 16 on"),
-        ({"num_draws": 8}, r"`num_draws` is 8; quasi-random draws need a power of two from 16 on"),
+        ({"num_samples": 100}, r"`num_samples` is 100; quasi-random draws need a power of two from 16 on"),
+        ({"num_samples": 8}, r"`num_samples` is 8; quasi-random draws need a power of two from 16 on"),
         ({"num_replicates": 0}, r"`num_replicates` is 0; it is a number of runs, at least one"),
         ({"tolerance": 0.0}, r"`tolerance` is 0.0; it is a change in posterior sds"),
         ({"tolerance": np.nan}, r"`tolerance` is nan; it is a change in posterior sds"),
@@ -319,11 +319,11 @@ def test_bad_options_of_ep(options, message):
 
 def test_too_few_draws_for_the_globals():
     with pytest.raises(
-        ValueError, match=r"`num_draws` is 16, but 7 globals need more than 16 draws.* Write at least 64"
+        ValueError, match=r"`num_samples` is 16, but 7 globals need more than 16 draws.* Write at least 64"
     ):
-        EP(num_draws=16).draws_for(7)
-    assert EP(num_draws=64).draws_for(7) == 64
-    assert EP(num_draws=16).draws_for(6) == 16
+        EP(num_samples=16).draws_for(7)
+    assert EP(num_samples=64).draws_for(7) == 64
+    assert EP(num_samples=16).draws_for(6) == 16
 
 
 def test_clients_from_dataframe():

@@ -26,7 +26,7 @@ def clients() -> dict:
 
 @pytest.fixture(scope="module")
 def fit(clients: dict) -> fb.FederatedFit:
-    method = fb.EP(num_draws=64, num_replicates=2)
+    method = fb.EP(num_samples=64, num_replicates=2)
     return fb.fit_federated(MODEL, clients, method=method, key=jax.random.key(0), num_draws=2000, progress=False)
 
 
@@ -105,7 +105,7 @@ def test_the_arviz_habits_work(fit: fb.FederatedFit, clients: dict) -> None:
     assert float(summary["r_hat"].astype(float).max()) < 1.01
     wide = partial(hm2.model_noncentered, tau=np.array([50.0, 50.0]), noise_sd=NOISE)
     other = fb.fit_federated(
-        wide, clients, method=fb.EP(num_draws=64, num_replicates=2), key=jax.random.key(0), progress=False
+        wide, clients, method=fb.EP(num_samples=64, num_replicates=2), key=jax.random.key(0), progress=False
     )
     comparison = az.compare({"right": fit.idata, "wide": other.idata})
     assert list(comparison.index) == ["right", "wide"]
@@ -153,21 +153,21 @@ def one() -> tuple[dict, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("solver", "num_draws", "bias", "scale"),
+    ("solver", "num_samples", "bias", "scale"),
     [
         ("importance", 4096, 0.006, 0.01),  # with 1024 draws the sds come out 0.010 too small, so that the key decides
-        ("nuts", 1024, 0.06, 0.05),
+        pytest.param("nuts", 1024, 0.06, 0.05, marks=pytest.mark.slow),
         ("variational", 1024, 0.05, 0.05),
         ("laplace", 1024, 0.3, 0.2),
     ],
 )
 def test_local_solvers_match_the_moments_of_one_client(
-    one, solver: str, num_draws: int, bias: float, scale: float
+    one, solver: str, num_samples: int, bias: float, scale: float
 ) -> None:
     """Tolerances in posterior sds and relative: quadrature is the truth, Laplace and the variational Gaussian are
     approximations."""
     clients, mean, covariance = one
-    method = fb.EP(solver=solver, num_draws=num_draws, num_replicates=4, init="prior")
+    method = fb.EP(solver=solver, num_samples=num_samples, num_replicates=4, init="prior")
     fit = fb.fit_federated(logistic, clients, method=method, key=jax.random.key(0), progress=False)
     found, spread = (value.mean(axis=0) for value in fit.moments())
     sd = np.sqrt(np.diagonal(covariance))
@@ -177,7 +177,7 @@ def test_local_solvers_match_the_moments_of_one_client(
 
 def test_diagonal_sites_match_the_marginal_variances(one) -> None:
     clients, mean, covariance = one
-    method = fb.EP(family="diagonal", num_draws=4096, init="prior")
+    method = fb.EP(family="diagonal", num_samples=4096, init="prior")
     fit = fb.fit_federated(logistic, clients, method=method, key=jax.random.key(0), progress=False)
     found, spread = (value.mean(axis=0) for value in fit.moments())
     assert np.count_nonzero(spread - np.diag(np.diagonal(spread))) == 0
@@ -185,6 +185,7 @@ def test_diagonal_sites_match_the_marginal_variances(one) -> None:
     np.testing.assert_allclose(found, mean, atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_heavy_tailed_client_goes_on_with_nuts() -> None:
     import numpyro
     import numpyro.distributions as dist

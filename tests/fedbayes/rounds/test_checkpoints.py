@@ -25,7 +25,7 @@ from fedbayes.rounds.progress import Silent
 from fedbayes.rounds.state import RunState
 
 KEY = jax.random.key(2)
-METHOD = EP(num_draws=64, num_replicates=2, solver="importance", init="mode", tolerance=1e-9)
+METHOD = EP(num_samples=64, num_replicates=2, solver="importance", init="mode", tolerance=1e-9)
 ROUNDS = 3
 
 
@@ -199,6 +199,7 @@ def sampled(chains, path=None, progress=None):
     return ended(chains, Batched(), path, "these chains", **options)
 
 
+@pytest.mark.slow
 def test_killed_chains_resume(chains, tmp_path):
     path, whole = tmp_path / "chains.npz", sampled(chains)
     assert len(whole.run.draws) == 30
@@ -238,7 +239,7 @@ def test_fit_federated_resumes(written):
 
 OTHERS = {
     "key": ({"key": jax.random.key(3)}, make_clients()),
-    "method": ({"method": EP(num_draws=64)}, make_clients()),
+    "method": ({"method": EP(num_samples=64)}, make_clients()),
     "options": ({"method": fb.Laplace(tolerance=1e-4)}, make_clients()),
     "names": ({}, {name.upper(): data for name, data in make_clients().items()}),
     "another client": ({}, make_clients() | {"west": {"y": np.ones(3)}}),
@@ -260,9 +261,9 @@ def test_checkpoint_of_another_fit_is_refused(case, written):
 
 STEPS = {"init": "zero", "preconditioner": "none", "step_size": 0.1, "local_steps": 6, "burn_in": 2, "num_samples": 2}
 MERGING = {
-    "one-shot": fb.OneShot(num_samples=16, num_replicates=2, sampler="importance"),
+    "one-shot": fb.OneShot(num_samples=16, num_replicates=2, solver="importance"),
     "fedpa": fb.FedPA(
-        sampler="iasg", batch_size=2, **STEPS, fedavg_rounds=1, num_replicates=2, server_optimizer=optax.adam(0.1)
+        solver="iasg", batch_size=2, **STEPS, fedavg_rounds=1, num_replicates=2, server_optimizer=optax.adam(0.1)
     ),
 }
 
@@ -294,7 +295,7 @@ def test_fingerprints_look_into_functions_and_arrays():
     long = np.zeros(2000)
     other = long.copy()
     other[1000] = 1.0
-    raw = {"preconditioner": "none", "sampler": "laplace"}
+    raw = {"preconditioner": "none", "solver": "laplace"}
     pairs = [
         (marked(server_optimizer=optax.adam(0.05)), marked(server_optimizer=optax.adam(0.5))),
         (marked(server_optimizer=optax.sgd(0.1)), marked(server_optimizer=optax.sgd(0.1, momentum=0.9))),

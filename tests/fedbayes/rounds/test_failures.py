@@ -13,7 +13,7 @@ from fedbayes.inference.ep.ep import EP
 from fedbayes.rounds.executors import Batched, Sequential
 
 KEY = jax.random.key(3)
-QUICK = EP(num_draws=64, num_replicates=1, init="prior", solver="importance", tolerance=1e-9)
+QUICK = EP(num_samples=64, num_replicates=1, init="prior", solver="importance", tolerance=1e-9)
 
 
 def model(y, spread):

@@ -14,7 +14,7 @@ from fedbayes.models import linear
 from fedbayes.problem.problem import make_problem
 
 TAU, NOISE = np.array([0.5, 1.5, 0.8]), 0.7
-EXACT = fb.EP(num_draws=64, num_replicates=1, init="prior", damping=1.0)
+EXACT = fb.EP(num_samples=64, num_replicates=1, init="prior", damping=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_one_undamped_round_is_exact(rounds, model, clients) -> None:
 
 
 def test_damped_rounds_leave_exactly_the_damped_part_of_the_precision(rounds, model, clients) -> None:
-    run = rounds(model, clients, fb.EP(num_draws=64, num_replicates=1, init="prior", damping=0.5))
+    run = rounds(model, clients, fb.EP(num_samples=64, num_replicates=1, init="prior", damping=0.5))
     _, spread = hm2.exact_posterior_mu(clients, TAU, NOISE)
     sites = np.linalg.inv(spread) - np.eye(3)
     for c in range(1, 5):
@@ -50,6 +50,7 @@ def test_damped_rounds_leave_exactly_the_damped_part_of_the_precision(rounds, mo
         np.testing.assert_allclose(left, 0.5**c * sites, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_partial_participation_is_exact_once_every_client_was_seen(rounds, model, clients) -> None:
     run = rounds(model, clients, EXACT)
     for active in ([0, 1, 2], [3, 4, 5], [6, 7, 8]):
@@ -60,9 +61,10 @@ def test_partial_participation_is_exact_once_every_client_was_seen(rounds, model
         np.testing.assert_array_equal(old[:, :9], new[:, :9])  # an absent client's site is bit-identical
 
 
+@pytest.mark.slow
 def test_the_global_is_always_prior_times_sites(rounds, clients) -> None:
     run = rounds(
-        partial(hm2.model, noise_sd=NOISE), clients, fb.EP(num_draws=64, num_replicates=1, solver="importance")
+        partial(hm2.model, noise_sd=NOISE), clients, fb.EP(num_samples=64, num_replicates=1, solver="importance")
     )
     for active in ([0, 4], [1, 2, 3], [5, 6, 7, 8, 9], [0, 9], list(range(10))):
         state = run.run(1, active).current.state
@@ -106,11 +108,15 @@ def test_planted_bugs_are_caught(rounds, clients, bug) -> None:
     assert error(run.run(1), clients) > 1e-2
 
 
+@jax.jit
+def tilted_mode(client, cavity):
+    return Tilted(client, cavity).mode(np.zeros(6), tolerance=1e-12)
+
+
 def posterior_of_client(run, name, cavity):
     """Mean and covariance of the locals of a linear-Gaussian client: its tilted density is Gaussian."""
     with jax.enable_x64(True):
-        client = run.problem.client(name)
-        mode = Tilted(client, cavity).mode(np.zeros(6), tolerance=1e-12)
+        mode = tilted_mode(run.problem.client(name), cavity)
         return np.asarray(mode.position)[3:], np.linalg.inv(np.asarray(mode.curvature))[3:, 3:]
 
 
@@ -160,10 +166,11 @@ def test_limits_of_the_spread_between_clients(rounds, clients, tau: float, separ
         np.testing.assert_allclose(exact, own, rtol=1e-5)
         mean, _ = posterior_of_client(run, name, cavity_of(run, place))
         with jax.enable_x64(True):  # non-centred: z is theta = mu + sqrt(tau) z in other units
-            joint = Tilted(run.problem.client(name), cavity_of(run, place)).mode(np.zeros(6), tolerance=1e-12).position
+            joint = tilted_mode(run.problem.client(name), cavity_of(run, place)).position
         np.testing.assert_allclose(np.asarray(joint[:3]) + 1e4 * mean, own, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_splitting_merging_and_reordering_clients_changes_nothing(rounds) -> None:
     clients, _ = linear.simulate(jax.random.key(5), rows=(20, 30, 40))
     exact, spread = linear.exact_posterior(clients)
@@ -190,7 +197,7 @@ def test_log_evidence_is_exact_for_a_gaussian_model() -> None:
         fit = fb.fit_federated(
             linear.model,
             clients,
-            method=fb.EP(num_draws=64, num_replicates=1, init=init),
+            method=fb.EP(num_samples=64, num_replicates=1, init=init),
             key=jax.random.key(0),
             progress=False,
         )

@@ -23,7 +23,7 @@ def test_hundred_rounds_over_a_thousand_clients(rounds) -> None:
     for k in range(1024):
         x = rng.normal(size=(rng.integers(5, 16), 20))
         clients[f"client{k}"] = {"x": x, "y": (rng.logistic(size=len(x)) < x @ beta).astype(float)}
-    method = fb.EP(num_draws=64, num_replicates=1, init="prior", solver="importance")
+    method = fb.EP(num_samples=64, num_replicates=1, init="prior", solver="importance")
     run = rounds(model, clients, method).run(100)
     x = np.concatenate([data["x"] for data in clients.values()])
     y = np.concatenate([data["y"] for data in clients.values()])

@@ -113,7 +113,7 @@ def test_eight_schools_one_school_a_client() -> None:
     fit = fb.fit_federated(
         eight_schools.model_noncentered,
         eight_schools.clients(),
-        method=fb.EP(num_draws=1024),
+        method=fb.EP(num_samples=1024),
         key=jax.random.key(0),
         num_draws=4000,  # the effects have heavy tails: of 1,000 draws a chain the sds would scatter by 3 percent
         progress=False,

@@ -106,6 +106,7 @@ def test_repr_says_rounds_mixing_and_bias(fit) -> None:
         assert text in repr(fit)
 
 
+@pytest.mark.slow
 def test_chains_that_have_not_mixed_say_so(clients) -> None:
     with pytest.warns(fb.NotConvergedWarning, match=r"have not mixed: R-hat is .*Raise `thinning`"):
         fit = fb.fit_federated(
@@ -116,6 +117,7 @@ def test_chains_that_have_not_mixed_say_so(clients) -> None:
     assert "NOT CONVERGED" in repr(fit)
 
 
+@pytest.mark.slow
 def test_a_budget_of_rounds_is_kept(clients) -> None:
     method = fb.FALD(local_steps=2, num_warmup=0)
     with pytest.warns(fb.NotConvergedWarning):

@@ -70,14 +70,12 @@ def path(found) -> np.ndarray:
 @pytest.fixture
 def paths():
     return {
-        "mode": fb.FedPA(sampler="laplace", tolerance=1e-12, **ONE),
-        "equal weights": fb.FedPA(
-            sampler="laplace", tolerance=1e-12, weights="equal", preconditioner="diagonal", **ONE
-        ),
+        "mode": fb.FedPA(solver="laplace", tolerance=1e-12, **ONE),
+        "equal weights": fb.FedPA(solver="laplace", tolerance=1e-12, weights="equal", preconditioner="diagonal", **ONE),
         "from zero": fb.FedPA(
-            sampler="laplace", server_optimizer=optax.sgd(0.02), tolerance=1e-13, max_rounds=3000, **PLAIN
+            solver="laplace", server_optimizer=optax.sgd(0.02), tolerance=1e-13, max_rounds=3000, **PLAIN
         ),
-        "draws": fb.FedPA(sampler="importance", num_samples=64, tolerance=1e-12, **ONE),
+        "draws": fb.FedPA(solver="importance", num_samples=64, tolerance=1e-12, **ONE),
     }
 
 
@@ -96,7 +94,7 @@ def test_fixed_point_and_posterior_are_exact(name, paths) -> None:
 
 
 def fedavg(local_steps: int, **options) -> fb.FedPA:
-    return fb.FedPA(num_samples=1, sampler="iasg", local_steps=local_steps, burn_in=0, **PLAIN, **options)
+    return fb.FedPA(num_samples=1, solver="iasg", local_steps=local_steps, burn_in=0, **PLAIN, **options)
 
 
 def test_fedavg_is_visibly_wrong_where_fedpa_is_exact() -> None:
@@ -140,7 +138,7 @@ def test_the_server_takes_any_optimiser(optimizer) -> None:
     """Its path is optax's own along the exact gradient."""
     mean, covariance = exact(two_clients())
     with pytest.warns(fb.NotConvergedWarning, match="raise `num_rounds`"):
-        found = fit(fb.FedPA(sampler="laplace", server_optimizer=optimizer, **PLAIN), num_rounds=4)
+        found = fit(fb.FedPA(solver="laplace", server_optimizer=optimizer, **PLAIN), num_rounds=4)
     precision, position, rows = np.linalg.inv(covariance), np.zeros(2), sum((12, 30))
     with jax.enable_x64(True):
         state = optimizer.init(jnp.asarray(position))
@@ -154,7 +152,7 @@ def test_the_server_takes_any_optimiser(optimizer) -> None:
 def test_partial_participation_ends_in_the_exact_posterior() -> None:
     """The rounds wander between the clients that were drawn; the merge hears them all."""
     with pytest.warns(fb.NotConvergedWarning, match="posterior sds from the merged mean"):
-        found = fit(fb.FedPA(sampler="laplace", **ONE), participation=0.5, num_rounds=6)
+        found = fit(fb.FedPA(solver="laplace", **ONE), participation=0.5, num_rounds=6)
     assert found.rounds["active"].sum("client").values.tolist()[-8:] == [1] * 6 + [2, 2]
     for gap in gaps(found):
         np.testing.assert_allclose(gap, 0.0, atol=1e-8)
@@ -166,7 +164,7 @@ def test_partial_participation_ends_in_the_exact_posterior() -> None:
 def test_sampled_covariances_are_exact_up_to_monte_carlo(covariance) -> None:
     """Eight replicates of 2,048 draws: within five standard errors of their mean, which are small themselves."""
     method = fb.FedPA(
-        sampler="importance", num_samples=2048, covariance=covariance, shrinkage=100.0, tolerance=1e-6, num_replicates=8
+        solver="importance", num_samples=2048, covariance=covariance, shrinkage=100.0, tolerance=1e-6, num_replicates=8
     )
     for gap in gaps(fit(method)):
         error = gap.std(axis=0, ddof=1) / np.sqrt(8)
@@ -176,8 +174,8 @@ def test_sampled_covariances_are_exact_up_to_monte_carlo(covariance) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["iasg", "sgld"])
-def test_gradient_samplers_find_the_posterior(sampler) -> None:
+@pytest.mark.parametrize("solver", ["iasg", "sgld"])
+def test_gradient_solvers_find_the_posterior(solver) -> None:
     """Well-specified clients: sds within 15 percent, means within half an sd of four replicates of 400 samples.
 
     Iterate averages have the posterior's covariance where windows are longer than the chain's memory, and the model's
@@ -188,9 +186,9 @@ def test_gradient_samplers_find_the_posterior(sampler) -> None:
     for k, num in enumerate((60, 100)):
         x = rng.normal(size=(num, 2)) * ([1.0, 0.5] if k else [0.5, 1.0])
         clients[f"c{k}"] = {"x": x, "y": x @ np.array([1.0, -1.0]) + NOISE * rng.normal(size=num)}
-    options = {"iasg": {"batch_size": 10}, "sgld": {"step_size": 0.05}}[sampler]
+    options = {"iasg": {"batch_size": 10}, "sgld": {"step_size": 0.05}}[solver]
     method = fb.FedPA(
-        sampler=sampler,
+        solver=solver,
         num_samples=400,
         local_steps=41_000,
         burn_in=1_000,
@@ -199,7 +197,7 @@ def test_gradient_samplers_find_the_posterior(sampler) -> None:
         **options,
     )
     # of four replicates' Monte Carlo errors of the means, about 0.06 sds, the fit warns above 0.1
-    found = fit(method, clients, key=jax.random.key({"iasg": 4, "sgld": 6}[sampler]))
+    found = fit(method, clients, key=jax.random.key({"iasg": 4, "sgld": 6}[solver]))
     mean, covariance = exact(clients)
     sd = np.sqrt(np.diagonal(covariance))
     found_mean, found_covariance = (value.mean(axis=0) for value in found.moments())
@@ -213,6 +211,7 @@ def test_iterate_averages_need_their_factor() -> None:
     np.testing.assert_allclose(covariance_factor(jnp.asarray(50.0), 10, 100), 25.0)
 
 
+@pytest.mark.slow
 def test_low_rank_posterior_is_the_dense_one(monkeypatch, limit_dense) -> None:
     """Above so many globals the same samples are merged as factors: the same posterior to rounding."""
     rng = np.random.default_rng(3)
@@ -221,7 +220,7 @@ def test_low_rank_posterior_is_the_dense_one(monkeypatch, limit_dense) -> None:
         x = rng.normal(size=(20, 6))
         clients[f"c{k}"] = {"x": x, "y": x @ np.ones(6) + NOISE * rng.normal(size=20)}
     method = fb.FedPA(
-        sampler="sgld", num_samples=4, local_steps=22, burn_in=2, step_size=0.05, shrinkage=0.5, check=False,
+        solver="sgld", num_samples=4, local_steps=22, burn_in=2, step_size=0.05, shrinkage=0.5, check=False,
         max_rounds=2, init={"beta": np.full(6, 0.5)}, preconditioner="none", num_replicates=2,
     )  # fmt: skip
     with pytest.warns(fb.NotConvergedWarning):
@@ -246,7 +245,7 @@ def test_low_rank_posterior_is_the_dense_one(monkeypatch, limit_dense) -> None:
 @pytest.mark.slow
 def test_rounds_of_fedavg_come_first() -> None:
     method = fb.FedPA(
-        sampler="sgld", num_samples=3, local_steps=30, burn_in=6, step_size=0.02, fedavg_rounds=2, check=False, **PLAIN
+        solver="sgld", num_samples=3, local_steps=30, burn_in=6, step_size=0.02, fedavg_rounds=2, check=False, **PLAIN
     )
     with pytest.warns(fb.NotConvergedWarning):
         found = fit(method, num_rounds=3)
@@ -265,11 +264,11 @@ def test_local_latents_are_integrated_out() -> None:
     model = partial(hm2.model, tau=tau, noise_sd=0.7)
     mean, covariance = hm2.exact_posterior_mu(clients, tau, 0.7)
     sd = np.sqrt(np.diagonal(covariance))
-    found = fit(fb.FedPA(sampler="laplace", **ONE), clients, model)
+    found = fit(fb.FedPA(solver="laplace", **ONE), clients, model)
     np.testing.assert_allclose((found.moments()[0][0] - mean) / sd, 0.0, atol=1e-7)
     np.testing.assert_allclose(found.moments()[1][0], covariance, atol=1e-7)
     method = fb.FedPA(
-        sampler="sgld", num_samples=200, local_steps=21_000, burn_in=1_000, step_size=0.05, covariance="sample",
+        solver="sgld", num_samples=200, local_steps=21_000, burn_in=1_000, step_size=0.05, covariance="sample",
         num_replicates=4, max_rounds=2,
     )  # fmt: skip
     found = fit(method, clients, model)

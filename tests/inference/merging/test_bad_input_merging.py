@@ -25,8 +25,8 @@ Y3, Y5 = np.array([0.3, -1.0, 2.0]), np.array([0.1, 0.4, -0.7, 1.2, 0.9])
 GOOD = {"a": {"y": Y3}, "b": {"y": Y5}}
 FLAT = dist.ImproperUniform(dist.constraints.real, (), ())
 COMBINATIONS = ("consensus", "gaussian_product", "laplace", "wasserstein", "density_product")
-ONCE = {"num_replicates": 1, "sampler": "importance", "num_samples": 64}  # of OneShot
-IASG = {"sampler": "iasg", "batch_size": 2}
+ONCE = {"num_replicates": 1, "solver": "importance", "num_samples": 64}  # of OneShot
+IASG = {"solver": "iasg", "batch_size": 2}
 RAW = {"init": "zero", "preconditioner": "none"}
 STEPS = {**IASG, **RAW, "step_size": 0.1, "local_steps": 6, "burn_in": 2, "num_samples": 2, "num_replicates": 1}
 
@@ -143,7 +143,7 @@ BAD_OPTIONS = [
         r"`combine` is 'average'; it is one of \['consensus', 'gaussian_product', 'laplace', 'wasserstein', 'density",
     ),
     (OneShot, {"combine": None}, r"`combine` is None; it is one of \['consensus'"),
-    (OneShot, {"sampler": "gibbs"}, r"`sampler` is 'gibbs'; it is one of \['auto', 'importance', 'nuts'\]"),
+    (OneShot, {"solver": "gibbs"}, r"`solver` is 'gibbs'; it is one of \['auto', 'importance', 'nuts'\]"),
     (OneShot, {"covariance": None}, r"`covariance` is None; it is one of \['score', 'sample', 'shrinkage'\]"),
     (OneShot, {"prior": "flat"}, r"`prior` is 'flat'; it is one of \[None, 'split', 'whole'\]"),
     (OneShot, {"check": "yes"}, r"`check` is 'yes'; it is one of \[True, False\]"),
@@ -158,8 +158,8 @@ BAD_OPTIONS = [
     ),
     (
         FedPA,
-        {"sampler": "hmc"},
-        r"`sampler` is 'hmc'; it is one of \['auto', 'importance', 'nuts', 'laplace', 'iasg', ",
+        {"solver": "hmc"},
+        r"`solver` is 'hmc'; it is one of \['auto', 'importance', 'nuts', 'laplace', 'iasg', ",
     ),
     (FedPA, {"covariance": "dense"}, r"`covariance` is 'dense'; it is one of \[None, 'score', 'sample', 'shrinkage'\]"),
     (FedPA, {"preconditioner": "full"}, r"`preconditioner` is 'full'; it is one of \['dense', 'diagonal', 'none'\]"),
@@ -190,7 +190,7 @@ BAD_OPTIONS = [
     ),
     (
         FedPA,
-        {"sampler": "sgld", "local_steps": 10, "burn_in": 30, "num_samples": 1},
+        {"solver": "sgld", "local_steps": 10, "burn_in": 30, "num_samples": 1},
         r"`local_steps` is 10 and `burn_in` throws away 30: 0 steps are left for 1 samples, .* `local_steps=40` or m",
     ),
     (
@@ -200,16 +200,16 @@ BAD_OPTIONS = [
     ),
     (
         FedPA,
-        {"sampler": "iasg"},
-        r"`batch_size` is None with `sampler='iasg'`, whose samples differ .* Write `batch_size=...`, about a tenth",
+        {"solver": "iasg"},
+        r"`batch_size` is None with `solver='iasg'`, whose samples differ .* Write `batch_size=...`, about a tenth",
     ),
     *(
         (
             FedPA,
-            {"sampler": sampler, "batch_size": 2, "covariance": "score"},
-            rf"`covariance` is 'score' with `sampler='{sampler}'`, whose samples are no draws .* 'shrinkage' or",
+            {"solver": solver, "batch_size": 2, "covariance": "score"},
+            rf"`covariance` is 'score' with `solver='{solver}'`, whose samples are no draws .* 'shrinkage' or",
         )
-        for sampler in ("iasg", "sgld")
+        for solver in ("iasg", "sgld")
     ),
     (
         FedPA,
@@ -219,16 +219,16 @@ BAD_OPTIONS = [
     *(
         (
             FedPA,
-            {"sampler": sampler, name: 3},
-            rf"`{name}` is 3 with `sampler='{sampler}'`, which takes no gradient steps. Write `sampler='iasg'`, or",
+            {"solver": solver, name: 3},
+            rf"`{name}` is 3 with `solver='{solver}'`, which takes no gradient steps. Write `solver='iasg'`, or",
         )
-        for sampler, name in (("auto", "batch_size"), ("laplace", "fedavg_rounds"), ("nuts", "fedavg_rounds"))
+        for solver, name in (("auto", "batch_size"), ("laplace", "fedavg_rounds"), ("nuts", "fedavg_rounds"))
     ),
     *(
         (
             FedPA,
-            {"sampler": "laplace", "covariance": covariance},
-            rf"`covariance` is '{covariance}' with `sampler='laplace'`, which draws nothing: .* Leave it out",
+            {"solver": "laplace", "covariance": covariance},
+            rf"`covariance` is '{covariance}' with `solver='laplace'`, which draws nothing: .* Leave it out",
         )
         for covariance in ("sample", "shrinkage")
     ),
@@ -271,11 +271,11 @@ def test_a_method_as_a_class(method):
         (FedPA, {"shrinkage": 0.0}),
         (FedPA, {"shrinkage": 1}),
         (FedPA, {"step_size": np.float64(0.1)}),
-        (FedPA, {"sampler": "sgld", "batch_size": None}),
-        (FedPA, {"sampler": "iasg", "num_samples": 1}),  # FedAvg: its only sample needs no noise
+        (FedPA, {"solver": "sgld", "batch_size": None}),
+        (FedPA, {"solver": "iasg", "num_samples": 1}),  # FedAvg: its only sample needs no noise
         (FedPA, {**IASG, "local_steps": 40, "burn_in": 20}),
-        (FedPA, {"sampler": "laplace", **RAW}),
-        (FedPA, {"sampler": "laplace", "covariance": "score"}),
+        (FedPA, {"solver": "laplace", **RAW}),
+        (FedPA, {"solver": "laplace", "covariance": "score"}),
         (FedPA, {"server_optimizer": optax.adam(0.1)}),
     ],
 )
@@ -328,19 +328,19 @@ MISFITS = {
         for value in (-0.5, 0.0, float("nan"), float("inf"), "x", None, True)
     },
     "batch larger than a client": (
-        FedPA(sampler="sgld", batch_size=4),
+        FedPA(solver="sgld", batch_size=4),
         model,
         fb.ClientDataError,
         r"Client 'a' has 3 rows, but `batch_size` is 4. Write 3 or less",
     ),
     "batch larger than a client, iasg": (
-        FedPA(sampler="iasg", batch_size=4),
+        FedPA(solver="iasg", batch_size=4),
         model,
         fb.ClientDataError,
         r"Client 'a' has 3 rows, but `batch_size` is 4. Write 3 or less",
     ),
     "batch without noise": (
-        FedPA(sampler="iasg", batch_size=3),
+        FedPA(solver="iasg", batch_size=3),
         model,
         fb.ClientDataError,
         r"`batch_size` is 3, all rows of client 'a': its gradients have no noise to average. Write a smaller one",
@@ -413,7 +413,7 @@ FEWER = (
 
 @pytest.mark.parametrize(
     "method",
-    [*(OneShot(combine=combine) for combine in COMBINATIONS), FedPA(), FedPA(sampler="sgld")],
+    [*(OneShot(combine=combine) for combine in COMBINATIONS), FedPA(), FedPA(solver="sgld")],
     ids=[*COMBINATIONS, "fedpa", "fedpa-sgld"],
 )
 def test_fewer_rows_than_flat_directions(method):
@@ -429,13 +429,13 @@ def test_as_many_rows_as_flat_directions_are_taken():
 # ---- too many latents
 
 LATENTS = r"A client has {} latents, more than the 512 for which matrices are sent or factorised. "
-INSTEAD = r"Write `FedPA\(sampler='iasg', batch_size=..., init='zero', preconditioner='none', step_size=...\)`"
+INSTEAD = r"Write `FedPA\(solver='iasg', batch_size=..., init='zero', preconditioner='none', step_size=...\)`"
 TOO_MANY = {
     "auto": ({}, wide, LATENTS.format(513) + INSTEAD),
-    "laplace from zero": ({"sampler": "laplace", **RAW}, wide, LATENTS.format(513)),
-    "iasg from the mode": ({"sampler": "iasg", "batch_size": 2}, wide, LATENTS.format(513)),
+    "laplace from zero": ({"solver": "laplace", **RAW}, wide, LATENTS.format(513)),
+    "iasg from the mode": ({"solver": "iasg", "batch_size": 2}, wide, LATENTS.format(513)),
     "iasg from the mode, raw": (
-        {"sampler": "iasg", "batch_size": 2, "preconditioner": "none"},
+        {"solver": "iasg", "batch_size": 2, "preconditioner": "none"},
         wide,
         LATENTS.format(513),
     ),
@@ -478,15 +478,15 @@ FEW = {
         OneShot(**ONCE | {"num_samples": 4}, combine="gaussian_product", covariance="sample"),
         NEEDED.format(4, 1, "sample", 5),
     ),
-    "fedpa": (FedPA(sampler="importance", num_samples=4, num_replicates=1), NEEDED.format(4, 1, "score", 5)),
-    "fedpa, one": (FedPA(sampler="importance", num_samples=1, num_replicates=1), NEEDED.format(1, 1, "score", 5)),
+    "fedpa": (FedPA(solver="importance", num_samples=4, num_replicates=1), NEEDED.format(4, 1, "score", 5)),
+    "fedpa, one": (FedPA(solver="importance", num_samples=1, num_replicates=1), NEEDED.format(1, 1, "score", 5)),
     "fedpa, sample": (
-        FedPA(sampler="importance", num_samples=3, covariance="sample", num_replicates=1),
+        FedPA(solver="importance", num_samples=3, covariance="sample", num_replicates=1),
         NEEDED.format(3, 1, "sample", 5),
     ),
     "fedpa, iasg": (FedPA(**STEPS, covariance="sample"), NEEDED.format(2, 1, "sample", 5)),
     "fedpa, sgld, one": (
-        FedPA(**STEPS | {"sampler": "sgld", "num_samples": 1}, covariance="sample"),
+        FedPA(**STEPS | {"solver": "sgld", "num_samples": 1}, covariance="sample"),
         NEEDED.format(1, 1, "sample", 5),
     ),
 }
@@ -524,8 +524,8 @@ def test_too_few_samples_are_shrunk(case):
         OneShot(**ONCE | {"num_samples": 5}),
         OneShot(**ONCE | {"num_samples": 4}, covariance="shrinkage"),
         OneShot(combine="laplace", num_samples=4),
-        FedPA(sampler="importance", num_samples=5),
-        FedPA(sampler="laplace", num_samples=1),
+        FedPA(solver="importance", num_samples=5),
+        FedPA(solver="laplace", num_samples=1),
         FedPA(**STEPS),
     ],
     ids=["enough", "asked for", "laplace", "fedpa", "fedpa-laplace", "fedpa-iasg"],
@@ -550,7 +550,7 @@ LACKS = r"The posterior lacks the data of clients west. Clients west: {}"
 NOT_FINITE = LACKS.format("message not finite: dropped")
 MERGING = {combine: OneShot(**ONCE, combine=combine, check=False) for combine in COMBINATIONS} | {
     "checked": OneShot(combine="laplace", num_replicates=1),
-    "fedpa": FedPA(sampler="laplace", num_replicates=1),
+    "fedpa": FedPA(solver="laplace", num_replicates=1),
 }
 
 
@@ -591,7 +591,7 @@ JUMPS = {
     name: {"y": y, "jump": np.full(len(y), high)}
     for name, y, high in (("a", Y3, 0.0), ("b", Y5, 0.0), ("west", Y3, 10.0))
 }
-TOO_THIN = {"covariance": "sample", "sampler": "importance", "num_samples": 5, "num_replicates": 1}
+TOO_THIN = {"covariance": "sample", "solver": "importance", "num_samples": 5, "num_replicates": 1}
 
 
 @pytest.mark.parametrize(
@@ -635,7 +635,7 @@ def test_nobody_usable():
 
 
 def test_rounds_that_end_far_from_the_merged_mean():
-    slow = FedPA(sampler="laplace", **RAW | {"init": {"mu": 3.0}}, server_optimizer=optax.sgd(1e-3), num_replicates=1)
+    slow = FedPA(solver="laplace", **RAW | {"init": {"mu": 3.0}}, server_optimizer=optax.sgd(1e-3), num_replicates=1)
     message = (
         r"The rounds ended 7\.\d posterior sds from the merged mean: raise `num_rounds`, take more samples, or give "
         r"the server smaller steps, `FedPA\(server_optimizer=optax.sgd\(0.3\)\)`"
@@ -676,7 +676,7 @@ def test_participation_is_not_for_a_single_round():
 @pytest.mark.parametrize("everybody", [False, True], ids=["nobody", "one by one"])
 def test_participation_is_for_fedpas_own_rounds(everybody):
     turns = lambda r, key: np.arange(2) == (r % 2 if everybody else -1)  # noqa: E731
-    found = fit(FedPA(sampler="laplace", num_replicates=1), participation=turns, num_rounds=4)
+    found = fit(FedPA(solver="laplace", num_replicates=1), participation=turns, num_rounds=4)
     main = found.rounds["phase"].values == "FedPA"
     assert found.rounds["active"].values[main].sum() == (4 if everybody else 0)
     assert found.rounds["active"].values[~main].all()
@@ -738,10 +738,10 @@ def test_nobody_usable_of_low_rank():
 
 
 @pytest.mark.usefixtures("_low_limit")
-@pytest.mark.parametrize("sampler", ["auto", "importance", "nuts", "laplace"])
-def test_a_sampler_without_factors(sampler):
+@pytest.mark.parametrize("solver", ["auto", "importance", "nuts", "laplace"])
+def test_a_solver_without_factors(solver):
     """Its clients can't merge without a matrix: refused before anything is made of them."""
-    roster, method = problem_of(pair).roster, FedPA(sampler=sampler, **RAW)
+    roster, method = problem_of(pair).roster, FedPA(solver=solver, **RAW)
     with jax.enable_x64(True):
         assert make_clients(method, roster, client_weights("equal", roster)).factor is None
         with pytest.raises(ValueError, match=r"A client has 2 latents, more than the 1 for which matrices are sent"):
@@ -766,10 +766,10 @@ def test_an_answer_without_a_matrix_has_every_part(low_rank):
 
 
 SAVED = {
-    "consensus": (OneShot(combine="consensus", num_samples=64, num_replicates=2, sampler="importance"), pair),
-    "fedpa": (FedPA(num_samples=64, num_replicates=2, sampler="importance"), pair),
+    "consensus": (OneShot(combine="consensus", num_samples=64, num_replicates=2, solver="importance"), pair),
+    "fedpa": (FedPA(num_samples=64, num_replicates=2, solver="importance"), pair),
     "init": (
-        FedPA(sampler="laplace", num_replicates=1, preconditioner="none", init={"mu": jnp.ones(())}, weights=HALVES),
+        FedPA(solver="laplace", num_replicates=1, preconditioner="none", init={"mu": jnp.ones(())}, weights=HALVES),
         model,
     ),
 }
@@ -793,7 +793,7 @@ def test_saved_and_loaded(name, tmp_path):
 
 @pytest.mark.parametrize("optimizer", [optax.adam(0.1), optax.chain(optax.clip(1.0), optax.sgd(0.5))])
 def test_an_optimiser_is_not_saved(optimizer, tmp_path):
-    found = fit(FedPA(sampler="laplace", num_replicates=1, server_optimizer=optimizer, check=False))
+    found = fit(FedPA(solver="laplace", num_replicates=1, server_optimizer=optimizer, check=False))
     with pytest.raises(
         ValueError, match=r"`server_optimizer` of the method is or holds a function, which can't be saved. .*to_netcdf"
     ):

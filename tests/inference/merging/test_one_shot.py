@@ -56,11 +56,11 @@ def fit(method, model=regression, clients=None, **arguments):
 EXACT = {
     "laplace": fb.OneShot(combine="laplace", num_replicates=1),
     "laplace, prior split": fb.OneShot(combine="laplace", prior="split", num_replicates=1),
-    "product, score": fb.OneShot(combine="gaussian_product", num_samples=64, sampler="importance", num_replicates=1),
+    "product, score": fb.OneShot(combine="gaussian_product", num_samples=64, solver="importance", num_replicates=1),
     "product, prior whole": fb.OneShot(
-        combine="gaussian_product", num_samples=64, sampler="importance", prior="whole", num_replicates=1
+        combine="gaussian_product", num_samples=64, solver="importance", prior="whole", num_replicates=1
     ),
-    "product, NUTS": fb.OneShot(combine="gaussian_product", num_samples=64, sampler="nuts", num_replicates=1),
+    "product, NUTS": fb.OneShot(combine="gaussian_product", num_samples=64, solver="nuts", num_replicates=1),
 }
 SLOW = ("product, NUTS", "product, prior whole")
 
@@ -92,11 +92,12 @@ def test_merged_draws_of_gaussian_clients(combine) -> None:
     assert np.all(np.abs(draws.std(axis=(0, 1)) / sd - 1.0) < 5.0 / np.sqrt(2 * num) + allowed)
 
 
+@pytest.mark.slow
 def test_barycentre_of_gaussian_clients_is_theirs() -> None:
     clients = regression_clients()
     with pytest.warns(fb.NotConvergedWarning, match="it is the combination that is approximate"):
         found = fit(
-            fb.OneShot(combine="wasserstein", num_samples=64, sampler="importance", num_replicates=1), clients=clients
+            fb.OneShot(combine="wasserstein", num_samples=64, solver="importance", num_replicates=1), clients=clients
         )
     rows = np.array([len(client["y"]) for client in clients.values()])
     share = rows / rows.sum()
@@ -118,7 +119,7 @@ def test_barycentre_of_clients_alike_is_the_posterior() -> None:
     x = rng.normal(size=(12, 3))
     clients = {f"c{k}": {"x": x, "y": x @ np.ones(3) + NOISE * rng.normal(size=12)} for k in range(4)}
     found = fit(
-        fb.OneShot(combine="wasserstein", num_samples=64, sampler="importance", num_replicates=1), clients=clients
+        fb.OneShot(combine="wasserstein", num_samples=64, solver="importance", num_replicates=1), clients=clients
     )
     mean, covariance, _ = exact_regression(clients)
     np.testing.assert_allclose(found.moments()[0][0], mean, rtol=1e-6)
@@ -236,7 +237,7 @@ def test_heavy_tailed_clients_go_to_nuts() -> None:
 def test_weak_draws_shrink() -> None:
     """With fewer draws than a dense precision needs: a warning, and a proper posterior near the exact one."""
     with pytest.warns(fb.MergeWarning, match="`num_samples` is 8, .* needs 9 draws"):
-        found = fit(fb.OneShot(combine="gaussian_product", num_samples=8, sampler="importance", check=False))
+        found = fit(fb.OneShot(combine="gaussian_product", num_samples=8, solver="importance", check=False))
     mean, covariance, _ = exact_regression(regression_clients())
     sd = np.sqrt(np.diagonal(covariance))
     ratio = np.sqrt(np.diagonal(found.moments()[1], axis1=1, axis2=2)) / sd
@@ -263,7 +264,7 @@ def test_hospitals_are_as_far_off_as_the_check_says() -> None:
     flat = np.concatenate([np.asarray(draws["intercept"])[:, None], np.asarray(draws["beta"])], axis=1)
     mean, sd = flat.mean(axis=0), flat.std(axis=0)
     for combine, low, high in (("laplace", 0.6, 0.72), ("consensus", 0.65, 0.9)):
-        method = fb.OneShot(combine=combine, sampler="importance", num_replicates=1)
+        method = fb.OneShot(combine=combine, solver="importance", num_replicates=1)
         with pytest.warns(fb.NotConvergedWarning, match="client 'switzerland' fits worst"):
             found = fit(method, heart_disease.model, clients)
         error = float(np.sqrt(np.mean(((found.moments()[0].mean(axis=0) - mean) / sd) ** 2)))
@@ -273,7 +274,7 @@ def test_hospitals_are_as_far_off_as_the_check_says() -> None:
 
 @pytest.mark.parametrize("init", ["laplace", pytest.param("gaussian_product", marks=pytest.mark.slow)])
 def test_ep_starts_from_a_combination(init) -> None:
-    method = fb.EP(num_draws=64, num_replicates=2, init=init, solver="importance")
+    method = fb.EP(num_samples=64, num_replicates=2, init=init, solver="importance")
     found = fit(method)
     mean, _, evidence = exact_regression(regression_clients())
     np.testing.assert_allclose(found.moments()[0], np.stack([mean] * 2), rtol=1e-8)
