@@ -50,12 +50,16 @@ class Verdict(NamedTuple):
         Lines for ``repr``.
     trouble
         What kept the fit from converging, with the clients it concerns and what to try; empty if nothing did.
+    remarks
+        What qualifies a fit that has converged, such as importance weights that can't be trusted; short, without a full
+        stop.
     """
 
     converged: bool
     error: float
     headline: Sequence[str]
     trouble: str
+    remarks: Sequence[str] = ()
 
 
 class Answer(Protocol):
@@ -151,7 +155,15 @@ class GaussianAnswer:
         """Whether the tolerance was met with every client heard."""
         error = spread_of_means(self.posterior)
         trouble = "" if self._run.converged else self._trouble(rounds)
-        return Verdict(self._run.converged, error, self._headline(rounds, error), trouble)
+        remarks = self._remarks(rounds) if self._run.converged else []
+        return Verdict(self._run.converged, error, self._headline(rounds, error), trouble, remarks)
+
+    def _remarks(self, rounds: "xr.Dataset") -> list[str]:
+        """Whose importance weights can't be trusted."""
+        codes = rounds["code"][-1]
+        unreliable = (codes == ResultCode.UNRELIABLE).any([dim for dim in codes.dims if dim != CLIENT])
+        bad = [str(name) for name in codes[CLIENT].values[unreliable.values]]
+        return [f"but not to be trusted: k-hat above 0.7 for {shortened(bad)}"] if bad else []
 
     def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:
         """The last change, the error, the clients' updates."""
@@ -162,9 +174,7 @@ class GaussianAnswer:
             worst = str(k_hat.max("replicate").idxmax("client").item())
             solvers, counts = np.unique(rounds["solver"][-1].values, return_counts=True)
             used = ", ".join(f"{count} {name}" for name, count in zip(solvers, counts, strict=True))
-            unreliable = (rounds["code"][-1] == ResultCode.UNRELIABLE).any()
-            warning = "; above 0.7, so not to be trusted" if unreliable else ""
-            lines.append(f"  solvers   {used}; k-hat at most {float(k_hat.max()):.2f} (client '{worst}'){warning}")
+            lines.append(f"  solvers   {used}; k-hat at most {float(k_hat.max()):.2f} (client '{worst}')")
         return lines
 
     def _trouble(self, rounds: "xr.Dataset") -> str:

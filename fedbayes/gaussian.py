@@ -4,9 +4,9 @@ A factor ``exp(shift' x - x' precision x / 2 + log_scale)`` need not be normalis
 Products add natural parameters, quotients subtract them, and neither needs a normalising constant (Lemma 16 of Yue
 2023).
 
-All linear algebra of the library goes through :func:`whitener`, written in plain array operations: two independent
-batched LAPACK calls in one CPU program can deadlock in JAX 0.10 (DESIGN.md, "Traps"), and one batched elimination is
-also faster for the many small matrices that federated inference needs.
+All linear algebra of compiled rounds goes through :func:`whitener` and :func:`eigenvectors`, written in plain array
+operations: two independent batched LAPACK calls in one CPU program can deadlock in JAX 0.10 (DESIGN.md, "Traps"), and
+one batched elimination is also faster for the many small matrices that federated inference needs.
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,48 @@ def whitener(matrix: Array) -> Array:
 
     block = jnp.concatenate([matrix, jnp.eye(size, dtype=matrix.dtype)], axis=1)
     return jnp.tril(jax.lax.fori_loop(0, size, eliminate, block)[:, size:])
+
+
+def eigenvectors(matrix: Array) -> tuple[Array, Array]:
+    """Eigenvalues ``(d,)``, in no order, and eigenvectors ``(d, d)``, in columns, by Jacobi's rotations.
+
+    Small eigenvalues of a positive semidefinite matrix come out to a small relative error (Demmel and Veselic 1992),
+    where a direction that is exactly null has to be told from one that is nearly so.
+
+    Parameters
+    ----------
+    matrix
+        Symmetric, shape ``(d, d)``.
+    """
+    size = matrix.shape[-1]
+    half = (size + 1) // 2
+    if half == 0:
+        return jnp.zeros(0, matrix.dtype), matrix
+    # a tournament of two rows of players: in 2 half - 1 steps each index meets every other one
+    players = np.arange(2 * half).reshape(2, half)
+    (first, *top), bottom = players[0], players[1]
+    order = np.array([first, *([bottom[0], *top[:-1], *bottom[1:], top[-1]] if top else bottom)])
+
+    def rotate(_: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        block, vectors = carry
+        diagonal, off = jnp.diagonal(block), 2.0 * jnp.diagonal(block[:half, half:])
+        gap = diagonal[half:] - diagonal[:half]
+        away = jnp.abs(gap) + jnp.hypot(gap, off)
+        tangent = jnp.where(off == 0.0, 0.0, jnp.where(gap < 0.0, -off, off) / jnp.where(off == 0.0, 1.0, away))
+        cosine = 1.0 / jnp.sqrt(1.0 + tangent**2)[:, None]
+        sine = cosine * tangent[:, None]
+
+        def turned(rows: Array) -> Array:
+            one, two = rows[:half], rows[half:]
+            return jnp.concatenate([cosine * one - sine * two, sine * one + cosine * two])[order]
+
+        return turned(turned(block).T).T, turned(vectors)
+
+    padded = jnp.zeros((2 * half, 2 * half), matrix.dtype).at[:size, :size].set(matrix)
+    start = padded, jnp.eye(2 * half, dtype=matrix.dtype)
+    sweeps = 5 + size.bit_length()  # convergence is quadratic at the end; after each sweep everybody is back in place
+    block, vectors = jax.lax.fori_loop(0, sweeps * (2 * half - 1), rotate, start)
+    return jnp.diagonal(block)[:size], vectors[:size, :size].T
 
 
 def log_det(white: Array) -> Array:

@@ -340,6 +340,7 @@ class FederatedFit:
             "inference_library_version": version("fedbayes"),
             "method": repr(self._method),
             "converged": int(self.converged),
+            "remarks": "; ".join(self._verdict.remarks),
             **self._answer.attrs(),
         }
 
@@ -365,7 +366,7 @@ class FederatedFit:
     def __repr__(self) -> str:
         phases = self.rounds["rounds"].to_series().groupby(self.rounds["phase"].values, sort=False).sum()
         rounds = " + ".join(f"{count:,} {name}" for name, count in phases.items())
-        state = "converged" if self.converged else "NOT CONVERGED"
+        state = ", ".join(["converged", *self._verdict.remarks]) if self.converged else "NOT CONVERGED"
         globals_ = self.roster.globals
         sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in globals_.shapes)
         asked = ", fit.idata included" if "_log_likelihood" in self.__dict__ else "; fit.idata takes one more"

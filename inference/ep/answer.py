@@ -38,11 +38,28 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
 
 
 class EPAnswer(GaussianAnswer):
-    """Prior times sites, one Gaussian per replicate."""
+    """Prior times sites, one Gaussian per replicate.
 
-    def __init__(self, run: RunState) -> None:
+    Parameters
+    ----------
+    run
+        How the rounds went.
+    tolerance
+        Change of the global that counts as none, in posterior sds.
+    """
+
+    def __init__(self, run: RunState, tolerance: float) -> None:
         state: EPState = run.state
+        self._tolerance = tolerance
         super().__init__(product_of(state.prior, state.sites), cavities_of(state.prior, state.sites), run)
+
+    def _remarks(self, rounds: "xr.Dataset") -> list[str]:
+        """Whether the tolerance was met, or the Monte Carlo noise stands in the way of it."""
+        last = rounds.isel(round=-1)
+        noisy = float(last["change"].max()) > self._tolerance
+        noise = float(last["monte_carlo_noise"].max())
+        at_noise = f"to its Monte Carlo noise of {noise:.2g} posterior sds, not to the tolerance {self._tolerance:g}"
+        return [*([at_noise] if noisy else []), *super()._remarks(rounds)]
 
     def _advice(self, last: "xr.Dataset") -> list[str]:
         """See :class:`~fedbayes.answer.GaussianAnswer`."""

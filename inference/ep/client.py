@@ -37,14 +37,13 @@ class Shared(NamedTuple):
 
     Attributes
     ----------
-    mean, variance
-        Of the global, for warm starts and for the scale of errors, shapes ``(d,)``.
+    mean
+        Of the global, for warm starts, shape ``(d,)``.
     opening
         Whether Laplace approximations are asked for, as in the first round of ``init="laplace"``.
     """
 
     mean: Array
-    variance: Array
     opening: Array
 
 
@@ -64,10 +63,10 @@ def local_update(
     laplace = site_of_gaussian(found.mode.position, found.mode.curvature, cavity)
     opening = partial(jax.tree.map, partial(jnp.where, shared.opening))
     site, log_evidence = opening((laplace, laplace_evidence(found.mode)), (found.site, found.log_evidence))
-    site, influence = _scaled(site, cavity, log_evidence)
+    site, covariance, influence = _scaled(site, cavity, log_evidence)
 
-    scale = jnp.where(jnp.isfinite(shared.variance), shared.variance, 0.0)
-    noise = scale @ found.shift_variance + 0.5 * scale @ found.precision_variance @ scale
+    # the tilted covariance is the global's where EP has converged
+    noise = found.error.noise(covariance)
     noise = jnp.where(jnp.isfinite(noise) & ~shared.opening, noise, 0.0)
     heavy_tailed = ~(jnp.asarray(found.reliable) | shared.opening)
     broken = jnp.where(jnp.isfinite(found.mode.value), ResultCode.IMPROPER, ResultCode.NOT_FINITE)
@@ -84,11 +83,12 @@ def local_update(
     return Reply(each=message, code=code, info=info), after
 
 
-def _scaled(site: Gaussian, cavity: Gaussian, log_evidence: Array) -> tuple[Gaussian, Array]:
-    """The site with its scale (:func:`~fedbayes.inference.local.tilted.with_evidence`), and the client's influence.
+def _scaled(site: Gaussian, cavity: Gaussian, log_evidence: Array) -> tuple[Gaussian, Array, Array]:
+    """The site with its scale, the covariance of cavity times site, and the client's influence.
 
-    The influence is how far the client moves everybody else's mean, in the cavity's sds (root mean square). Both need
-    the same two factorisations, made side by side.
+    The scale is that of :func:`~fedbayes.inference.local.tilted.with_evidence`. The influence is how far the client
+    moves everybody else's mean, in the cavity's sds (root mean square). All need the same two factorisations, made side
+    by side.
     """
     together = cavity.precision + site.precision
     white, other = jax.vmap(whitener)(jnp.stack([together, cavity.precision]))
@@ -96,7 +96,7 @@ def _scaled(site: Gaussian, cavity: Gaussian, log_evidence: Array) -> tuple[Gaus
     gap = white.T @ half - other.T @ (other @ cavity.shift)
     log_integral = 0.5 * (half @ half - log_det(white) + site.size * LOG_2PI)
     influence = jnp.sqrt(gap @ cavity.precision @ gap / site.size)
-    return Gaussian(site.shift, site.precision, log_evidence - log_integral), influence
+    return Gaussian(site.shift, site.precision, log_evidence - log_integral), white.T @ white, influence
 
 
 def _diagonal(site: Gaussian) -> Gaussian:

@@ -28,6 +28,8 @@ from fedbayes.gaussian import Gaussian, packed, unpacked, where, whitener
 from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.client import Shared, SiteMessage, local_update
 from fedbayes.inference.ep.step import (
+    ABOVE_NOISE,
+    AT_NOISE,
     NOISE_TARGET,
     EPState,
     all_proper,
@@ -84,8 +86,9 @@ class EP:
         ``"dense"`` sites, or ``"diagonal"`` for large dimensions: messages of ``2 d`` numbers, at the price of the
         global's correlations, without which heterogeneous clients can be far off.
     tolerance
-        The fit has converged when a round changes the global by less, in posterior sds (root mean square, ``sqrt(2 KL /
-        d)``).
+        The fit has converged when an undamped round would change the global by less, in posterior sds (root mean
+        square, ``sqrt(2 KL / d)``); or by no more than twice its Monte Carlo noise, if that is at most 0.1: then no
+        smaller change is to be had, and ``repr(fit)`` says so.
     num_replicates
         Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and
         Monte Carlo standard errors speak about the fit.
@@ -168,7 +171,7 @@ class EP:
 
     def answer(self, roster: Roster, run: RunState) -> EPAnswer:
         """Prior times sites."""
-        return EPAnswer(run)
+        return EPAnswer(run, self.tolerance)
 
 
 _COVARIANCES: Mapping[str, Estimator] = {"score": score_regression, "sample": covariance_inversion}
@@ -197,7 +200,7 @@ def _algorithm(config: EP, roster: Roster, num_samples: int) -> Algorithm:
 
     def broadcast(state: EPState) -> tuple[Shared, Gaussian]:
         cavities = jax.vmap(lambda site: packed(state.global_() - site))(state.sites)
-        return Shared(*state.moments(), state.opening), cavities
+        return Shared(state.mean(), state.opening), cavities
 
     def update(solver: solvers.Solver) -> Update:
         return Update(
@@ -273,9 +276,9 @@ def _aggregate(
     rms = jnp.sqrt(jnp.maximum(2.0 * kl, 0.0) / prior.size)
     change = jnp.where(step > 0, rms / step, jnp.inf)
     change = jnp.where(jnp.any(used), jnp.where(jnp.isfinite(change), change, jnp.inf), state.change)
-    oscillates = (change > state.change) & (change > 4.0 * noise) & (change > config.tolerance)
-    # no smaller change is to be had: the last two rounds differ by noise alone
-    noise_limited = (change <= 5.0 * noise) & (change > 0.5 * state.change) & (noise <= NOISE_TARGET)
+    oscillates = (change > state.change) & (change > ABOVE_NOISE * noise) & (change > config.tolerance)
+    # no smaller change is to be had: this round's and the last differ by noise alone
+    noise_limited = (change <= AT_NOISE * noise) & (noise <= NOISE_TARGET)
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
     moved = moved._replace(ceiling=ceiling, change=change, opening=state.opening & ~jnp.any(used))
     info = {
@@ -296,7 +299,7 @@ def _choose(config: EP, size: int, variants: Sequence[str], infos: Mapping[str, 
     if config.solver != "auto":
         return list(variants)
     change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
-    if change > max(_SETTLED, 5.0 * noise):  # early cavities are wide, and say little about the later ones
+    if change > max(_SETTLED, ABOVE_NOISE * noise):  # early cavities are wide, and say little about the later ones
         return list(variants)
     per_client = {name: infos[name].reshape(num_clients, -1).mean(axis=1) for name in ("heavy_tailed", "noise")}
     noisy = (noise > NOISE_TARGET) & (per_client["noise"] >= NOISE_TARGET**2 * size / num_clients)

@@ -13,12 +13,14 @@ globals and locals in the Laplace approximation, which makes the regression exac
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import Gaussian, symmetrised, whitener
+from fedbayes.gaussian import Gaussian, eigenvectors, symmetrised, whitener
 
 
 class TiltedDraws(NamedTuple):
@@ -46,21 +48,47 @@ class TiltedDraws(NamedTuple):
     effective: Array
 
 
-class SiteEstimate(NamedTuple):
-    """A site's natural parameters with the variance of their Monte Carlo errors.
+class SiteError(NamedTuple):
+    """The Monte Carlo error of a site.
 
     Attributes
     ----------
-    shift, precision
-        Shapes ``(d,)`` and ``(d, d)``.
-    shift_variance, precision_variance
-        Of the shift at fixed precision, ``(d,)``, and of each entry of the precision, ``(d, d)``.
+    level
+        Covariance of the shift's error at fixed precision, shape ``(d, d)``.
+    basis, variance
+        The precision's error is ``basis @ E @ basis.T``, where the entries of the symmetric ``E`` are uncorrelated and
+        have these variances, shapes ``(d, d)``.
     """
+
+    level: Array
+    basis: Array
+    variance: Array
+
+    @classmethod
+    def none(cls, size: int) -> "SiteError":
+        """Of a deterministic site."""
+        zero = jnp.zeros((size, size))
+        return cls(zero, zero, zero)
+
+    def noise(self, covariance: Array) -> Array:
+        """Expected squared error of the posterior that the site's error causes, in posterior sds, summed over globals.
+
+        It is ``tr(Sigma R) + E|Sigma^1/2 dQ Sigma^1/2|^2 / 2`` with the level's covariance ``R``, the precision's error
+        ``dQ`` and the posterior's covariance ``Sigma``: to first order twice the KL divergence.
+        """
+        gram = self.basis.T @ covariance @ self.basis
+        scale = jnp.diagonal(gram)
+        entries = jnp.sum(self.variance * (scale[:, None] * scale + gram**2))
+        entries = entries - jnp.sum(jnp.diagonal(self.variance) * scale**2)  # a diagonal entry has no mirror image
+        return jnp.sum(covariance * self.level) + 0.5 * entries
+
+
+class SiteEstimate(NamedTuple):
+    """A site's natural parameters, shapes ``(d,)`` and ``(d, d)``, with their Monte Carlo error."""
 
     shift: Array
     precision: Array
-    shift_variance: Array
-    precision_variance: Array
+    error: SiteError
 
 
 Estimator = Callable[[TiltedDraws, Gaussian], SiteEstimate]
@@ -105,24 +133,42 @@ def score_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
     ridge = jnp.where(jnp.arange(design.shape[1]) > size, 1e-12, 0.0)  # keeps collinear control variates from failing
     white = whitener(design.T @ weighted + jnp.diag(ridge))
     slopes = white.T @ (white @ (weighted.T @ response))
-    spread = draws.weight @ (response - design @ slopes) ** 2 / draws.effective
+    residual = response - design @ slopes
+    spread = residual.T @ (draws.weight[:, None] * residual) / draws.effective
     slopes = slopes / scale[:, None]
-    leverage = (jnp.sum(white**2, axis=0) / scale**2)[1 : size + 1]
-    raw = -slopes[1 : size + 1].T
-    precision, variance = _symmetric(raw, spread[:, None] * leverage[None, :])
-    return SiteEstimate(slopes[0] + precision @ mean, precision, spread, variance)
+    own = white[:, 1 : size + 1] / scale[1 : size + 1]
+    precision, error = symmetric_slope(-slopes[1 : size + 1].T, spread, own.T @ own)
+    return SiteEstimate(slopes[0] + precision @ mean, precision, error)
 
 
-def _symmetric(raw: Array, variance: Array) -> tuple[Array, Array]:
-    """The symmetric matrix that weighs each entry and its mirror image by their precision.
+def symmetric_slope(raw: Array, spread: Array, leverage: Array) -> tuple[Array, SiteError]:
+    """The symmetric matrix of least variance, given slopes with ``Cov(raw_ij, raw_kl) = spread_ik leverage_jl``.
 
-    A direction about which a client knows nothing has slope and error zero, and stays exactly zero: under a flat prior
-    its cavity would otherwise become improper by noise alone.
+    In coordinates with unit leverage and diagonal spread ``D`` all entries are uncorrelated, with ``Var(raw_ij) =
+    D_i``; there each entry and its mirror image are weighed by their precisions. The estimate moves with a linear
+    change of the globals. In any direction about which a client knows nothing it has neither value nor error, so that
+    noise alone can't make a cavity improper under a flat prior (``inference/ep/DESIGN.md``).
+
+    Parameters
+    ----------
+    raw
+        Slope of the response's row i on the column's coordinate j, shape ``(d, d)``.
+    spread
+        Of the residuals, over the effective number of draws, shape ``(d, d)``.
+    leverage
+        Block of the inverse Gram matrix that belongs to the slopes, shape ``(d, d)``.
     """
-    floor = variance + 1e-30 * (1.0 + jnp.max(raw**2))
-    mine = floor.T / (floor + floor.T)
-    precision = symmetrised(mine * raw + (1.0 - mine) * raw.T)
-    return precision, variance * variance.T / jnp.maximum(variance + variance.T, 1e-300)
+    white = whitener(leverage)
+    values, vectors = eigenvectors(symmetrised(white @ spread @ white.T))
+    there = white.T @ vectors
+    back = leverage @ there  # the inverse transpose
+    variance = jnp.maximum(values, 1e-30 * jnp.max(values) + 1e-300)
+    total = variance[:, None] + variance[None, :]
+    turned = there.T @ raw @ there
+    mine = variance[None, :] / total
+    precision = symmetrised(back @ (mine * turned + (1.0 - mine) * turned.T) @ back.T)
+    # a diagonal entry is its own mirror image, and gains nothing by the average
+    return precision, SiteError(spread, back, variance[:, None] * jnp.where(jnp.eye(len(raw)) > 0.0, 1.0, mine))
 
 
 def covariance_inversion(draws: TiltedDraws, cavity: Gaussian, *, corrected: bool = True) -> SiteEstimate:
@@ -150,10 +196,13 @@ def covariance_inversion(draws: TiltedDraws, cavity: Gaussian, *, corrected: boo
     white = whitener(scatter)
     factor = (num - size - 2.0) / num if corrected else (num - 1.0) / num
     tilted = factor * white.T @ white
-    spread = jnp.diagonal(tilted)
     site = symmetrised(tilted - cavity.precision)
-    entry = (spread[:, None] * spread[None, :] + tilted**2) / num
-    return SiteEstimate(tilted @ mean - cavity.shift, site, spread / num, entry)
+    return SiteEstimate(tilted @ mean - cavity.shift, site, _error_of_inverse(white, num))
+
+
+def _error_of_inverse(white: Array, num: Array) -> SiteError:
+    """Of the inverse ``W'W`` of the covariance of n Gaussian draws: ``Var_ij = (1 + [i = j]) / n`` where it is one."""
+    return SiteError(white.T @ white / num, white.T, (1.0 + jnp.eye(white.shape[0])) / num)
 
 
 def diagonal_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
@@ -170,7 +219,8 @@ def diagonal_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
     level = draws.weight @ response
     slope = draws.weight @ (gap * (response - level)) / variance
     spread = draws.weight @ (response - level - slope * gap) ** 2 / draws.effective
-    return SiteEstimate(level - slope * mean, jnp.diag(-slope), spread, jnp.diag(spread / variance))
+    error = SiteError(jnp.diag(spread), jnp.eye(size), jnp.diag(spread / variance))
+    return SiteEstimate(level - slope * mean, jnp.diag(-slope), error)
 
 
 def shrunk_covariance(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
@@ -187,9 +237,8 @@ def shrunk_covariance(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
     covariance = (size * laplace + num * gap.T @ (draws.weight[:, None] * gap)) / (size + num)
     white = whitener(covariance)
     tilted = white.T @ white
-    spread = jnp.diagonal(tilted)
-    entry = (spread[:, None] * spread[None, :] + tilted**2) / (size + num)
-    return SiteEstimate(tilted @ mean - cavity.shift, symmetrised(tilted - cavity.precision), spread / num, entry)
+    site = symmetrised(tilted - cavity.precision)
+    return SiteEstimate(tilted @ mean - cavity.shift, site, _error_of_inverse(white, size + num))
 
 
 def proper_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
@@ -200,4 +249,4 @@ def proper_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
     """
     regression, inversion = score_regression(draws, cavity), covariance_inversion(draws, cavity)
     proper = jnp.all(jnp.isfinite(whitener(regression.precision + cavity.precision)))
-    return SiteEstimate(*(jnp.where(proper, one, other) for one, other in zip(regression, inversion, strict=True)))
+    return jax.tree.map(partial(jnp.where, proper), regression, inversion)

@@ -12,7 +12,7 @@ from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.inference.local.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.importance import quasi_normal
 from fedbayes.inference.local.laplace import Mode
-from fedbayes.inference.local.moments import Estimator
+from fedbayes.inference.local.moments import Estimator, SiteError
 from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian
 
 
@@ -84,8 +84,7 @@ def _estimated(drawn: Drawn, tilted: Tilted, estimator: Estimator) -> LocalSite:
     return LocalSite(
         Gaussian(found.shift, found.precision, jnp.zeros(())),
         drawn.log_evidence,
-        found.shift_variance,
-        found.precision_variance,
+        found.error,
         drawn.k_hat,
         drawn.draws.effective,
         drawn.warm,
@@ -140,7 +139,5 @@ def variational(*, num_samples: int, num_steps: int = 8) -> Solver:
 
 
 def _deterministic(site: Gaussian, log_evidence: Array, warm: Warm, mode: Mode) -> LocalSite:
-    zero, none = jnp.zeros(()), jnp.zeros_like
-    return LocalSite(
-        site, log_evidence, none(site.shift), none(site.precision), zero, jnp.full((), jnp.inf), warm, mode
-    )
+    certain = SiteError.none(site.size)
+    return LocalSite(site, log_evidence, certain, jnp.zeros(()), jnp.full((), jnp.inf), warm, mode)

@@ -8,6 +8,7 @@ from jax import Array
 
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.inference.local.laplace import Mode, find_mode
+from fedbayes.inference.local.moments import SiteError
 
 NUM_CHAINS = 4  # of a local Markov chain sampler
 
@@ -119,8 +120,8 @@ class LocalSite(NamedTuple):
         Natural parameters of its Gaussian site; the scale is for :func:`with_evidence` to find.
     log_evidence
         Log integral of the tilted density's kernel.
-    shift_variance, precision_variance
-        Monte Carlo variances of the site's entries, ``(d,)`` and ``(d, d)``; zero for deterministic solvers.
+    error
+        Monte Carlo error of the site; none for deterministic solvers.
     k_hat
         Pareto tail shape of the importance weights; zero for deterministic solvers.
     effective
@@ -135,8 +136,7 @@ class LocalSite(NamedTuple):
 
     site: Gaussian
     log_evidence: Array
-    shift_variance: Array
-    precision_variance: Array
+    error: SiteError
     k_hat: Array
     effective: Array
     warm: Warm

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.gaussian import Gaussian, gaussian_from_moments, kl_divergence, log_det, whitener
+from fedbayes.gaussian import Gaussian, eigenvectors, gaussian_from_moments, kl_divergence, log_det, whitener
 from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.problem.clients import ClientArrays
 from fedbayes.problem.padding import _WORTH_A_BUCKET, bucket_lengths, num_rows, pad, row_arguments
@@ -63,6 +63,22 @@ def test_sum_over_clients_is_the_product():
 def test_product_multiplies_values():
     a, b, x = make_gaussian(A), make_gaussian(B), jnp.array([0.3, -1.0, 2.0])
     np.testing.assert_allclose((a + b).log_value(x), a.log_value(x) + b.log_value(x), rtol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 14, 33])
+@pytest.mark.parametrize("graded", [0.0, 12.0])
+def test_eigenvectors(size, graded):
+    """Eigenvalues over many orders of magnitude, and zeros: to a small part of the largest."""
+    rng = np.random.default_rng(size)
+    axes = np.linalg.qr(rng.normal(size=(size, size)))[0]
+    expected = 10.0 ** (-graded * rng.uniform(size=size))
+    expected[: size // 3] = 0.0
+    matrix = (axes * expected) @ axes.T
+    values, vectors = jax.jit(eigenvectors)(0.5 * (matrix + matrix.T))
+    np.testing.assert_allclose(np.sort(values), np.sort(expected), atol=1e-13)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(size), atol=1e-13)
+    np.testing.assert_allclose((vectors * values) @ vectors.T, matrix, atol=1e-9)
+    assert eigenvectors(jnp.zeros((0, 0)))[1].shape == (0, 0)
 
 
 def test_moments_and_integral():

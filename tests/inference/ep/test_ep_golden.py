@@ -17,7 +17,7 @@ import fedbayes as fb
 from fedbayes.gaussian import Gaussian, packed, whitener
 from fedbayes.inference.ep import client, ep
 from fedbayes.inference.local import moments
-from fedbayes.inference.local.moments import TiltedDraws, covariance_inversion, score_regression
+from fedbayes.inference.local.moments import SiteError, TiltedDraws, covariance_inversion, score_regression
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.inference.local.tilted import LocalSite
 
@@ -57,10 +57,10 @@ def quadrature(estimator, tilted, warm, inputs) -> LocalSite:
 
 
 def local_site(found, tilted, effective, warm) -> LocalSite:
-    zero, none = jnp.zeros(()), jnp.zeros_like
+    zero = jnp.zeros(())
     site = Gaussian(found.shift, found.precision, zero)
     mode = tilted.mode(warm.position)
-    return LocalSite(site, zero, none(found.shift), none(found.precision), zero, jnp.asarray(effective), warm, mode)
+    return LocalSite(site, zero, SiteError.none(site.size), zero, jnp.asarray(effective), warm, mode)
 
 
 def use(monkeypatch, run, inputs=lambda key, size: key) -> None:

@@ -1,0 +1,124 @@
+"""EP where it is hard: coordinates that don't suit the clients, wrong ideas of the noise, and when it may stop."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.linalg import helmert
+
+import fedbayes as fb
+from fedbayes.inference.local import moments
+
+KEY = jax.random.key(0)
+
+
+def flat(name: str, size: int):
+    return numpyro.sample(name, dist.ImproperUniform(dist.constraints.real_vector, (), (size,)))
+
+
+def logistic(x, y) -> None:
+    numpyro.sample("y", dist.Bernoulli(logits=x @ flat("beta", x.shape[1])), obs=y)
+
+
+def linear(x, y) -> None:
+    scale = numpyro.sample("scale", dist.HalfNormal(10.0))
+    numpyro.sample("y", dist.Normal(x @ flat("beta", x.shape[1]), scale), obs=y)
+
+
+def clinics(contrasts: np.ndarray) -> dict:
+    """Three clinics with an intercept each, in the coordinates of these contrasts; two covariates come first."""
+    rng, found = np.random.default_rng(0), {}
+    for k, contrast in enumerate(contrasts):
+        x = rng.normal(size=(100, 2))
+        y = (rng.logistic(size=100) < 0.5 * x[:, 0] - x[:, 1] + 0.4 * (k - 1)).astype(float)
+        found[f"clinic{k}"] = {"x": np.column_stack([x, np.tile(contrast, (100, 1))]), "y": y}
+    return found
+
+
+def uncentred(num: int = 4) -> dict:
+    """An intercept beside correlated covariates that are ten sds from zero."""
+    rng, found = np.random.default_rng(1), {}
+    for k in range(num):
+        common = rng.normal(size=(50, 1))
+        x = np.column_stack([np.ones(50), 50.0 + 5.0 * (common + 0.3 * rng.normal(size=(50, 4)))])
+        found[f"client{k}"] = {"x": x, "y": x @ np.full(5, 0.1) + rng.normal(size=50)}
+    return found
+
+
+def fit(model, clients, **options) -> fb.FederatedFit:
+    return fb.fit_federated(model, clients, method=fb.EP(**options), key=KEY, progress=False)
+
+
+def moments_of(found: fb.FederatedFit) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the replicates, and standard deviations."""
+    covariance = np.linalg.inv(found.posterior.precision)
+    mean = np.einsum("rij,rj->ri", covariance, found.posterior.shift).mean(axis=0)
+    return mean, np.sqrt(np.diagonal(covariance.mean(axis=0)))
+
+
+@pytest.fixture(scope="module")
+def in_intercepts():
+    return fit(logistic, clinics(np.eye(3)))
+
+
+def test_clients_that_alone_know_a_direction_need_no_coordinates_of_their_own(in_intercepts) -> None:
+    """Flat priors; each clinic alone knows its intercept, which in contrasts is no coordinate axis."""
+    contrasts = np.column_stack([np.ones(3), helmert(3).T])
+    turned = fit(logistic, clinics(contrasts))
+    assert turned.converged
+    assert turned.rounds.sizes["round"] == in_intercepts.rounds.sizes["round"]
+    assert float(turned.rounds["step"].min()) == 1.0
+    expected, sd = moments_of(in_intercepts)
+    mean, _ = moments_of(turned)
+    np.testing.assert_allclose(mean[:2], expected[:2], atol=0.02 * sd[0])
+    np.testing.assert_allclose(contrasts @ mean[2:], expected[2:], atol=0.02 * sd[2:].min())
+    noise = [float(found.rounds["monte_carlo_noise"][-1].mean()) for found in (turned, in_intercepts)]
+    np.testing.assert_allclose(*noise, rtol=0.2)
+
+
+def test_symmetry_entry_by_entry_is_seen(monkeypatch) -> None:
+    """Planted bug: slopes and their mirror images averaged by the variances of single entries, in these coordinates."""
+
+    def by_entries(raw, spread, leverage):
+        values = np.finfo(float).tiny + jax.numpy.diagonal(spread)[:, None] * jax.numpy.diagonal(leverage)
+        mine = values.T / (values + values.T)
+        precision = moments.symmetrised(mine * raw + (1.0 - mine) * raw.T)
+        return precision, moments.SiteError(spread, jax.numpy.eye(len(raw)), values * mine)
+
+    monkeypatch.setattr(moments, "symmetric_slope", by_entries)
+    found = fit(logistic, clinics(np.column_stack([np.ones(3), helmert(3).T])))
+    assert found.rounds.sizes["round"] > 6 or float(found.rounds["step"].min()) < 1.0
+
+
+def test_the_noise_of_uncentred_covariates_is_not_exaggerated() -> None:
+    """Random numbers that are quasi-random make the noise smaller than is said, which takes them for independent."""
+    found = fit(linear, uncentred())
+    noise = float(found.rounds["monte_carlo_noise"][-1].mean())
+    assert found.monte_carlo_error / 2.0 < noise < 10.0 * found.monte_carlo_error
+    assert found.converged
+    assert np.all(found.rounds["solver"].values[-1] == "importance")
+
+
+@pytest.mark.parametrize("damping", [0.2, 0.5])
+def test_a_damped_fit_converges_no_sooner_than_it_is_there(in_intercepts, damping) -> None:
+    """Small steps make small changes: what counts is the change that an undamped round would make."""
+    found = fit(logistic, clinics(np.eye(3)), damping=damping, init="prior", num_replicates=2)
+    mean, _ = moments_of(found)
+    expected, sd = moments_of(in_intercepts)
+    away = np.sqrt(np.mean(((mean - expected) / sd) ** 2))
+    assert found.converged
+    assert away < 0.03  # the tolerance is 0.02, and both have Monte Carlo errors of 0.003
+
+
+def test_a_fit_at_its_noise_says_that_the_tolerance_was_not_met(in_intercepts) -> None:
+    assert "noise" not in repr(in_intercepts).split("\n")[0]
+    assert in_intercepts.idata["posterior"].attrs["remarks"] == ""
+    found = fit(logistic, clinics(np.eye(3)), tolerance=1e-9, num_replicates=2)
+    noise = float(found.rounds["monte_carlo_noise"][-1].max())
+    assert found.converged
+    assert f"converged, to its Monte Carlo noise of {noise:.2g} posterior sds, not to the tolerance 1e-09" in repr(
+        found
+    )
+    assert "not to the tolerance" in found.idata["posterior"].attrs["remarks"]
+    assert float(found.rounds["change"][-1].max()) < 2.0 * noise
