@@ -29,7 +29,6 @@ from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.client import Shared, SiteMessage, local_update
 from fedbayes.inference.ep.step import (
     ABOVE_NOISE,
-    AT_NOISE,
     NOISE_TARGET,
     EPState,
     all_proper,
@@ -37,6 +36,7 @@ from fedbayes.inference.ep.step import (
     damping,
     divergence,
     largest_proper_step,
+    noise_limited,
     smallest_eigenvalue,
 )
 from fedbayes.inference.local import solvers
@@ -87,8 +87,8 @@ class EP:
         global's correlations, without which heterogeneous clients can be far off.
     tolerance
         The fit has converged when an undamped round would change the global by less, in posterior sds (root mean
-        square, ``sqrt(2 KL / d)``); or by no more than twice its Monte Carlo noise, if that is at most 0.1: then no
-        smaller change is to be had, and ``repr(fit)`` says so.
+        square, ``sqrt(2 KL / d)``); or by about its Monte Carlo noise, if that is at most 0.1: then no smaller change
+        is to be had, and ``repr(fit)`` says so.
     num_replicates
         Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and
         Monte Carlo standard errors speak about the fit.
@@ -277,8 +277,7 @@ def _aggregate(
     change = jnp.where(step > 0, rms / step, jnp.inf)
     change = jnp.where(jnp.any(used), jnp.where(jnp.isfinite(change), change, jnp.inf), state.change)
     oscillates = (change > state.change) & (change > ABOVE_NOISE * noise) & (change > config.tolerance)
-    # no smaller change is to be had: this round's and the last differ by noise alone
-    noise_limited = (change <= AT_NOISE * noise) & (noise <= NOISE_TARGET)
+    at_noise = noise_limited(noise, change, state.change, step)
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
     moved = moved._replace(ceiling=ceiling, change=change, opening=state.opening & ~jnp.any(used))
     info = {
@@ -287,7 +286,7 @@ def _aggregate(
         "monte_carlo_noise": noise,
         "step": step,
         "smallest_cavity_eigenvalue": jax.vmap(partial(smallest_eigenvalue, moved.white))(moved.sites),
-        "converged": ((change <= config.tolerance) | noise_limited) & ~state.opening,
+        "converged": ((change <= config.tolerance) | at_noise) & ~state.opening,
         "proper": jnp.all(jnp.isfinite(moved.white)),
     }
     return moved, info

@@ -11,7 +11,7 @@ from fedbayes.gaussian import Gaussian, eigenvectors, log_det, whitener
 
 NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that needs no damping
 # Two undamped rounds at the fixed point differ by 1.4 times their noise (root mean square), rarely by three times.
-AT_NOISE, ABOVE_NOISE = 2.0, 3.0
+_AT_NOISE, ABOVE_NOISE, _NEAR_NOISE = 2.0, 3.0, 4.0
 _IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
 _BACKOFF, _MAX_BACKOFF = 0.8, 40
 
@@ -69,6 +69,17 @@ def damping(noise: Array, last_change: Array) -> Array:
     """The largest step whose stationary noise ``sqrt(eta / (2 - eta)) noise`` meets the target; one far from there."""
     ratio = (NOISE_TARGET / jnp.maximum(noise, 1e-12)) ** 2
     return jnp.where(last_change > ABOVE_NOISE * noise, 1.0, jnp.minimum(1.0, 2.0 * ratio / (1.0 + ratio)))
+
+
+def noise_limited(noise: Array, change: Array, last_change: Array, step: Array) -> Array:
+    """Whether no smaller undamped change is to be had, because this round and the last differ by noise alone.
+
+    They do where the change is twice the noise. Where it is up to four times the noise, which is itself an estimate,
+    they do if the change has not shrunk as by a step towards a fixed point with contraction 1/2.
+    """
+    shrinks = change <= (1.0 - 0.5 * step) * last_change
+    near = (change <= _NEAR_NOISE * noise) & ~shrinks
+    return ((change <= _AT_NOISE * noise) | near) & (noise <= NOISE_TARGET)
 
 
 def largest_proper_step(

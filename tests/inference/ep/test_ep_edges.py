@@ -8,6 +8,7 @@ import pytest
 from scipy.linalg import helmert
 
 import fedbayes as fb
+from fedbayes.inference.ep.step import noise_limited
 from fedbayes.inference.local import moments
 
 KEY = jax.random.key(0)
@@ -121,4 +122,19 @@ def test_a_fit_at_its_noise_says_that_the_tolerance_was_not_met(in_intercepts) -
         found
     )
     assert "not to the tolerance" in found.idata["posterior"].attrs["remarks"]
-    assert float(found.rounds["change"][-1].max()) < 2.0 * noise
+    assert float(found.rounds["change"][-1].max()) < 4.0 * noise
+
+
+@pytest.mark.parametrize(
+    ("change", "last_change", "step", "expected"),
+    [
+        (0.019, 1.0, 1.0, True),  # twice the noise
+        (0.03, 0.035, 1.0, True),  # above it, and no longer shrinking
+        (0.03, 0.07, 1.0, False),  # still on its way
+        (0.03, 0.036, 0.2, False),  # as far as a step of 0.2 goes
+        (0.05, 0.05, 1.0, False),  # too large to be noise
+    ],
+)
+def test_what_counts_as_noise(change, last_change, step, expected) -> None:
+    assert bool(noise_limited(0.01, np.asarray(change), last_change, step)) is expected
+    assert not noise_limited(0.2, np.asarray(20.0 * change), 20.0 * last_change, step)  # above what may be left
