@@ -91,7 +91,7 @@ def prepare_clients(clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype) -
     prepared = {str(name): _arrays(str(name), data, varying, dtype) for name, data in clients.items()}
     first = next(iter(prepared))
     for name, client in prepared.items():
-        _check_like(first, prepared[first], name, client)
+        check_like(first, prepared[first], name, client)
     return prepared
 
 
@@ -152,7 +152,14 @@ def _array(name: str, argument: str, value: Any, dtype: np.dtype) -> np.ndarray:
     return array
 
 
-def _check_like(first: str, expected: ClientArrays, name: str, client: ClientArrays) -> None:
+def check_like(first: str, expected: ClientArrays, name: str, client: ClientArrays) -> None:
+    """A client needs the same arguments, columns and kinds of numbers as the first one.
+
+    Raises
+    ------
+    ClientDataError
+        It has others.
+    """
     mine, theirs = {*client.arrays, *client.static}, {*expected.arrays, *expected.static}
     if mine != theirs:
         raise ClientDataError(

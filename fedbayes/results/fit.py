@@ -16,6 +16,8 @@ from fedbayes.answer import Answer, Verdict, gaussian_moments, shortened
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
 from fedbayes.low_rank import LowRankGaussian
+from fedbayes.problem.checks import same_globals
+from fedbayes.problem.clients import check_like, prepare_clients
 from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
@@ -239,13 +241,20 @@ class FederatedFit:
 
         Raises
         ------
+        ClientDataError
+            Its data are no data of the model, or have other arguments or columns than the fit's clients.
+        ModelError
+            The program has other globals for it than for them.
         ValueError
             The posterior has low rank.
         """
         posterior, name = self._dense("adapt"), "new client"
-        first = self._problem.programs[0]
+        first, known = self._problem.programs[0], self.client_names[0]
         with jax.enable_x64(True):
+            prepared = prepare_clients({name: new_client}, np.dtype(first.dtype))
+            check_like(known, self._problem.arrays[0], name, prepared[name])
             problem = make_problem(first.model, {name: new_client}, local=self._shown.local, dtype=first.dtype)
+            same_globals([(known, first), (name, problem.programs[0])])
             executor = Batched()
             executor.connect(self._programs, problem, self._key)
             cavity = jax.tree.map(lambda leaf: np.asarray(leaf)[None], posterior)
@@ -296,14 +305,21 @@ class FederatedFit:
         key
             Defaults to one derived from the fit's.
         **arguments
-            The model's keyword arguments with the outcome left out, such as ``x=new_rows``.
+            The model's keyword arguments, such as ``x=new_rows``; sizes, flags and names that are left out are those of
+            the client, or of the first one. An outcome among them is not conditioned on: ``fit.predict(name,
+            **clients[name])`` draws replicates of the client's own outcomes, for a posterior predictive check.
 
         Returns
         -------
         InferenceData or DataTree
             Group ``posterior_predictive``.
+
+        Raises
+        ------
+        KeyError
+            Unknown client.
         """
-        program = self._problem.programs[0]
+        program = self._problem.programs[0] if client is None else self._problem.client(client).program
         source = self.idata if client is None else self.client_posterior(client)
         latents = {*program.globals.names, *program.locals.names}
         draws = {

@@ -5,13 +5,23 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
+from numpyro.primitives import Messenger
 
 from fedbayes.kept import Kept
 from fedbayes.problem.program import Program
 from fedbayes.problem.tracing import digest_of
 
 _PREDICTORS: Kept[Any] = Kept(32)
+
+
+class _Unobserved(Messenger):
+    """Draws the sites that the program observes: with the outcome among the arguments, its prediction is asked for."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["is_observed"] and not isinstance(msg["fn"], dist.Unit):  # no `factor`
+            msg["value"], msg["is_observed"] = None, False
 
 
 def predictive_draws(
@@ -27,7 +37,7 @@ def predictive_draws(
     def run(key: Array, draws: Mapping[str, Array], arrays: Mapping[str, Array]) -> Any:
         from numpyro.infer import Predictive
 
-        return Predictive(program.model, dict(draws), batch_ndims=2)(key, **fixed, **arrays)
+        return Predictive(_Unobserved(program.model), dict(draws), batch_ndims=2)(key, **fixed, **arrays)
 
     arguments_ = key, dict(draws), arrays
     traced = jax.jit(run).trace(*arguments_)

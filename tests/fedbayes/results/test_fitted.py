@@ -78,6 +78,46 @@ def test_predictions_use_the_clients_own_latents(fit: fb.FederatedFit, clients: 
     close(new, x @ mu, x @ (spread + np.diag(TAU)) @ x.T + NOISE**2 * np.eye(3))
 
 
+def test_the_clients_own_data_give_its_posterior_predictive(fit: fb.FederatedFit, clients: dict) -> None:
+    """The outcome among the arguments is replicated, not returned."""
+    data = clients["client1"]
+    mean, covariance = hm2.exact_client_posterior(clients, "client1", TAU, NOISE)
+    replicates = fit.predict("client1", **data).posterior_predictive["y"].values
+    close(replicates, data["x"] @ mean, data["x"] @ covariance @ data["x"].T + NOISE**2 * np.eye(len(data["x"])))
+    np.testing.assert_array_equal(replicates, fit.predict("client1", x=data["x"]).posterior_predictive["y"].values)
+
+
+def test_a_new_client_is_checked_like_those_of_the_fit(fit: fb.FederatedFit, clients: dict) -> None:
+    data = clients["client1"]
+    with pytest.raises(fb.ClientDataError, match=r"'new client': `x` has shape \(12, 1\), but client 'client0' has"):
+        fit.adapt({"x": data["x"][:, :1], "y": data["y"]})
+    with pytest.raises(fb.ClientDataError, match=r"'new client' has the arguments \['x'\], but client 'client0' has"):
+        fit.adapt({"x": data["x"]})
+
+
+def instrument(y, kind) -> None:
+    import numpyro
+    import numpyro.distributions as dist
+
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    sizes = {"new": (), "wide": (3,)}
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand(sizes.get(kind, ())))
+    numpyro.sample("y", dist.Normal(mu + 0.0 * beta.sum(), {"good": 0.1, "bad": 30.0}.get(kind, 1.0)), obs=y)
+
+
+def test_sizes_flags_and_names_are_the_clients_own() -> None:
+    """Each client has its own instrument: predictions are made with it."""
+    rng = np.random.default_rng(0)
+    clients = {kind: {"y": rng.normal(0.0, 0.1, 20), "kind": kind} for kind in ("good", "bad")}
+    method = fb.EP(num_samples=64, num_replicates=1, init="prior")
+    fit = fb.fit_federated(instrument, clients, method=method, key=jax.random.key(0), num_draws=400, progress=False)
+    for kind, scale in (("good", 0.1), ("bad", 30.0)):
+        found = fit.predict(kind, y=clients[kind]["y"]).posterior_predictive["y"].values
+        assert 0.8 * scale < found.std() < 1.25 * scale
+    with pytest.raises(fb.ModelError, match=r"The global latents of client 'new client' are .*'beta': \(3,\)"):
+        fit.adapt({"y": clients["good"]["y"], "kind": "wide"})
+
+
 def test_saved_and_loaded_fit_is_the_same(fit: fb.FederatedFit, clients: dict, tmp_path) -> None:
     fit.save(tmp_path / "fit")
     loaded = fb.load_fit(tmp_path / "fit", MODEL, clients)
