@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.distributions import constraints
 
 from fedbayes.compiling import jit_cheaply
 from fedbayes.errors import ClientDataError, ModelError
+from fedbayes.kept import Kept
 from fedbayes.problem.buckets import Bucket
 from fedbayes.problem.clients import ClientArrays
 from fedbayes.problem.padding import pad
 from fedbayes.problem.prior import Prior
-from fedbayes.problem.program import Arrays, Model, Program
+from fedbayes.problem.program import Arrays, Model, Outcome, Program
 from fedbayes.problem.split import trace_sites
 from fedbayes.problem.tracing import Traced, last_trace
 
@@ -103,6 +105,70 @@ def outcomes_vary(model: Model, names: Sequence[str], clients: Sequence[ClientAr
                     "the prior is flat, so this client's likelihood may have no maximum. Give the globals a proper "
                     "prior, such as `dist.Normal(0, 10)`, or merge the client with another."
                 )
+
+
+def outcomes_can_occur(names: Sequence[str], buckets: Sequence[Bucket], clients: Sequence[ClientArrays]) -> None:
+    """Every observed value lies in the support of its distribution: outside, its density is no density.
+
+    Where the support is fixed and the value is an argument, NumPy looks at it. Elsewhere a small program does, at two
+    points of the latents; a value counts as impossible only if the support is the same at both.
+    """
+    for bucket in buckets:
+        program = bucket.clients.program
+        for outcome in program.outcomes:
+            if outcome.support is not None and outcome.argument is not None:
+                for member in bucket.members:
+                    values = clients[member].arrays[outcome.argument]
+                    _refuse_impossible(names[member], outcome, outcome.support, outcome.support(values), values)
+        if any(outcome.support is None or outcome.argument is None for outcome in program.outcomes):
+            _run_supports(names, bucket)
+
+
+_SUPPORTS: Kept[Any] = Kept(64)
+
+
+def _run_supports(names: Sequence[str], bucket: Bucket) -> None:
+    """The part of :func:`outcomes_can_occur` that has to run the program."""
+    program, data = bucket.clients.program, bucket.clients.data
+    batched = jax.vmap(jax.vmap(program.supports, (0, 0, None)), (None, None, 0))
+    found = _SUPPORTS.get(program, lambda: jit_cheaply(batched))
+    points = np.random.default_rng(3).normal(size=(2, program.globals.size + program.locals.size)) * 0.3
+    theta, z = np.split(points, [program.globals.size], axis=1)
+    supports = jax.tree.map(np.asarray, found(theta, z, data))
+    for outcome in program.outcomes:
+        inside, values, bounds = supports[outcome.site]
+        for at, member in enumerate(bucket.members):
+            if all(np.array_equal(bound[at, 0], bound[at, 1]) for bound in bounds):
+                words = "" if not bounds else f"bounds {[bound[at, 0].tolist() for bound in bounds]}"
+                _refuse_impossible(
+                    names[member], outcome, outcome.support or words, inside[at].all(axis=0), values[at, 0]
+                )
+
+
+def _refuse_impossible(name: str, outcome: Outcome, support: Any, inside: Any, values: np.ndarray) -> None:
+    bad = np.argwhere(~np.atleast_1d(inside))
+    if len(bad):
+        where = tuple(int(i) for i in bad[0])
+        what = f"`{outcome.argument}`" if outcome.argument else f"the outcome '{outcome.site}'"
+        raise ClientDataError(
+            f"Client '{name}': {what} holds {len(bad)} values that the distribution `{outcome.law}` of the site "
+            f"'{outcome.site}' does not take, the first {np.atleast_1d(values)[where]} at {where}. It takes "
+            f"{_in_words(support)}. Correct the data, or observe them by another distribution."
+        )
+
+
+def _in_words(support: Any) -> str:
+    """The values that a support has."""
+    if isinstance(support, type(constraints.boolean)):
+        return "0 and 1"
+    if isinstance(support, str):
+        return f"values within its {support}"
+    kind = "integers" if support.is_discrete else "numbers"
+    low, high = (getattr(support, name, None) for name in ("lower_bound", "upper_bound"))
+    if low is not None and high is not None:
+        return f"{kind} from {low} to {high}"
+    open_ = isinstance(support, type(constraints.positive) | type(constraints.greater_than(0.0)))
+    return f"{kind} {'above' if open_ else 'from'} {low}" if low is not None else f"values in {support}"
 
 
 def row_axes(programs: Sequence[Program], traces: Sequence[Traced]) -> dict[str, int] | None:

@@ -120,7 +120,7 @@ def make_problem(
     Raises
     ------
     ClientDataError
-        See :func:`~fedbayes.problem.clients.prepare_clients`.
+        See :func:`~fedbayes.problem.clients.prepare_clients` and :mod:`fedbayes.problem.checks`.
     ModelError
         See :func:`~fedbayes.problem.split.split` and :mod:`fedbayes.problem.checks`.
     """
@@ -139,6 +139,7 @@ def make_problem(
     buckets = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
+    checks.outcomes_can_occur(names, buckets, arrays)
     checks.prior_ignores_data(names, buckets, arrays)
     template = {key: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for key, leaf in buckets[0].clients.data.items()}
     prior = _prior_of(program, template)

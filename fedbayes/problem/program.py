@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 import numpyro
 from jax import Array
 from numpyro.distributions import biject_to
+from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs
@@ -81,6 +82,25 @@ def unconstrained_substitute(params: Mapping[str, Array]) -> Callable[[dict], Ar
     return substitute_fn
 
 
+class Outcome(NamedTuple):
+    """An observed site, for the check that its values can occur.
+
+    Attributes
+    ----------
+    site, law
+        Names of the site and of its distribution.
+    argument
+        The model's argument that is the observed value itself, if one is.
+    support
+        Of the distribution; ``None`` where it depends on data or latents.
+    """
+
+    site: str
+    law: str
+    argument: str | None
+    support: Constraint | None
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """One client's program for one shape of data.
@@ -102,6 +122,8 @@ class Program:
         Local discrete latents are summed out by funsor.
     dtype
         Precision in which the user's program runs; everything around it is float64.
+    outcomes
+        The observed sites that not every finite number can be a value of.
     """
 
     model: Model
@@ -112,6 +134,7 @@ class Program:
     enumerated: bool
     dtype: jnp.dtype
     row_arguments: tuple[str, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
 
     def _params(self, theta: Array, z: Array) -> dict[str, Array]:
         return self.globals.unravel(theta.astype(self.dtype)) | self.locals.unravel(z.astype(self.dtype))
@@ -187,6 +210,18 @@ class Program:
         plates = _plate_depth(substituted, {**self.static, **data})
         model = enum(config_enumerate(substituted), -plates - 1)
         return log_density(model, (), {**self.static, **data}, {})[0].astype(jnp.float64)
+
+    def supports(self, theta: Array, z: Array, data: Arrays) -> dict[str, tuple[Array, Array, list[Array]]]:
+        """For each of ``outcomes``: which values lie in the support, the values, and the support's bounds."""
+        with numpyro.validation_enabled(False):
+            sites = trace(self._substituted(theta, z)).get_trace(**self.static, **data)
+        laws = {
+            outcome.site: (sites[outcome.site]["fn"].support, sites[outcome.site]["value"]) for outcome in self.outcomes
+        }
+        return {
+            name: (support(value), jnp.asarray(value), [jnp.asarray(leaf) for leaf in jax.tree.leaves(support)])
+            for name, (support, value) in laws.items()
+        }
 
     def values(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """Constrained latents and deterministic sites at one position of globals and locals."""

@@ -1,19 +1,21 @@
 """Which sites of a program are global, which are local, and which programs can't be split at all."""
 
 import importlib.util
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from numpyro.contrib.module import ParamShape
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
 from numpyro.handlers import infer_config, seed, substitute, trace
 from numpyro.infer import init_to_uniform
 
 from fedbayes.errors import ModelError
-from fedbayes.problem.program import Arrays, Block, Model, Program
+from fedbayes.problem.program import Arrays, Block, Model, Outcome, Program
 
 LOCAL = "fedbayes_local"
 
@@ -53,6 +55,10 @@ class Site(NamedTuple):
         ``(name, axis)`` of the value's axes that are plates; for a plate its ``(size, subsample size)``.
     argument
         The model's argument that is the observed value itself, if one is.
+    outcome
+        Of an observed site whose values have to be checked.
+    batch
+        Batch shape of an observed site's distribution.
     """
 
     kind: str
@@ -63,6 +69,8 @@ class Site(NamedTuple):
     discrete: bool = False
     plates: tuple[tuple, ...] = ()
     argument: str | None = None
+    outcome: Outcome | None = None
+    batch: tuple[int, ...] = ()
 
 
 def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, Site]:
@@ -95,10 +103,36 @@ def _site(site: dict, data: Arrays) -> Site:
     plates = tuple((plate, axis) for plate, axis in frames if 0 <= axis < len(shape))
     if site["is_observed"]:
         argument = next((key for key, value in data.items() if value is site["value"]), None)
-        return Site("observed", shape, event_dim, plates=plates, argument=argument)
+        known = _outcome(site, argument)
+        return Site(
+            "observed",
+            shape,
+            event_dim,
+            (),
+            plates=plates,
+            argument=argument,
+            outcome=known,
+            batch=site["fn"].batch_shape,
+        )
     discrete = site["fn"].support.is_discrete
     unconstrained = () if discrete else _unconstrained_shape(site)
     return Site("latent", shape, event_dim, unconstrained, bool(site["infer"].get(LOCAL)), discrete, plates)
+
+
+def _outcome(site: dict, argument: str | None) -> Outcome | None:
+    """What an observed site's values must be; ``None`` where any finite number will do, or some values are masked."""
+    law = site["fn"]
+    if isinstance(law, dist.MaskedDistribution | dist.Unit):
+        return None
+    support, base = law.support, law.support
+    while isinstance(base, type(constraints.real_vector)) or hasattr(base, "base_constraint"):
+        base = base.base_constraint
+    if isinstance(base, type(constraints.real)):
+        return None
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
+        law = law.base_dist
+    depends = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support))
+    return Outcome(site["name"], type(law).__name__, argument, None if depends else support)
 
 
 def split(
@@ -126,10 +160,36 @@ def split(
             "Leave at least one latent outside `fedbayes.local()` and `local=`."
         )
     locals_ = Block(tuple((name, shape) for name, shape in layout.items() if name in marked))
-    program = Program(model, dict(static), globals_, locals_, {}, bool(discrete), dtype)
+    _warn(sites, globals_)
+    outcomes = tuple(site.outcome for site in sites.values() if site.outcome is not None)
+    program = Program(model, dict(static), globals_, locals_, {}, bool(discrete), dtype, outcomes=outcomes)
     if discrete:
         _check_enumerates(program, data, discrete)
     return program
+
+
+def _warn(sites: Mapping[str, Site], globals_: Block) -> None:
+    """Programs that run, but seldom mean what they say."""
+    for name, site in sites.items():
+        own = site.shape[: len(site.shape) - site.event_dim]
+        terms = np.broadcast_shapes(own, site.batch) if site.kind == "observed" else own
+        if np.prod(terms) > np.prod(own):
+            warnings.warn(
+                f"The outcome of the site '{name}' has shape {site.shape}, but its distribution has batch shape "
+                f"{site.batch}: together {terms}, so that every value counts {int(np.prod(terms) // np.prod(own))} "
+                "times. Give both the same shape, for instance with `y.squeeze(-1)`.",
+                stacklevel=2,
+            )
+    rows = {plate for site in sites.values() if site.kind == "observed" for plate, axis in site.plates if axis == 0}
+    for name in globals_.names:
+        shared = [plate for plate, _ in sites[name].plates if plate in rows]
+        if shared:
+            warnings.warn(
+                f"The global latent '{name}' is in the plate '{shared[0]}' of the outcomes: the first row of every "
+                "client shares its first entry, and so on. If each row has a latent of its own, mark it by "
+                f"`with fedbayes.local():` or `local=({name!r},)`.",
+                stacklevel=2,
+            )
 
 
 def _check_enumerates(program: Program, data: Arrays, discrete: set[str]) -> None:
