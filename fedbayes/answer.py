@@ -152,7 +152,7 @@ class GaussianAnswer:
         return {}
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
-        """Whether the tolerance was met with every client heard."""
+        """Whether the rounds have converged with every client heard, and what qualifies that."""
         error = spread_of_means(self.posterior)
         trouble = "" if self._run.converged else self._trouble(rounds)
         remarks = self._remarks(rounds) if self._run.converged else []

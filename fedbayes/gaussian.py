@@ -54,8 +54,8 @@ def whitener(matrix: Array) -> Array:
 def eigenvectors(matrix: Array) -> tuple[Array, Array]:
     """Eigenvalues ``(d,)``, in no order, and eigenvectors ``(d, d)``, in columns, by Jacobi's rotations.
 
-    Small eigenvalues of a positive semidefinite matrix come out to a small relative error (Demmel and Veselic 1992),
-    where a direction that is exactly null has to be told from one that is nearly so.
+    Jacobi's method disturbs small eigenvalues of a positive semidefinite matrix less than other methods do (Demmel and
+    Veselic 1992). This matters where a direction with eigenvalue zero must stay apart from one with a small eigenvalue.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def eigenvectors(matrix: Array) -> tuple[Array, Array]:
     half = (size + 1) // 2
     if half == 0:
         return jnp.zeros(0, matrix.dtype), matrix
-    # a tournament of two rows of players: in 2 half - 1 steps each index meets every other one
+    # as in a tournament: two rows of players change places so that in 2 half - 1 steps each meets every other one
     players = np.arange(2 * half).reshape(2, half)
     (first, *top), bottom = players[0], players[1]
     order = np.array([first, *([bottom[0], *top[:-1], *bottom[1:], top[-1]] if top else bottom)])
@@ -88,7 +88,7 @@ def eigenvectors(matrix: Array) -> tuple[Array, Array]:
 
     padded = jnp.zeros((2 * half, 2 * half), matrix.dtype).at[:size, :size].set(matrix)
     start = padded, jnp.eye(2 * half, dtype=matrix.dtype)
-    sweeps = 5 + size.bit_length()  # convergence is quadratic at the end; after each sweep everybody is back in place
+    sweeps = 5 + size.bit_length()  # convergence is quadratic at the end; a sweep ends in the order it began with
     block, vectors = jax.lax.fori_loop(0, sweeps * (2 * half - 1), rotate, start)
     return jnp.diagonal(block)[:size], vectors[:size, :size].T
 

@@ -108,26 +108,29 @@ def outcomes_vary(model: Model, names: Sequence[str], clients: Sequence[ClientAr
 
 
 def outcomes_can_occur(names: Sequence[str], buckets: Sequence[Bucket], clients: Sequence[ClientArrays]) -> None:
-    """Every observed value lies in the support of its distribution: outside, its density is no density.
+    """Every observed value must lie in the support of its distribution, because a density means nothing outside it.
 
     Where the support is fixed and the value is an argument, NumPy looks at it. Elsewhere a small program does, at two
     points of the latents; a value counts as impossible only if the support is the same at both.
     """
     for bucket in buckets:
         program = bucket.clients.program
+        others = []
         for outcome in program.outcomes:
-            if outcome.support is not None and outcome.argument is not None:
-                for member in bucket.members:
-                    values = clients[member].arrays[outcome.argument]
-                    _refuse_impossible(names[member], outcome, outcome.support, outcome.support(values), values)
-        if any(outcome.support is None or outcome.argument is None for outcome in program.outcomes):
-            _run_supports(names, bucket)
+            if outcome.support is None or outcome.argument is None:
+                others.append(outcome)
+                continue
+            for member in bucket.members:
+                values = clients[member].arrays[outcome.argument]
+                _refuse_impossible(names[member], outcome, outcome.support, outcome.support(values), values)
+        if others:
+            _run_supports(names, bucket, others)
 
 
 _SUPPORTS: Kept[Any] = Kept(64)
 
 
-def _run_supports(names: Sequence[str], bucket: Bucket) -> None:
+def _run_supports(names: Sequence[str], bucket: Bucket, outcomes: Sequence[Outcome]) -> None:
     """The part of :func:`outcomes_can_occur` that has to run the program."""
     program, data = bucket.clients.program, bucket.clients.data
     batched = jax.vmap(jax.vmap(program.supports, (0, 0, None)), (None, None, 0))
@@ -135,7 +138,7 @@ def _run_supports(names: Sequence[str], bucket: Bucket) -> None:
     points = np.random.default_rng(3).normal(size=(2, program.globals.size + program.locals.size)) * 0.3
     theta, z = np.split(points, [program.globals.size], axis=1)
     supports = jax.tree.map(np.asarray, found(theta, z, data))
-    for outcome in program.outcomes:
+    for outcome in outcomes:
         inside, values, bounds = supports[outcome.site]
         for at, member in enumerate(bucket.members):
             if all(np.array_equal(bound[at, 0], bound[at, 1]) for bound in bounds):

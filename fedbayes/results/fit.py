@@ -73,7 +73,10 @@ class FederatedFit:
 
     @property
     def converged(self) -> bool:
-        """Whether the tolerance was met with every client heard; for Markov chains, whether R-hat is below 1.01."""
+        """Whether the fit has converged with every client heard; for Markov chains, whether R-hat is below 1.01.
+
+        EP has also converged where its Monte Carlo noise stands in the way of the tolerance; ``repr(fit)`` says so.
+        """
         return self._verdict.converged
 
     @property

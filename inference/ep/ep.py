@@ -80,8 +80,8 @@ class EP:
         ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first cavity is the prior;
         ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination.
     covariance
-        Of the tilted density, from which the site follows: ``"score"`` (score regression) or ``"sample"`` (the draws',
-        classical, for comparison).
+        How the covariance of the tilted density is estimated, from which the site follows: ``"score"`` (score
+        regression) or ``"sample"`` (that of the draws, the classical estimate, for comparison).
     family
         ``"dense"`` sites, or ``"diagonal"`` for large dimensions: messages of ``2 d`` numbers, at the price of the
         global's correlations, without which heterogeneous clients can be far off.
