@@ -160,9 +160,7 @@ class GaussianAnswer:
 
     def _remarks(self, rounds: "xr.Dataset") -> list[str]:
         """Whose importance weights can't be trusted."""
-        codes = rounds["code"][-1]
-        unreliable = (codes == ResultCode.UNRELIABLE).any([dim for dim in codes.dims if dim != CLIENT])
-        bad = [str(name) for name in codes[CLIENT].values[unreliable.values]]
+        bad = _clients_with(ResultCode.UNRELIABLE, rounds.isel(round=-1))
         return [f"but not to be trusted: k-hat above 0.7 for {shortened(bad)}"] if bad else []
 
     def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:
@@ -293,12 +291,17 @@ def _log_det(precision: np.ndarray) -> np.ndarray:
 
 def bad_clients(last: "xr.Dataset") -> list[str]:
     """The clients with other codes than OK in the last round, in words."""
-    codes = last["code"].max("replicate").to_series()
     parts = []
     for code in (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.UNRELIABLE):
-        if clients := list(codes.index[codes == code]):
+        if clients := _clients_with(code, last):
             parts.append(f"Clients {shortened(clients)}: {code.meaning}.")
     return parts
+
+
+def _clients_with(code: ResultCode, last: "xr.Dataset") -> list[str]:
+    """The clients whose worst code in the last round is this one."""
+    codes = last["code"].max("replicate").to_series()
+    return list(codes.index[codes == code])
 
 
 def shortened(names: Sequence[str], most: int = 6) -> str:

@@ -75,7 +75,7 @@ class FederatedFit:
     def converged(self) -> bool:
         """Whether the fit has converged with every client heard; for Markov chains, whether R-hat is below 1.01.
 
-        EP has also converged where its Monte Carlo noise stands in the way of the tolerance; ``repr(fit)`` says so.
+        A method may also stop at its Monte Carlo noise, above the tolerance; ``repr(fit)`` then says so.
         """
         return self._verdict.converged
 
