@@ -50,10 +50,12 @@ def fit_federated(
     ----------
     model
         ONE client's NumPyro program; its keyword arguments are the client's data. Latents are global unless marked
-        local.
+        local. What it says of the globals alone (priors, a soft constraint by ``numpyro.factor``, an observed constant)
+        counts once for all clients.
     clients
         From client name to the model's keyword arguments (NumPy, JAX, pandas); see :func:`clients_from_dataframe`. Only
-        the number of rows may differ.
+        the number of rows may differ, and integers that fix shapes, such as a number of groups: clients that differ in
+        them have different programs.
     method
         ``"ep"``, ``"fald"``, ``"posterior_averaging"``, ``"one_shot"``, ``"laplace"``, or a configured method such as
         ``fedbayes.EP(num_samples=1024)`` or ``fedbayes.OneShot(combine="consensus")``.

@@ -211,10 +211,10 @@ def _expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tupl
     size = theta.shape[0]
     if client.num_locals == 0:
         value, slope = jax.value_and_grad(client.log_factor)(theta)
-        hessian = jax.hessian(client.log_factor)(theta)
+        hessian = client.jacobian(jax.grad(client.log_factor))(theta)
     else:
         at = lambda local: client.log_factor(jnp.concatenate([theta, local]))  # noqa: E731
-        mode = find_mode(at, z, tolerance=1e-6)
+        mode = find_mode(at, z, tolerance=1e-6, jacobian=client.jacobian)
         z = mode.position
         noise = jnp.asarray(fixed_normal(num_samples, z.shape[0]))
         joint = jax.vmap(lambda local: jnp.concatenate([theta, local]))(z + noise @ mode.white)
@@ -222,9 +222,8 @@ def _expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tupl
         log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)
         weight, _ = pareto_smooth(log_weight)
         value = log_mean_exp(log_weight) + 0.5 * (z.shape[0] * LOG_2PI - log_det(mode.white))
-        hessians = jax.vmap(
-            lambda x: jax.jacfwd(lambda t: jax.grad(client.log_factor)(jnp.concatenate([t, x[size:]]))[:size])(x[:size])
-        )(joint)
+        slope_at = lambda t, local: jax.grad(client.log_factor)(jnp.concatenate([t, local]))[:size]  # noqa: E731
+        hessians = jax.vmap(lambda x: client.jacobian(slope_at)(x[:size], x[size:]))(joint)
         slope = weight @ scores[:, :size]
         gap = scores[:, :size] - slope
         hessian = jnp.einsum("n,nij->ij", weight, hessians) + gap.T @ (weight[:, None] * gap)

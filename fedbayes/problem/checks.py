@@ -35,6 +35,25 @@ def same_globals(programs: Sequence[tuple[str, Program]]) -> None:
             )
 
 
+def gradient_exists(program: Program, client: ClientArrays, trace: Traced) -> None:
+    """A loop whose length depends on values has no gradient, which every method needs."""
+    if "while" not in trace.primitives:
+        return
+    data = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in client.arrays.items()}
+    theta, z = (jax.ShapeDtypeStruct((block.size,), jnp.zeros(0).dtype) for block in (program.globals, program.locals))
+
+    def hessian(theta: Array, z: Array, data: Arrays) -> Array:
+        return program.jacobian(jax.grad(program.log_factor))(theta, z, data)
+
+    try:
+        jax.eval_shape(hessian, theta, z, data)
+    except Exception as error:
+        raise ModelError(
+            f"The log density of the model has no second derivatives in JAX: {str(error).splitlines()[0]} Write loops "
+            "of a fixed length, with `jax.lax.scan` or `jax.lax.fori_loop` over constant bounds."
+        ) from error
+
+
 def prior_ignores_data(names: Sequence[str], buckets: Sequence[Bucket], clients: Sequence[ClientArrays]) -> None:
     """The prior of the globals must be the same on every client, and stay so when its data change."""
     programs = list(dict.fromkeys(bucket.clients.program for bucket in buckets))
@@ -46,11 +65,11 @@ def prior_ignores_data(names: Sequence[str], buckets: Sequence[Bucket], clients:
     (member, expected), first_name = seen[0], names[seen[0][0]]
     for member, value in seen:
         if not np.isclose(value, expected, rtol=1e-6, atol=1e-8, equal_nan=True):
+            those = f"those of client '{names[member]}'" if names[member] != first_name else "other numbers in them"
             raise ModelError(
                 "The prior of the globals depends on the clients' data: its log density at the same point is "
-                f"{value:.6g} with the data of client '{names[member]}', but {expected:.6g} with those of client "
-                f"'{first_name}'. A prior must not look at the data: write constants, or mark the latent with "
-                "`fedbayes.local()`."
+                f"{expected:.6g} with the data of client '{first_name}', but {value:.6g} with {those}. A prior must "
+                "not look at the data: write constants, or mark the latent with `fedbayes.local()`."
             )
 
 

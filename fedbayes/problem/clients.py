@@ -1,6 +1,6 @@
 """Clients' data: what users give, checked and turned into arrays; and what an algorithm sees of a client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,11 @@ class Client:
     def num_locals(self) -> int:
         """Number m of unconstrained local latents."""
         return self.program.locals.size
+
+    @property
+    def jacobian(self) -> Callable:
+        """How the gradient is differentiated, see :attr:`~fedbayes.problem.program.Program.jacobian`."""
+        return self.program.jacobian
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ class Subposterior(NamedTuple):
         """Number of local latents."""
         return self.client.num_locals
 
+    @property
+    def jacobian(self) -> Callable:
+        """How the gradient is differentiated."""
+        return self.client.jacobian
+
     def log_factor(self, position: Array) -> Array:
         """Log density at the joint position ``(theta, z)``, unnormalised."""
         return self.client.log_factor(position) + self.share * self.prior.log_density(position[: self.prior.size])

@@ -1,5 +1,6 @@
 """The tilted density of one client: its cavity times its factor."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
@@ -19,6 +20,11 @@ class Factor(Protocol):
     @property
     def num_locals(self) -> int:
         """Number of local latents."""
+        ...
+
+    @property
+    def jacobian(self) -> Callable:
+        """How the gradient is differentiated: ``jax.jacfwd`` or ``jax.jacrev``."""
         ...
 
     def log_factor(self, position: Array) -> Array:
@@ -68,11 +74,11 @@ class Tilted(NamedTuple):
             Of the Newton decrement, in nats.
         """
         if self.guess is None:
-            return find_mode(self.log_density, start, tolerance=tolerance)
+            return find_mode(self.log_density, start, tolerance=tolerance, jacobian=self.factor.jacobian)
         size = self.cavity.size
         guess = jnp.where(jnp.isfinite(self.guess), self.guess, start[:size])
         starts = jnp.stack([start, jnp.concatenate([guess, start[size:]])])
-        return find_mode(self.log_density, starts, tolerance=tolerance)
+        return find_mode(self.log_density, starts, tolerance=tolerance, jacobian=self.factor.jacobian)
 
     def scores(self, position: Array) -> tuple[Array, Array]:
         """Log factor and its gradient at many positions, shapes ``(n,)`` and ``(n, d + m)``."""
