@@ -38,6 +38,11 @@ class Prior:
         return 0
 
     @property
+    def groups(self) -> np.ndarray:
+        """No groups of locals, as there are none."""
+        return np.zeros((0, 0), int)
+
+    @property
     def jacobian(self) -> Callable:
         """Priors are differentiated forward."""
         return jax.jacfwd

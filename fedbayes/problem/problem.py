@@ -138,7 +138,8 @@ def make_problem(
     for place, client in enumerate(arrays):
         groups.setdefault(repr(sorted(client.static.items())), []).append(place)
     options = _Options(model, tuple(local), jnp.dtype(dtype))
-    buckets = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
+    found = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
+    buckets = [_with_independence(bucket) for bucket in found]
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     checks.outcomes_can_occur(names, buckets, arrays)
@@ -225,6 +226,10 @@ def _group_buckets(
         if program is not None:
             return _padded_buckets(program, group, members, arguments, rows)
     return _exact_buckets(options, names, group, members)
+
+
+def _with_independence(bucket: Bucket) -> Bucket:
+    return replace(bucket, clients=replace(bucket.clients, independent=checks.groups_are_independent(bucket)))
 
 
 def _padded_program(

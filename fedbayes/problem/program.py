@@ -43,7 +43,7 @@ class Block:
         """Length of the flat vector."""
         return sum(prod(shape) for _, shape in self.shapes)
 
-    def unravel(self, flat: Array) -> dict[str, Array]:
+    def unravel(self, flat: Any) -> dict[str, Any]:
         """The named arrays in ``flat``, shape ``(size,)``."""
         named, start = {}, 0
         for name, shape in self.shapes:
@@ -51,6 +51,17 @@ class Block:
             named[name] = flat[start:stop].reshape(shape)
             start = stop
         return named
+
+    def groups(self) -> np.ndarray:
+        """Places in the flat vector by the latents' first axis, shape ``(groups, size)``.
+
+        One group where the latents have first axes of different lengths.
+        """
+        lengths = {shape[0] if shape else 1 for _, shape in self.shapes}
+        if len(lengths) != 1:
+            return np.arange(self.size)[None]
+        places = self.unravel(np.arange(self.size))
+        return np.concatenate([place.reshape(*lengths, -1) for place in places.values()], axis=1)
 
     def labels(self) -> list[str]:
         """One label per coordinate of the flat vector, ``beta[0]`` style."""

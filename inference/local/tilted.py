@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
@@ -27,6 +28,11 @@ class Factor(Protocol):
         """How the gradient is differentiated: ``jax.jacfwd`` or ``jax.jacrev``."""
         ...
 
+    @property
+    def groups(self) -> np.ndarray:
+        """Places of the locals of each group, shape ``(groups, size)``: independent given the globals."""
+        ...
+
     def log_factor(self, position: Array) -> Array:
         """Log factor at the joint position, shape ``(d + m,)``."""
         ...
@@ -43,11 +49,14 @@ class Tilted(NamedTuple):
         Everybody else's knowledge of the globals; normalised when it is proper.
     guess
         Where else the search for the mode may start: globals ``(d,)``, or ``None``.
+    spread
+        Precision ``(d, d)`` with which the globals are known there, or ``None``.
     """
 
     factor: Factor
     cavity: Gaussian
     guess: Array | None = None
+    spread: Array | None = None
 
     def log_density(self, position: Array) -> Array:
         """Log of the tilted density at ``position``, shape ``(d + m,)``."""
