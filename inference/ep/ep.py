@@ -296,7 +296,7 @@ def _aggregate(
     oscillates = (change > state.change) & (change > ABOVE_NOISE * noise) & (change > config.tolerance)
     at_noise = noise_limited(noise, change, state.change, step)
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
-    fine = makes_progress(change, state.change, step) | state.opening | ~jnp.any(used)
+    fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used)
     stuck = jnp.where(fine, 0.0, state.stuck + 1.0)
     opening = state.opening & ~jnp.any(used)
     known = jnp.where(state.opening, jnp.inf, change)  # the opening round's change says nothing of the next one's

@@ -74,17 +74,20 @@ def test_no_step_loses_nine_tenths_of_a_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "before", "taken", "expected"),
+    ("noise", "change", "before", "taken", "expected"),
     [
-        (0.5, 0.5, 1.0, True),  # near
-        (30.0, 50.0, 1.0, True),  # far, and shrinking
-        (30.0, 31.0, 1.0, False),
-        (0.5, 0.5, 0.0, False),  # no step at all
-        (np.inf, np.inf, 1.0, False),
+        (0.0, 30.0, 50.0, 1.0, True),
+        (0.0, 30.0, 31.0, 1.0, False),
+        (0.0, 0.98, 1.0, 0.2, True),  # small steps shrink it slowly
+        (0.0, 0.995, 1.0, 0.2, False),
+        (0.2, 0.6, 0.5, 1.0, True),  # noise
+        (0.2, 0.6, 0.5, 0.0, False),  # no step at all
+        (0.0, np.inf, np.inf, 1.0, False),
     ],
 )
-def test_progress(change, before, taken, expected) -> None:
-    assert bool(makes_progress(jnp.asarray(change), jnp.asarray(before), jnp.asarray(taken))) == expected
+def test_progress(noise, change, before, taken, expected) -> None:
+    values = (jnp.asarray(value) for value in (noise, change, before, taken))
+    assert bool(makes_progress(*values)) == expected
 
 
 @pytest.mark.parametrize("eta", [1.0, 0.2])
