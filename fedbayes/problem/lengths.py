@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.errors import ClientDataError
+from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.problem.clients import prepare_clients
 
-_OF_SHAPES = re.compile(r"shape|broadcast|dimension|batch|size|length", re.IGNORECASE)
+_OF_SHAPES = re.compile(r"shape|broadcast|dimension|incompatible", re.IGNORECASE)
 
 Lengths = dict[str, dict[str, int]]
 
@@ -30,10 +30,9 @@ def explaining_lengths(clients: Mapping[str, Mapping[str, Any]]) -> Iterator[Non
     """
     try:
         yield
-    except ClientDataError:
-        raise
     except Exception as error:
-        if not _OF_SHAPES.search(str(error)):
+        own = isinstance(error, ClientDataError) or (isinstance(error, ModelError) and error.__cause__ is None)
+        if own or not _OF_SHAPES.search(str(error)):
             raise
         prepared = prepare_clients(clients, np.dtype(np.float64))
         lengths = {
@@ -46,10 +45,10 @@ def explaining_lengths(clients: Mapping[str, Mapping[str, Any]]) -> Iterator[Non
         name, pair = found
         reason = str(error).strip().splitlines()[0].rstrip(".")
         rows = " and ".join(f"`{argument}` has {lengths[name][argument]} rows" for argument in pair)
-        others = "" if len(lengths) == 1 else ", which in all other clients have equally many"
+        others = "" if len(lengths) == 1 else ", which in every other client are equally many"
         raise ClientDataError(
-            f"Client '{name}': {rows}{others}, and the model can't be run with them ({reason}). Give both the same "
-            "rows."
+            f"Client '{name}': {rows}{others}, and the model can't be run with them ({reason}). If both run over the "
+            "same rows, give both all of them."
         ) from error
 
 

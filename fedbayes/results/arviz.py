@@ -48,12 +48,10 @@ def from_netcdf(path: Path) -> Any:
     """An ArviZ object from a file, read whole: nothing holds the file open, and it may be written anew."""
     import arviz as az
 
-    if int(az.__version__.split(".")[0]) >= 1:
-        tree = az.from_netcdf(str(path)).load()
-        tree.close()
-        return tree
-    with az.rc_context({"data.load": "eager"}):
-        return az.from_netcdf(str(path))
+    found = az.from_netcdf(str(path))
+    whole = found.load()
+    found.close()
+    return whole
 
 
 def site_dims(program: Program, data: Arrays, user_dims: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

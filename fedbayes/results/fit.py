@@ -1,5 +1,6 @@
 """``FederatedFit``: what a fit returns."""
 
+import inspect
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -20,7 +21,7 @@ from fedbayes.problem.checks import same_globals
 from fedbayes.problem.clients import prepare_like
 from fedbayes.problem.lengths import explaining_lengths
 from fedbayes.problem.problem import Problem, make_problem
-from fedbayes.problem.program import Program
+from fedbayes.problem.program import Model, Program
 from fedbayes.problem.split import trace_sites
 from fedbayes.results import arviz
 from fedbayes.results.predictive import predictive_draws
@@ -331,11 +332,14 @@ class FederatedFit:
         ------
         KeyError
             Unknown client.
+        TypeError
+            The model does not take these arguments, or needs more.
         ClientDataError
-            An argument holds no numbers, missing values, or other columns than in the fit; a missing outcome is none.
+            An argument holds no numbers, missing values, or other columns than in the fit; outcomes may be missing.
         """
         program = self._problem.programs[0] if client is None else self._problem.client(client).program
-        arguments = self._arguments(program, client, arguments)
+        arguments = {**program.static, **self._arguments(program, client, arguments)}
+        _check_call(program.model, arguments)
         source = self.idata if client is None else self.client_posterior(client)
         latents = {*program.globals.names, *program.locals.names}
         draws = {
@@ -343,7 +347,7 @@ class FederatedFit:
         }
         key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
         with jax.enable_x64(True):
-            predictive = predictive_draws(program, draws, key, {**program.static, **arguments})
+            predictive = predictive_draws(program, draws, key, arguments)
         predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
         dims = {name: [f"{name}_dim_{i}" for i in range(value.ndim - 2)] for name, value in predicted.items()}
         return arviz.to_arviz(
@@ -355,8 +359,12 @@ class FederatedFit:
         place = 0 if client is None else self._problem.names.index(client)
         known, name = self._problem.arrays[place], "new client" if client is None else client
         sites = trace_sites(program.model, program.static, known.arrays).values()
-        outcomes = {site.argument for site in sites if site.kind == "observed"} & arguments.keys()
-        unknown = {str(key): array for key in outcomes if (array := _with_missing(arguments[key])) is not None}
+        outcomes = {site.argument for site in sites if site.kind == "observed"}
+        unknown = {
+            key: array
+            for key, value in arguments.items()
+            if key in outcomes and (array := _with_missing(value)) is not None
+        }
         given = {key: value for key, value in arguments.items() if key not in unknown}
         read = prepare_like(name, given, self.client_names[place], known, np.dtype(program.dtype), partly=True)
         return {**read.static, **read.arrays, **unknown}
@@ -429,6 +437,21 @@ class FederatedFit:
             "  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)",
         ]
         return "\n".join(lines)
+
+
+def _check_call(model: Model, arguments: Mapping[str, Any]) -> None:
+    """Whether the model takes these arguments, and no more are needed."""
+    try:
+        called = inspect.signature(model)
+    except (TypeError, ValueError):  # it has none to look at
+        return
+    try:
+        called.bind(**arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"`fit.predict` calls the model with the arguments {sorted(arguments)}, which fails: {error}. The model is "
+            f"`{getattr(model, '__name__', 'model')}{called}`."
+        ) from error
 
 
 def _with_missing(outcome: Any) -> np.ndarray | None:

@@ -189,23 +189,27 @@ def check_same(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -
     """
     if not saved or saved == now:
         return
+    raise ValueError(
+        f"These are not the clients and the model of the fit saved in '{folder}': {_differences(saved, now)}. Load it "
+        "with those that it was fitted to, or fit these anew. Nothing was changed."
+    )
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first kind of difference, in words."""
     then, here = dict(saved["clients"]), dict(now["clients"])
     lacking, new = [name for name in then if name not in here], [name for name in here if name not in then]
-    rows = [f"'{name}' had {then[name]:g} rows and has {here[name]:g}" for name in then if here.get(name) != then[name]]
     if lacking or new:
-        differ = [
-            f"{words} {shortened(names)}" for words, names in (("lacking are", lacking), ("new are", new)) if names
+        both = (f"lacking: {shortened(lacking)}" if lacking else "", f"new: {shortened(new)}" if new else "")
+        return "; ".join(filter(None, both))
+    if saved["globals"] != now["globals"]:
+        return f"the globals were {saved['globals']}, and are {now['globals']}"
+    if then != here:
+        changed = [
+            f"'{name}' had {then[name]:g} rows, and has {here[name]:g}" for name in then if then[name] != here[name]
         ]
-    elif saved["globals"] != now["globals"]:
-        differ = [f"the globals were {saved['globals']} and are {now['globals']}"]
-    elif rows:
-        differ = rows[:3]
-    else:
-        differ = [f"the clients come in another order; then it was {shortened(list(then))}"]
-    raise ValueError(
-        f"These are not the clients and the model of the fit saved in '{folder}': {'; '.join(differ)}. Load it with "
-        "those that it was fitted to, or fit these anew. Nothing was changed."
-    )
+        return "; ".join(changed[:3])
+    return f"the clients' order was {shortened(list(then))}"
 
 
 @dataclass(frozen=True)
