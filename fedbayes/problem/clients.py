@@ -12,7 +12,7 @@ from jax import Array
 
 from fedbayes.errors import ClientDataError
 from fedbayes.problem.program import Program
-from fedbayes.problem.values import argument_place, is_table, read
+from fedbayes.problem.values import argument_place, is_table, needs_no_reading, read
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["data", "mask", "index"], meta_fields=["program"])
@@ -178,9 +178,17 @@ def _read(name: str, data: Mapping[str, Any], numbers: set[str], clients: Mappin
             f"Client '{name}' is a {type(data).__name__}; write its data as the model's keyword arguments, {hint}."
         )
     arrays, static, labels = {}, {}, {}
+    if wrong := [argument for argument in data if not isinstance(argument, str)]:
+        raise ClientDataError(
+            f"Client '{name}' has the argument {wrong[0]!r}, which is no name. Name the model's arguments, "
+            "`dict(x=..., y=...)`."
+        )
     for argument, value in data.items():
         if _is_static(value) or (_is_number(value) and argument not in numbers):
             static[argument] = value
+            continue
+        if needs_no_reading(value):
+            arrays[argument] = value
             continue
         found = read(value, argument_place(name, argument, partial(_given, clients, argument)))
         arrays[argument] = found.array
@@ -198,9 +206,13 @@ def _cast(name: str, client: ClientArrays, kinds: Mapping[str, np.dtype], dtype:
     """The arrays in the kinds of numbers that all clients have, decimals in the fit's precision."""
     arrays = {}
     for argument, array in client.arrays.items():
+        kind = dtype if kinds[argument].kind == "f" else kinds[argument]
+        if kind.itemsize >= array.dtype.itemsize:
+            arrays[argument] = array.astype(kind)  # a copy: what the user does to the array later is not the fit's
+            continue
         with np.errstate(over="ignore"):
-            arrays[argument] = array.astype(dtype if kinds[argument].kind == "f" else kinds[argument], copy=False)
-        if dtype.itemsize < 8 and not np.all(finite := np.isfinite(arrays[argument])):
+            arrays[argument] = array.astype(kind)
+        if not np.all(finite := np.isfinite(arrays[argument])):
             raise ClientDataError(
                 f"Client '{name}': `{argument}` holds {np.sum(~finite)} values too large for {dtype}, the first "
                 f"{array[~finite][0]}. Use other units, or `dtype=np.float64`."

@@ -32,19 +32,26 @@ def warn_of_twins(
     stacklevel
         Of the warning, as seen from the caller.
     """
-    names, given = [str(name) for name in clients], list(clients.values())
-    pairs = [
-        (names[group[0]], names[other])
-        for group in _equal(arrays)
-        for other in group[1:]
-        if _copied(model, given[group[0]], given[other], arrays[group[0]], len(arrays))
-    ]
+    names, given, num = [str(name) for name in clients], list(clients.values()), len(arrays)
+    outcomes: set[str | None] | None = None
+    pairs = []
+    for group in _equal(arrays):
+        client = arrays[group[0]]
+        if outcomes is None:
+            sites = trace_sites(model, client.static, client.arrays).values()
+            outcomes = {site.argument for site in sites if site.kind == "observed"}
+        surprise = _surprise(client, outcomes)
+        for other in group[1:]:
+            one_object = all(given[group[0]][argument] is given[other][argument] for argument in client.arrays)
+            # one object is no coincidence, unless it is a single number or a constant
+            if surprise > (0.0 if one_object else _CHANCE + np.log(num * (num - 1) / 2)):
+                pairs.append((names[group[0]], names[other]))
     if pairs:
-        (one, other), more = pairs[0], len(pairs) - 1
-        others = f", and so do {more} more" if more else ""
+        (one, other_name), more = pairs[0], len(pairs) - 1
+        others = f", and so do {more} more pairs" if more > 1 else ", and so does another pair" if more else ""
         warnings.warn(
-            f"Clients '{one}' and '{other}' hold the same rows, in whatever order{others}. If this is one data holder "
-            "under two names, its data count twice and the posterior is too narrow: leave one of them out.",
+            f"Clients '{one}' and '{other_name}' hold the same rows, in whatever order{others}. If this is one data "
+            "holder under two names, its data count twice and the posterior is too narrow: leave one of them out.",
             stacklevel=stacklevel + 1,
         )
 
@@ -89,31 +96,27 @@ def _as_one(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1]))).reshape(-1)
 
 
-def _copied(
-    model: Model, one: Mapping[str, Any], other: Mapping[str, Any], arrays: ClientArrays, num_clients: int
-) -> bool:
-    """Whether equal data can't be a coincidence."""
-    sites = trace_sites(model, arrays.static, arrays.arrays).values()
-    outcomes = {site.argument for site in sites if site.kind == "observed"}
-    known = [_surprise(array) for argument, array in arrays.arrays.items() if argument in outcomes]
+def _surprise(client: ClientArrays, outcomes: set[str | None]) -> float:
+    """How little likely it is that someone else has the same data by chance, in nats.
+
+    The outcomes decide, because clients may share all the rest: a design. Where an outcome is computed, from whichever
+    arguments, the least surprising argument does.
+    """
+    known = [_surprise_of(array) for argument, array in client.arrays.items() if argument in outcomes]
     if known and None not in outcomes:
-        surprise = sum(known)
-    else:  # an outcome is computed, from whichever arguments
-        surprise = min(_surprise(array) for array in arrays.arrays.values())
-    if all(one[argument] is other[argument] for argument in arrays.arrays):
-        return surprise > 0.0  # one object is no coincidence, unless it is a single number, or a constant
-    return surprise > _CHANCE + np.log(num_clients * (num_clients - 1) / 2)
+        return sum(known)
+    return min(_surprise_of(array) for array in client.arrays.values())
 
 
-def _surprise(array: np.ndarray) -> float:
-    """Minus the log probability that someone else has the same rows by chance, as far as their variety tells."""
+def _surprise_of(array: np.ndarray) -> float:
+    """Minus the log probability of the same rows by chance, as far as their variety tells."""
     rows, counts = np.unique(_as_one(_bytes_of_rows(array)), return_counts=True)
     if len(rows) < 2:
         return 0.0
-    shares = counts / counts.sum()
-    surprise = -float(counts @ np.log(shares))
+    surprise = -float(counts @ np.log(counts / counts.sum()))
     if array.dtype.kind == "f":
-        fine = array.reshape(len(array), -1) * _DECIMALS
-        precise = np.unique(array.reshape(len(array), -1)[(np.abs(fine - np.rint(fine)) > 1e-3).any(axis=1)], axis=0)
-        surprise += len(precise) * np.log(_DECIMALS)
+        flat = array.reshape(len(array), -1)
+        tens = flat * _DECIMALS
+        precise = (np.abs(tens - np.rint(tens)) > 1e-3).any(axis=1)
+        surprise += len(np.unique(flat[precise], axis=0)) * np.log(_DECIMALS)
     return surprise

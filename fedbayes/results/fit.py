@@ -450,7 +450,8 @@ def _check_call(model: Model, arguments: Mapping[str, Any]) -> None:
     except TypeError as error:
         raise TypeError(
             f"`fit.predict` calls the model with the arguments {sorted(arguments)}, which fails: {error}. The model is "
-            f"`{getattr(model, '__name__', 'model')}{called}`."
+            f"`{getattr(model, '__name__', 'model')}{called}`; what a prediction leaves out, such as an outcome, needs "
+            "a default there, `y=None`."
         ) from error
 
 
