@@ -357,7 +357,7 @@ class FederatedFit:
     def _arguments(self, program: Program, client: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a prediction, read like those of the fit; outcomes may be missing."""
         place = 0 if client is None else self._problem.names.index(client)
-        known, name = self._problem.arrays[place], "new client" if client is None else client
+        known = self._problem.arrays[place]
         sites = trace_sites(program.model, program.static, known.arrays).values()
         outcomes = {site.argument for site in sites if site.kind == "observed"}
         unknown = {
@@ -366,7 +366,8 @@ class FederatedFit:
             if key in outcomes and (array := _with_missing(value)) is not None
         }
         given = {key: value for key, value in arguments.items() if key not in unknown}
-        read = prepare_like(name, given, self.client_names[place], known, np.dtype(program.dtype), partly=True)
+        like, dtype = self.client_names[place], np.dtype(program.dtype)
+        read = prepare_like("new rows", given, like, known, dtype, partly=True)
         return {**read.static, **read.arrays, **unknown}
 
     def _to_arviz(

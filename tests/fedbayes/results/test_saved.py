@@ -210,7 +210,7 @@ def test_outcomes_may_be_missing_in_a_prediction(fit, unknown):
 
 BAD_ROWS = {
     "missing": ({"x": pd.DataFrame({"u": [1.0, None], "v": [1, 2]})}, fb.ClientDataError, "column 'u' of `x` holds 1"),
-    "text": ({"x": [["u", "v"]]}, fb.ClientDataError, "Client 'north': `x` holds text"),
+    "text": ({"x": [["u", "v"]]}, fb.ClientDataError, "Client 'new rows': `x` holds text"),
     "columns": ({"x": np.ones((2, 3))}, fb.ClientDataError, r"`x` has shape \(2, 3\), but client 'north' has \(8, 2\)"),
     "their order": ({"x": CLIENTS["north"]["x"][["v", "u"]]}, fb.ClientDataError, r"`x` has the columns \['v', 'u'\]"),
     "none": ({}, TypeError, r"the arguments \[\], which fails: missing a required argument: 'x'. The model is"),
