@@ -255,7 +255,9 @@ def _check_columns(
             )
         mine, theirs = client.labels.get(argument), expected.labels.get(argument)
         if mine is not None and theirs is not None and mine != theirs:
+            table = not any(label.startswith("axis ") for label in theirs)
+            hint = f" Write `{argument}[{list(theirs)}]` for every client." if table else ""
             raise ClientDataError(
                 f"Client '{name}': `{argument}` has the columns {list(mine)}, but client '{first}' has {list(theirs)}: "
-                f"all clients need the same ones in one order. Write `{argument}[{list(theirs)}]` for every client."
+                f"all clients need the same ones in one order.{hint}"
             )

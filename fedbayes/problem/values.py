@@ -82,6 +82,12 @@ def argument_place(client: str, argument: str, others: Callable[[], list]) -> Pl
 
 def _argument_place(owner: str, what: str, code: str, others: Callable[[], list]) -> Place:
     def coded(levels: list) -> str:
+        if not all(isinstance(level, str | Real) for level in levels):  # intervals, dates: they can't be written here
+            return (
+                f"Code it before the data are split into clients: as an outcome or an index `pandas.Series({code})"
+                f".cat.codes`, as a covariate `pandas.get_dummies(pandas.Series({code}), dtype=float).iloc[:, 1:]`, one"
+                " column per level but the first."
+            )
         known = _all_levels(others(), levels)
         where = f"`levels = {known}`" if len(known) <= FEW else "`levels` a list of the values among all clients"
         return (
@@ -199,8 +205,9 @@ def column_numbers(column: Any, place: Place) -> np.ndarray:
         return _numbers(np.asarray(array), place, labels)
     pandas = sys.modules["pandas"]
     series = column if isinstance(column, pandas.Series) else pandas.Series(column)
-    objects = np.asarray(series, dtype=object) if series.hasnans else series
-    place.refuse_missing(objects, np.asarray(series.isna()), series.index, "missing")
+    missing = np.asarray(series.isna())
+    if missing.any():
+        place.refuse_missing(np.asarray(series, dtype=object), missing, series.index, "missing")
     if isinstance(series.dtype, pandas.CategoricalDtype):
         raise _text(list(series.dtype.categories), place)
     return _numbers(_without_extension(series, pandas), place, series.index)
@@ -228,7 +235,7 @@ def _axis_labels(array: Any) -> tuple[str, ...] | None:
         return None
     names = [str(name) for name in array.dims]
     columns = [f"{name}={label}" for name in names[1:] if name in array.coords for label in array[name].values.tolist()]
-    return (*names, *columns)
+    return (*(f"axis {name}" for name in names), *columns)
 
 
 def _array(value: Any, place: Place) -> np.ndarray:

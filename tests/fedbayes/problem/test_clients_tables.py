@@ -26,6 +26,7 @@ def frame() -> pd.DataFrame:
             "grade": pd.Categorical(["low", "high", "mid", "low"], categories=["low", "mid", "high"]),
             "since": pd.date_range("2020-03-01", periods=4),
             "dose": ["1", "2", "10", "5"],
+            "band": pd.cut([61, 48, 55, 30], [0, 40, 80]),
         },
         index=["p1", "p2", "p3", "p4"],
     )
@@ -72,6 +73,7 @@ REFUSED = {
         r"Column 'weight' holds 1 missing value among 4, the first <NA> in row 'p3'\.",
     ),
     "text": ({"x": ["age", "sex"]}, r"Column 'sex' holds text or categories \('f', 'm'\), which no density can"),
+    "intervals": ({"x": "band"}, r"`frame\['band'\].* the columns \['band_\(40, 80\]'\] in its place"),
     "category": ({"y": "grade"}, r"Column 'grade' holds text or categories \('low', 'mid', 'high'\)"),
     "dates": ({"x": ["since"]}, r"Column 'since' holds dates, which no density can read\. Write days"),
     "numbers as text": ({"x": "dose"}, r"Write numbers as numbers, `frame\['dose'\] = numpy.asarray\("),

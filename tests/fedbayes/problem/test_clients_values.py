@@ -97,6 +97,10 @@ REFUSED = {
     "text in rows": (np.array([["u", 1.0]], dtype=object), r"Give its columns by name, as a table or as arguments"),
     "category": (pd.Categorical(["l", "h"], categories=["l", "m", "h"]), r"categories \('l', 'm', 'h'\)"),
     "category in a table": (TABLE.assign(sex=list("fm")), r"column 'sex' of `x` .*numpy.asarray\(x\['sex'\]\)"),
+    "intervals": (
+        pd.cut([1.0, 5.0], [0.0, 2.0, 8.0]),
+        r"`pandas.Series\(x\).cat.codes`, as a covariate `pandas.get_dumm",
+    ),
     "numbers as text": (["1.5", "2"], r"Write numbers as numbers, `numpy.asarray\(x, float\)`, and categories"),
     "dates": (DAYS, r"`x` holds dates, .*`\(numpy.asarray\(x, 'datetime64\[ns\]'\) - .*'2020-03-01'\)\) / "),
     "dates with a zone": (pd.Series(pd.to_datetime(DAYS)).dt.tz_localize("UTC"), r"`x` holds dates"),
@@ -191,9 +195,13 @@ def test_columns_in_another_order_are_refused():
 
 def test_labelled_columns_in_another_order_are_refused():
     clients = {"a": {"x": LABELLED}, "b": {"x": LABELLED[:, ::-1]}}
-    with pytest.raises(fb.ClientDataError, match=r"'b': `x` has the columns \['row', 'feature', 'feature=bmi'"):
+    with pytest.raises(
+        fb.ClientDataError, match=r"'b': `x` has the columns \['axis row', 'axis feature', 'feature=bmi'"
+    ):
         prepare_clients(clients, FLOAT)
-    with pytest.raises(fb.ClientDataError, match=r"'b': `x` has the columns \['feature', 'row'\]"):
+    with pytest.raises(
+        fb.ClientDataError, match=r"'b': `x` has the columns \['axis feature', 'axis row'\], .* one order\.$"
+    ):
         prepare_clients({"a": {"x": LABELLED}, "b": {"x": LABELLED.drop_vars("feature").T}}, FLOAT)
 
 
