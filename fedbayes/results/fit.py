@@ -357,16 +357,14 @@ class FederatedFit:
     def _arguments(self, program: Program, client: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a prediction, read like those of the fit; outcomes may be missing."""
         place = 0 if client is None else self._problem.names.index(client)
-        known = self._problem.arrays[place]
-        sites = trace_sites(program.model, program.static, known.arrays).values()
-        outcomes = {site.argument for site in sites if site.kind == "observed"}
-        unknown = {
-            key: array
-            for key, value in arguments.items()
-            if key in outcomes and (array := _with_missing(value)) is not None
-        }
+        known, like, dtype = self._problem.arrays[place], self.client_names[place], np.dtype(program.dtype)
+        unknown = {key: array for key, value in arguments.items() if (array := _with_missing(value)) is not None}
+        if unknown:
+            with jax.enable_x64(True):
+                sites = trace_sites(program.model, program.static, known.arrays).values()
+            outcomes = {site.argument for site in sites if site.kind == "observed"}
+            unknown = {key: array for key, array in unknown.items() if key in outcomes}
         given = {key: value for key, value in arguments.items() if key not in unknown}
-        like, dtype = self.client_names[place], np.dtype(program.dtype)
         read = prepare_like("new rows", given, like, known, dtype, partly=True)
         return {**read.static, **read.arrays, **unknown}
 

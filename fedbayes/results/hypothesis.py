@@ -68,7 +68,7 @@ def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataA
     """
     draws = _sampled(draws)
     if not (isinstance(prob, Real) and 0.0 < prob < 1.0):
-        raise ValueError(f"`prob` is {prob}; it is the probability of the interval and lies in (0, 1), such as 0.9.")
+        raise ValueError(f"`prob` is {prob!r}; it is the probability of the interval and lies in (0, 1), such as 0.9.")
     lower = draws.quantile(0.5 - prob / 2, _SAMPLE_DIMS).drop_vars("quantile")
     upper = draws.quantile(0.5 + prob / 2, _SAMPLE_DIMS).drop_vars("quantile")
     return (lower > reference) | (upper < reference)
