@@ -57,6 +57,11 @@ def binary(x, y=None):
     numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
 
 
+def grouped(x, g, y=None):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(beta[g], 1.0), obs=y)
+
+
 def looking(x, y=None):
     if x.sum() > 0:
         model(x, y)
@@ -163,6 +168,13 @@ CASES: dict[str, dict[str, Callable[[], object]]] = {
         ),
         "an array for one client, None for the other": lambda: fit(two(y=None)),
         "an outcome one row short": lambda: fit(two(y=Y[:5])),
+        "an index as decimals": lambda: fit(
+            {
+                name: {"x": X, "y": Y + i, "g": np.zeros(6, kind)}
+                for i, (name, kind) in enumerate({"a": int, "b": float}.items())
+            },
+            grouped,
+        ),
         "outcomes coded 1 and 2": lambda: fit(
             {name: {"x": X + i, "y": np.array([1, 2, 1, 1, 2, i])} for i, name in enumerate("ab")}, binary
         ),

@@ -15,7 +15,7 @@ import fedbayes.inference as inference
 from fedbayes.algorithm import Method
 from fedbayes.errors import NotConvergedWarning
 from fedbayes.inference.local.after import AFTER
-from fedbayes.problem.lengths import explaining_lengths
+from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import make_problem
 from fedbayes.problem.program import Model
 from fedbayes.problem.twins import warn_of_twins
@@ -121,7 +121,7 @@ def fit_federated(
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local))
     bar = Bar() if progress else Silent()
     with jax.enable_x64(True):
-        with explaining_lengths(clients):
+        with explaining(clients):
             problem = make_problem(model, clients, local=local, dtype=dtype, rows=configured.needs_rows)
         warn_of_twins(model, clients, problem.arrays, stacklevel=2)
         programs = programs_for(configured, problem.roster, problem.programs, AFTER)
@@ -168,7 +168,7 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     saved = read_meta(folder)
     configured, runner = _configured(folder, saved), Batched()
     with jax.enable_x64(True):
-        with explaining_lengths(clients):
+        with explaining(clients):
             problem = make_problem(
                 model, clients, local=saved.shown.local, dtype=saved.dtype, rows=configured.needs_rows
             )

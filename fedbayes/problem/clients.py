@@ -84,6 +84,16 @@ def prepare_clients(clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype) -
         No clients; a client without rows; text, dates, missing or infinite values; other arguments or columns than the
         rest.
     """
+    found = read_clients(clients)
+    kinds = {
+        argument: np.result_type(*{client.arrays[argument].dtype for client in found.values()})
+        for argument in next(iter(found.values())).arrays
+    }
+    return {name: _cast(name, client, kinds, dtype) for name, client in found.items()}
+
+
+def read_clients(clients: Mapping[str, Mapping[str, Any]]) -> dict[str, ClientArrays]:
+    """The same, each client's numbers still of the kind that it gave."""
     if not isinstance(clients, Mapping):
         raise ClientDataError(
             f"`clients` is a {type(clients).__name__}; write a mapping from the client's name to the model's keyword "
@@ -107,11 +117,7 @@ def prepare_clients(clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype) -
                 "single number: `np.asarray(3.0)`."
             )
         check_like(first, found[first], name, client)
-    kinds = {
-        argument: np.result_type(*{client.arrays[argument].dtype for client in found.values()})
-        for argument in found[first].arrays
-    }
-    return {name: _cast(name, client, kinds, dtype) for name, client in found.items()}
+    return found
 
 
 def prepare_like(

@@ -19,7 +19,7 @@ from fedbayes.gaussian import Gaussian
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.checks import same_globals
 from fedbayes.problem.clients import prepare_like
-from fedbayes.problem.lengths import explaining_lengths
+from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.problem.program import Model, Program
 from fedbayes.problem.split import trace_sites
@@ -265,7 +265,7 @@ class FederatedFit:
         with jax.enable_x64(True):
             read = prepare_like(name, new_client, known, self._problem.arrays[0], np.dtype(first.dtype))
             clients = {name: {**read.static, **read.arrays}}
-            with explaining_lengths(clients):
+            with explaining(clients):
                 problem = make_problem(first.model, clients, local=self._shown.local, dtype=first.dtype)
             same_globals([(known, first), (name, problem.programs[0])])
             executor = Batched()
