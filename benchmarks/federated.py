@@ -99,7 +99,7 @@ class Federation:
         while True:
             last = self.current.phase == len(self.programs.phases) - 1
             budget = self.programs.phases[self.current.phase].max_rounds
-            while self.current.rounds_in_phase < budget and not np.all(self.current.quiet):
+            while self.current.rounds_in_phase < budget and not np.all(self.current.settled):
                 self.round()
                 seconds += float(self.current.history[-1]["seconds"])
                 if last:

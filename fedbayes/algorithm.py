@@ -30,7 +30,7 @@ Personal = Any
 Private = Any
 Inputs = Any
 
-CONTROL = ("converged", "proper")  # what `aggregate` tells the loop, not the user
+CONTROL = ("converged", "proper", "hopeless")  # what `aggregate` tells the loop, not the user
 
 
 class Reply(NamedTuple):

@@ -52,11 +52,13 @@ def fit_federated(
     ----------
     model
         ONE client's NumPyro program; its keyword arguments are the client's data. Latents are global unless marked
-        local.
+        local. What it says of the globals alone (priors, a soft constraint by ``numpyro.factor``, an observed constant)
+        counts once for all clients.
     clients
         From client name to the model's keyword arguments: arrays, tensors and tables of NumPy, JAX, pandas, polars,
         xarray or PyTorch, whose index is ignored; see :func:`clients_from_dataframe`. Only the number of rows may
-        differ. Integers and true or false in one client become decimals where another has them.
+        differ, and integers that fix shapes, such as a number of groups: clients that differ in them have different
+        programs. Integers and true or false in one client become decimals where another has them.
     method
         ``"ep"``, ``"fald"``, ``"posterior_averaging"``, ``"one_shot"``, ``"laplace"``, or a configured method such as
         ``fedbayes.EP(num_samples=1024)`` or ``fedbayes.OneShot(combine="consensus")``.

@@ -114,6 +114,6 @@ def local_coordinates(client: Client, shared: Coordinates) -> LocalCoordinates:
         return client.log_factor(jnp.concatenate([shared.globals_at(u), z]))
 
     origin = jnp.zeros(size)
-    mode = find_mode(lambda z: log_factor(origin, z), cold_start(num), tolerance=1e-6)
-    cross = jax.jacfwd(lambda u: jax.grad(log_factor, argnums=1)(u, mode.position))(origin)
+    mode = find_mode(lambda z: log_factor(origin, z), cold_start(num), tolerance=1e-6, jacobian=client.jacobian)
+    cross = client.jacobian(jax.grad(log_factor, argnums=1))(origin, mode.position)
     return LocalCoordinates(mode.position, mode.white.T @ (mode.white @ cross), mode.white)

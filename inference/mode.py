@@ -15,10 +15,10 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.answer import REPLICATE, Diagnostic, GaussianAnswer, cavities_of, product_of
-from fedbayes.errors import ResultCode
-from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, packed, symmetrised, unpacked, where, whitener
-from fedbayes.inference.local.importance import fixed_normal, log_mean_exp, pareto_smooth
-from fedbayes.inference.local.laplace import find_mode
+from fedbayes.errors import K_HAT_LIMIT, ResultCode
+from fedbayes.gaussian import LOG_2PI, Gaussian, packed, symmetrised, unpacked, where, whitener
+from fedbayes.inference.local.conditional import find_conditional
+from fedbayes.inference.local.importance import balanced_normal, log_mean_exp, pareto_smooth
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
@@ -160,7 +160,7 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
         step, decrement, undamped, proper, damping = _newton_step(state, damping)
         new = state._replace(position=state.best + step, damping=damping)
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / prior.size)
-        converged = undamped & (change < tolerance)
+        converged = undamped & proper & (change < tolerance)
         if ready is not None:
             converged = converged | ready(new)
         return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": proper}
@@ -206,25 +206,29 @@ def _expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tupl
     """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``.
 
     With locals by importance sampling of ``z`` given ``theta`` and Louis' identity: the slope is ``E[g]``, the Hessian
-    ``E[d g / d theta] + Cov(g)``, with ``B s`` (:mod:`fedbayes.inference.local.moments`) as a control variate of ``g``.
+    ``E[d g / d theta] + Cov(g)``. Where both nearly cancel, noise would look like a saddle: the draws have exact second
+    moments, which makes the result exact for linear-Gaussian clients, and there are at least four for each local.
     """
     size = theta.shape[0]
     if client.num_locals == 0:
         value, slope = jax.value_and_grad(client.log_factor)(theta)
-        hessian = jax.hessian(client.log_factor)(theta)
+        hessian = client.jacobian(jax.grad(client.log_factor))(theta)
     else:
         at = lambda local: client.log_factor(jnp.concatenate([theta, local]))  # noqa: E731
-        mode = find_mode(at, z, tolerance=1e-6)
-        z = mode.position
-        noise = jnp.asarray(fixed_normal(num_samples, z.shape[0]))
-        joint = jax.vmap(lambda local: jnp.concatenate([theta, local]))(z + noise @ mode.white)
+        groups = jnp.asarray(client.groups)
+        given = find_conditional(at, z, groups, max_steps=30, jacobian=client.jacobian)
+        z = given.mode
+        noise = jnp.asarray(balanced_normal(max(num_samples, 1 << (4 * z.shape[0]).bit_length()), z.shape[0]))
+        locals_ = jax.vmap(lambda one: given.draw(one, groups))(noise)
+        joint = jnp.concatenate([jnp.broadcast_to(theta, (len(noise), size)), locals_], axis=1)
         logs, scores = jax.vmap(jax.value_and_grad(client.log_factor))(joint)
         log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)
-        weight, _ = pareto_smooth(log_weight)
-        value = log_mean_exp(log_weight) + 0.5 * (z.shape[0] * LOG_2PI - log_det(mode.white))
-        hessians = jax.vmap(
-            lambda x: jax.jacfwd(lambda t: jax.grad(client.log_factor)(jnp.concatenate([t, x[size:]]))[:size])(x[:size])
-        )(joint)
+        weight, k_hat = pareto_smooth(log_weight)
+        # the Laplace approximation of the locals is better than a few draws that hold all the weight
+        weight = jnp.where(k_hat <= K_HAT_LIMIT, weight, 1.0 / len(noise))
+        value = log_mean_exp(log_weight) + 0.5 * z.shape[0] * LOG_2PI + given.log_spread()
+        slope_at = lambda t, local: jax.grad(client.log_factor)(jnp.concatenate([t, local]))[:size]  # noqa: E731
+        hessians = jax.vmap(lambda x: client.jacobian(slope_at)(x[:size], x[size:]))(joint)
         slope = weight @ scores[:, :size]
         gap = scores[:, :size] - slope
         hessian = jnp.einsum("n,nij->ij", weight, hessians) + gap.T @ (weight[:, None] * gap)

@@ -13,7 +13,7 @@ from fedbayes.compiling import jit_cheaply
 from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.kept import Kept
 from fedbayes.problem.buckets import Bucket
-from fedbayes.problem.clients import ClientArrays
+from fedbayes.problem.clients import Client, ClientArrays
 from fedbayes.problem.padding import pad
 from fedbayes.problem.prior import Prior
 from fedbayes.problem.program import Arrays, Model, Outcome, Program
@@ -35,6 +35,25 @@ def same_globals(programs: Sequence[tuple[str, Program]]) -> None:
             )
 
 
+def gradient_exists(program: Program, client: ClientArrays, trace: Traced) -> None:
+    """A loop whose length depends on values has no gradient, which every method needs."""
+    if "while" not in trace.primitives:
+        return
+    data = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in client.arrays.items()}
+    theta, z = (jax.ShapeDtypeStruct((block.size,), jnp.zeros(0).dtype) for block in (program.globals, program.locals))
+
+    def hessian(theta: Array, z: Array, data: Arrays) -> Array:
+        return program.jacobian(jax.grad(program.log_factor))(theta, z, data)
+
+    try:
+        jax.eval_shape(hessian, theta, z, data)
+    except Exception as error:
+        raise ModelError(
+            f"The log density of the model has no second derivatives in JAX: {str(error).splitlines()[0]} Write loops "
+            "of a fixed length, with `jax.lax.scan` or `jax.lax.fori_loop` over constant bounds."
+        ) from error
+
+
 def prior_ignores_data(names: Sequence[str], buckets: Sequence[Bucket], clients: Sequence[ClientArrays]) -> None:
     """The prior of the globals must be the same on every client, and stay so when its data change."""
     programs = list(dict.fromkeys(bucket.clients.program for bucket in buckets))
@@ -46,11 +65,11 @@ def prior_ignores_data(names: Sequence[str], buckets: Sequence[Bucket], clients:
     (member, expected), first_name = seen[0], names[seen[0][0]]
     for member, value in seen:
         if not np.isclose(value, expected, rtol=1e-6, atol=1e-8, equal_nan=True):
+            those = f"those of client '{names[member]}'" if names[member] != first_name else "other numbers in them"
             raise ModelError(
                 "The prior of the globals depends on the clients' data: its log density at the same point is "
-                f"{value:.6g} with the data of client '{names[member]}', but {expected:.6g} with those of client "
-                f"'{first_name}'. A prior must not look at the data: write constants, or mark the latent with "
-                "`fedbayes.local()`."
+                f"{expected:.6g} with the data of client '{first_name}', but {value:.6g} with {those}. A prior must "
+                "not look at the data: write constants, or mark the latent with `fedbayes.local()`."
             )
 
 
@@ -172,6 +191,33 @@ def _in_words(support: Any) -> str:
         return f"{kind} from {low} to {high}"
     open_ = isinstance(support, type(constraints.positive) | type(constraints.greater_than(0.0)))
     return f"{kind} {'above' if open_ else 'from'} {low}" if low is not None else f"values in {support}"
+
+
+_INDEPENDENT: Kept[Any] = Kept(64)
+
+
+def groups_are_independent(bucket: Bucket) -> bool:
+    """Whether the rows of the locals' first axis are independent given the globals, on every client of the bucket.
+
+    Then the log factor has no second derivative between two rows; this is looked at in two points.
+    """
+    program, clients = bucket.clients.program, bucket.clients
+    groups, size = program.locals.groups(), program.globals.size
+    if len(groups) < 2 or program.enumerated:
+        return False
+
+    def curvature(position: Array, client: Client) -> Array:
+        theta, z = position[:size], position[size:]
+        slope = jax.grad(lambda z: client.log_factor(jnp.concatenate([theta, z])))
+        return program.jacobian(slope)(z)
+
+    def largest_between(client: Client) -> Array:
+        apart = jnp.ones((program.locals.size,) * 2).at[groups[:, :, None], groups[:, None, :]].set(0.0)
+        return jnp.max(jnp.abs(jax.vmap(lambda point: curvature(point, client))(points)) * apart)
+
+    points = np.random.default_rng(5).normal(size=(2, size + program.locals.size)) * 0.3
+    found = _INDEPENDENT.get(program, lambda: jit_cheaply(lambda clients: jax.lax.map(largest_between, clients)))
+    return bool(np.all(np.asarray(found(clients)) == 0.0))
 
 
 def row_axes(programs: Sequence[Program], traces: Sequence[Traced]) -> dict[str, int] | None:

@@ -1,6 +1,6 @@
 """Clients' data: what users give, checked and turned into arrays; and what an algorithm sees of a client."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,9 @@ from fedbayes.problem.program import Program
 from fedbayes.problem.values import argument_place, is_table, needs_no_reading, read
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["data", "mask", "index"], meta_fields=["program"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["data", "mask", "index"], meta_fields=["program", "independent"]
+)
 @dataclass(frozen=True)
 class Client:
     """What an algorithm sees of a client: its factor. The data stay inside.
@@ -32,12 +34,15 @@ class Client:
         The client's place among all clients: its identity, from which its randomness is drawn.
     program
         The split program for this shape of data.
+    independent
+        Whether the locals' groups, the rows of their first axis, are independent given the globals.
     """
 
     data: dict[str, Array]
     mask: Array
     index: Array
     program: Program
+    independent: bool = False
 
     def log_factor(self, position: Array) -> Array:
         """Log factor at the joint position ``(theta, z)``, shape ``(d + m,)``."""
@@ -54,6 +59,16 @@ class Client:
     def num_locals(self) -> int:
         """Number m of unconstrained local latents."""
         return self.program.locals.size
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Places of the locals of each group, shape ``(groups, size)``; one group where they are not independent."""
+        return self.program.locals.groups() if self.independent else np.arange(self.num_locals)[None]
+
+    @property
+    def jacobian(self) -> Callable:
+        """How the gradient is differentiated, see :attr:`~fedbayes.problem.program.Program.jacobian`."""
+        return self.program.jacobian
 
 
 @dataclass(frozen=True)

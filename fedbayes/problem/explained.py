@@ -31,8 +31,7 @@ def explaining(clients: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        own = isinstance(error, ClientDataError) or (isinstance(error, ModelError) and error.__cause__ is None)
-        words = None if own else _explanation(str(error), clients)
+        words = None if isinstance(error, ClientDataError | ModelError) else _explanation(str(error), clients)
         if words is None:
             raise
         raise ClientDataError(words) from error

@@ -37,6 +37,16 @@ class Prior:
         """A prior is a factor without local latents."""
         return 0
 
+    @property
+    def groups(self) -> np.ndarray:
+        """No groups of locals, as there are none."""
+        return np.zeros((0, 0), int)
+
+    @property
+    def jacobian(self) -> Callable:
+        """Priors are differentiated forward."""
+        return jax.jacfwd
+
     def log_factor(self, position: Array) -> Array:
         """The log density: the prior as if it were one more client."""
         return self.log_density(position)

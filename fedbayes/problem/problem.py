@@ -16,8 +16,10 @@ from fedbayes.kept import Kept
 from fedbayes.problem import checks
 from fedbayes.problem.buckets import Bucket, make_bucket
 from fedbayes.problem.clients import Client, ClientArrays, prepare_clients
+from fedbayes.problem.concrete import needs_value, refusal, with_sizes
 from fedbayes.problem.padding import bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.problem.prior import Prior, make_prior
+from fedbayes.problem.prior_terms import with_prior_terms
 from fedbayes.problem.program import Block, Model, Program
 from fedbayes.problem.roster import Roster
 from fedbayes.problem.split import split, trace_sites
@@ -130,13 +132,14 @@ def make_problem(
         )
     if np.dtype(dtype).kind != "f":
         raise ValueError(f"`dtype` is {np.dtype(dtype)}; a model runs in float64 or float32.")
-    prepared = prepare_clients(clients, np.dtype(dtype))
+    prepared = with_sizes(model, prepare_clients(clients, np.dtype(dtype)))
     names, arrays = tuple(prepared), list(prepared.values())
     groups: dict[str, list[int]] = {}
     for place, client in enumerate(arrays):
         groups.setdefault(repr(sorted(client.static.items())), []).append(place)
     options = _Options(model, tuple(local), jnp.dtype(dtype))
-    buckets = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
+    found = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
+    buckets = [_with_independence(bucket) for bucket in found]
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     checks.outcomes_can_occur(names, buckets, arrays)
@@ -168,7 +171,7 @@ def _known(options: "_Options", client: ClientArrays, name: str) -> _Known:
     def build() -> _Known:
         arrays = {key: jnp.asarray(value) for key, value in client.arrays.items()}
         program = split(options.model, client.static, arrays, options.local, options.dtype)
-        return _Known(program, traced(program, client))
+        return _refined(program, client)
 
     def unchanged(known: _Known) -> bool:
         try:
@@ -177,7 +180,24 @@ def _known(options: "_Options", client: ClientArrays, name: str) -> _Known:
             return False
 
     with naming(name, "the model's trace"):
-        return _SPLIT.get((*options, static, shapes), build, unchanged)
+        try:
+            return _SPLIT.get((*options, static, shapes), build, unchanged)
+        except Exception as error:
+            if needs_value(error):
+                raise refusal(error, options.model, name) from error
+            raise
+
+
+def _refined(program: Program, client: ClientArrays) -> _Known:
+    """The program with what only its trace tells of it."""
+    trace = traced(program, client)
+    if "custom_vjp_call" in trace.primitives:
+        program = replace(program, jacobian=jax.jacrev)
+    if trace.alone:
+        program = with_prior_terms(program, client, trace)
+        trace = traced(program, client)
+    checks.gradient_exists(program, client, trace)
+    return _Known(program, trace)
 
 
 class _Options(NamedTuple):
@@ -206,6 +226,10 @@ def _group_buckets(
         if program is not None:
             return _padded_buckets(program, group, members, arguments, rows)
     return _exact_buckets(options, names, group, members)
+
+
+def _with_independence(bucket: Bucket) -> Bucket:
+    return replace(bucket, clients=replace(bucket.clients, independent=checks.groups_are_independent(bucket)))
 
 
 def _padded_program(

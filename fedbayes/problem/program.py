@@ -43,7 +43,7 @@ class Block:
         """Length of the flat vector."""
         return sum(prod(shape) for _, shape in self.shapes)
 
-    def unravel(self, flat: Array) -> dict[str, Array]:
+    def unravel(self, flat: Any) -> dict[str, Any]:
         """The named arrays in ``flat``, shape ``(size,)``."""
         named, start = {}, 0
         for name, shape in self.shapes:
@@ -51,6 +51,17 @@ class Block:
             named[name] = flat[start:stop].reshape(shape)
             start = stop
         return named
+
+    def groups(self) -> np.ndarray:
+        """Places in the flat vector by the latents' first axis, shape ``(groups, size)``.
+
+        One group where the latents have first axes of different lengths.
+        """
+        lengths = {shape[0] if shape else 1 for _, shape in self.shapes}
+        if len(lengths) != 1:
+            return np.arange(self.size)[None]
+        places = self.unravel(np.arange(self.size))
+        return np.concatenate([place.reshape(*lengths, -1) for place in places.values()], axis=1)
 
     def labels(self) -> list[str]:
         """One label per coordinate of the flat vector, ``beta[0]`` style."""
@@ -80,6 +91,16 @@ def unconstrained_substitute(params: Mapping[str, Array]) -> Callable[[dict], Ar
         return constrained
 
     return substitute_fn
+
+
+def with_log_dets(block: Block) -> tuple[str, ...]:
+    """The sites of a block's log density: its latents, each with its log Jacobian."""
+    return tuple(name for site in block.names for name in (site, _LOG_DET.format(site)))
+
+
+def completed(missing: str) -> str:
+    """The site that NumPyro's ``obs_mask`` completes with the latent ``missing``."""
+    return missing.removesuffix("_unobserved")
 
 
 class Outcome(NamedTuple):
@@ -124,6 +145,13 @@ class Program:
         Precision in which the user's program runs; everything around it is float64.
     outcomes
         The observed sites that not every finite number can be a value of.
+    prior_terms
+        Observed sites that look at the globals alone, such as a soft constraint by ``numpyro.factor``: they belong to
+        the prior, and so count once for all clients.
+    missing
+        Latents that stand for missing outcomes (``obs_mask``) and that nothing else looks at: they integrate to one.
+    jacobian
+        Derivative of the gradient: ``jax.jacfwd``, or ``jax.jacrev`` for code that forward differentiation refuses.
     """
 
     model: Model
@@ -135,6 +163,9 @@ class Program:
     dtype: jnp.dtype
     row_arguments: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    prior_terms: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    jacobian: Callable = jax.jacfwd
 
     def _params(self, theta: Array, z: Array) -> dict[str, Array]:
         return self.globals.unravel(theta.astype(self.dtype)) | self.locals.unravel(z.astype(self.dtype))
@@ -162,8 +193,8 @@ class Program:
 
     @property
     def prior_sites(self) -> tuple[str, ...]:
-        """The sites whose log-probabilities make the log prior: the globals, and their log Jacobians."""
-        return tuple(name for site in self.globals.names for name in (site, _LOG_DET.format(site)))
+        """The sites whose log-probabilities make the log prior: the globals, their log Jacobians, ``prior_terms``."""
+        return (*with_log_dets(self.globals), *self.prior_terms)
 
     def log_factor(
         self, theta: Array, z: Array, data: Arrays, mask: Array | None = None, row_scale: Array | float | None = None
@@ -192,7 +223,7 @@ class Program:
         terms = self.site_log_probs(theta, z, data)
         if self.enumerated:
             return self._log_joint_enumerated(theta, z, data) - self._prior_terms(terms)
-        factor = {name: term for name, term in terms.items() if name not in self.prior_sites}
+        factor = {name: term for name, term in terms.items() if name not in (*self.prior_sites, *self.missing)}
         return _total(self._masked(name, term, mask, row_scale) for name, term in factor.items())
 
     def _masked(self, name: str, term: Array, mask: Array | None, row_scale: Array | None) -> Array:
@@ -227,8 +258,11 @@ class Program:
         """Constrained latents and deterministic sites at one position of globals and locals."""
         sites = trace(self._substituted(theta, z)).get_trace(**self.static, **data)
         latents = {*self.globals.names, *self.locals.names}
+        imputed = {completed(name) for name in self.missing}
         return {
-            name: site["value"] for name, site in sites.items() if name in latents or site["type"] == "deterministic"
+            name: site["value"]
+            for name, site in sites.items()
+            if name in latents or (site["type"] == "deterministic" and name not in imputed)
         }
 
 

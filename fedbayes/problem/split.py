@@ -8,14 +8,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
+from jax import Array
 from numpyro.contrib.module import ParamShape
 from numpyro.distributions import biject_to, constraints
 from numpyro.handlers import infer_config, seed, substitute, trace
 from numpyro.infer import init_to_uniform
+from numpyro.infer.util import compute_log_probs
 
 from fedbayes.errors import ModelError
-from fedbayes.problem.program import Arrays, Block, Model, Outcome, Program
+from fedbayes.problem.program import Arrays, Block, Model, Outcome, Program, completed
+from fedbayes.problem.tracing import leading_to
 
 LOCAL = "fedbayes_local"
 
@@ -59,6 +63,8 @@ class Site(NamedTuple):
         Of an observed site whose values have to be checked.
     batch
         Batch shape of an observed site's distribution.
+    scanned
+        Whether the site is inside ``numpyro.contrib.control_flow.scan``, whose steps are its first axis.
     """
 
     kind: str
@@ -71,6 +77,7 @@ class Site(NamedTuple):
     argument: str | None = None
     outcome: Outcome | None = None
     batch: tuple[int, ...] = ()
+    scanned: bool = False
 
 
 def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, Site]:
@@ -101,6 +108,7 @@ def _site(site: dict, data: Arrays) -> Site:
     event_dim = len(site["fn"].event_shape)
     frames = ((frame.name, len(shape) - event_dim + frame.dim) for frame in site["cond_indep_stack"])
     plates = tuple((plate, axis) for plate, axis in frames if 0 <= axis < len(shape))
+    scanned = bool(site.get("_control_flow_done"))
     if site["is_observed"]:
         argument = next((key for key, value in data.items() if value is site["value"]), None)
         known = _outcome(site, argument)
@@ -113,10 +121,12 @@ def _site(site: dict, data: Arrays) -> Site:
             argument=argument,
             outcome=known,
             batch=site["fn"].batch_shape,
+            scanned=scanned,
         )
     discrete = site["fn"].support.is_discrete
     unconstrained = () if discrete else _unconstrained_shape(site)
-    return Site("latent", shape, event_dim, unconstrained, bool(site["infer"].get(LOCAL)), discrete, plates)
+    mine = bool(site["infer"].get(LOCAL))
+    return Site("latent", shape, event_dim, unconstrained, mine, discrete, plates, scanned=scanned)
 
 
 def _outcome(site: dict, argument: str | None) -> Outcome | None:
@@ -148,7 +158,8 @@ def split(
     """
     sites = trace_sites(model, static, data)
     _check_splittable(sites)
-    latents = {name: site for name, site in sites.items() if site.kind == "latent"}
+    missing = _missing_outcomes(model, static, data, sites)
+    latents = {name: site for name, site in sites.items() if site.kind == "latent" and name not in missing}
     marked = _local_latents(sites, latents, local_names)
     discrete = {name for name, site in latents.items() if site.discrete}
     _check_discrete(discrete, marked)
@@ -162,10 +173,42 @@ def split(
     locals_ = Block(tuple((name, shape) for name, shape in layout.items() if name in marked))
     _warn(sites, globals_)
     outcomes = tuple(site.outcome for site in sites.values() if site.outcome is not None)
-    program = Program(model, dict(static), globals_, locals_, {}, bool(discrete), dtype, outcomes=outcomes)
+    program = Program(
+        model, dict(static), globals_, locals_, {}, bool(discrete), dtype, outcomes=outcomes, missing=missing
+    )
     if discrete:
         _check_enumerates(program, data, discrete)
     return program
+
+
+def _missing_outcomes(
+    model: Model, static: Mapping[str, Any], data: Arrays, sites: Mapping[str, Site]
+) -> tuple[str, ...]:
+    """The latents of NumPyro's ``obs_mask``: with nothing else that looks at them, they integrate to one."""
+    found = tuple(name for name in sites if name.endswith("_unobserved") and f"{completed(name)}_observed" in sites)
+    for name in found:
+        readers = sorted(_readers(model, static, data, name, sites[name]) - {name})
+        if readers:
+            raise ModelError(
+                f"The values that `obs_mask` leaves out of the site '{completed(name)}' are read by the sites "
+                f"{readers}, and those it keeps have a latent without a density. Give the missing values alone a "
+                "latent each, inside `fedbayes.local()`, and put them in place: `x.at[missing].set(latent)`."
+            )
+    return found
+
+
+def _readers(model: Model, static: Mapping[str, Any], data: Arrays, name: str, site: Site) -> set[str]:
+    """The sites whose log-probability depends on the value of the latent ``name``."""
+
+    def terms(value: Array) -> dict[str, Array]:
+        started = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
+        with numpyro.validation_enabled(False):
+            return compute_log_probs(started, (), {**static, **data}, {name: value}, sum_log_prob=False)[0]
+
+    jaxpr, out = jax.make_jaxpr(terms, return_shape=True)(jnp.zeros(site.shape))
+    value = jaxpr.jaxpr.invars[0]
+    variables = zip(sorted(out), jaxpr.jaxpr.outvars, strict=True)
+    return {term for term, var in variables if id(value) in leading_to(jaxpr.jaxpr, [var])[1]}
 
 
 def _warn(sites: Mapping[str, Site], globals_: Block) -> None:
@@ -178,6 +221,14 @@ def _warn(sites: Mapping[str, Site], globals_: Block) -> None:
                 f"The outcome of the site '{name}' has shape {site.shape}, but its distribution has batch shape "
                 f"{site.batch}: together {terms}, so that every value counts {int(np.prod(terms) // np.prod(own))} "
                 "times. Give both the same shape, for instance with `y.squeeze(-1)`.",
+                stacklevel=2,
+            )
+        covered = {axis for _, axis in site.plates} | ({0} if site.scanned else set())
+        bare = [axis for axis, length in enumerate(own) if length > 1 and axis not in covered]
+        if site.kind in ("observed", "latent") and site.plates and bare:
+            warnings.warn(
+                f"The site '{name}' has batch shape {own}, but no `numpyro.plate` stands for its axis {bare[0]}. Put "
+                "it inside a plate, or make the axis part of the event with `.to_event(1)`.",
                 stacklevel=2,
             )
     rows = {plate for site in sites.values() if site.kind == "observed" for plate, axis in site.plates if axis == 0}

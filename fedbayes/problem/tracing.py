@@ -12,7 +12,7 @@ from jax import Array
 
 from fedbayes.kept import Kept
 from fedbayes.problem.clients import ClientArrays
-from fedbayes.problem.program import Program
+from fedbayes.problem.program import Program, with_log_dets
 
 
 class Traced(NamedTuple):
@@ -28,12 +28,18 @@ class Traced(NamedTuple):
         The operations that lead to the log prior, as text.
     prior_reads_data
         Whether they begin at the data, which may all the same have no influence on its value.
+    alone
+        For each observed term that begins at the globals, and neither at data nor at locals, its operations as text.
+    primitives
+        Names of all operations, those inside loops and called functions included.
     """
 
     digest: str
     shapes: dict[str, tuple[int, ...]]
     prior: str
     prior_reads_data: bool
+    alone: dict[str, str]
+    primitives: frozenset[str]
 
 
 _LAST: Kept[Traced] = Kept(256)
@@ -62,11 +68,33 @@ def traced(program: Program, client: ClientArrays) -> Traced:
         return program.site_log_probs(theta, z, data), joint
 
     jaxpr, (out, _) = jax.make_jaxpr(terms, return_shape=True)(theta, z, data)
-    wanted = [var for name, var in zip(sorted(out), jaxpr.jaxpr.outvars, strict=False) if name in program.prior_sites]
-    prior, needed = _leading_to(jaxpr.jaxpr, wanted)
+    variables = dict(zip(sorted(out), jaxpr.jaxpr.outvars, strict=False))
+    prior, needed = leading_to(jaxpr.jaxpr, [var for name, var in variables.items() if name in program.prior_sites])
     shapes = {name: tuple(leaf.shape) for name, leaf in out.items()}
     reads_data = any(id(var) in needed for var in jaxpr.jaxpr.invars[2:])
-    return Traced(digest_of(jaxpr), shapes, prior, reads_data)
+    alone = {} if program.enumerated else _of_globals_alone(program, jaxpr.jaxpr, variables)
+    return Traced(digest_of(jaxpr), shapes, prior, reads_data, alone, frozenset(_primitives(jaxpr.jaxpr)))
+
+
+def _of_globals_alone(program: Program, jaxpr: Any, variables: dict[str, Any]) -> dict[str, str]:
+    """See :attr:`Traced.alone`."""
+    theta, *others = jaxpr.invars
+    known = {*program.prior_sites, *with_log_dets(program.locals), *program.missing}
+    found = {name: leading_to(jaxpr, [var]) for name, var in variables.items() if name not in known}
+    return {
+        name: text
+        for name, (text, needed) in found.items()
+        if id(theta) in needed and not any(id(var) in needed for var in others)
+    }
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda value: hasattr(value, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)  # closed or open
+            if hasattr(inner, "eqns"):
+                yield from _primitives(inner)
 
 
 def digest_of(jaxpr: Any) -> str:
@@ -89,7 +117,7 @@ def _constants(closed: Any) -> Iterator[Any]:
                 yield from _constants(inner)
 
 
-def _leading_to(jaxpr: Any, wanted: list) -> tuple[str, set[int]]:
+def leading_to(jaxpr: Any, wanted: list) -> tuple[str, set[int]]:
     """The operations that lead to ``wanted`` as text, and the identities of all variables that they need."""
     needed, found = set(map(id, wanted)), []
     for equation in reversed(jaxpr.eqns):
@@ -100,7 +128,8 @@ def _leading_to(jaxpr: Any, wanted: list) -> tuple[str, set[int]]:
     text = []
     for equation in reversed(found):
         inputs, outputs = ([_named(var, names) for var in both] for both in (equation.invars, equation.outvars))
-        text.append(f"{outputs} = {equation.primitive} {equation.params} {inputs}")
+        shapes = [var.aval.str_short() for var in equation.outvars]
+        text.append(f"{outputs} {shapes} = {equation.primitive} {equation.params} {inputs}")
     return re.sub(r"0x[0-9a-f]+", "", "\n".join(text)), needed
 
 

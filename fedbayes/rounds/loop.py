@@ -179,6 +179,8 @@ class Run:
         current.settled = (current.settled | mask) if settled else np.zeros(len(mask), bool)
         used = heard.replies.used[mask]
         current.converged = bool(np.all(current.settled)) and bool(np.all(used))
+        if np.any(record.get("hopeless", False)):  # more rounds would not help: stop, without having converged
+            current.settled, current.converged = np.ones(len(mask), bool), False
         if not np.any(used) and not np.all(record.get("proper", True)):
             self._give_up(current, heard.codes)
 

@@ -1,12 +1,14 @@
 """What EP ends with, and what its diagnostics mean."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, cavities_of, product_of
-from fedbayes.inference.ep.step import EPState
+from fedbayes.inference.ep.step import HOPELESS, EPState
 from fedbayes.inference.merging.answer import DIAGNOSTICS as MERGING
-from fedbayes.rounds.state import RunState
+from fedbayes.rounds.state import Record, RunState
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -22,6 +24,7 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
         (REPLICATE,), "expected Monte Carlo error of the global, root mean square over the globals", "posterior sds"
     ),
     "step": Diagnostic((REPLICATE,), "step taken towards the clients' new sites"),
+    "stuck": Diagnostic((REPLICATE,), "rounds without progress, up to this one"),
     "smallest_cavity_eigenvalue": Diagnostic(
         (REPLICATE, CLIENT), "smallest eigenvalue of the cavity's precision", "units of the global's precision"
     ),
@@ -37,6 +40,22 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
 }
 
 
+def fixed_point_error(history: Sequence[Record]) -> float:
+    """Distance of the last global from the fixed point, in posterior sds, from the last two rounds.
+
+    At distance ``e`` from a fixed point with contraction ``rho`` an undamped round changes the global by ``c = (1 -
+    rho) e``, and a step ``eta`` leaves ``r e`` with ``r = 1 - eta (1 - rho)``. The changes of two rounds have the ratio
+    ``r``, hence ``r e = eta c r / (1 - r)``. From the changes goes what noise alone would cause. NaN before the second
+    round; the largest of the replicates.
+    """
+    rounds = [record for record in history if "monte_carlo_noise" in record][-2:]
+    if len(rounds) < 2:
+        return float("nan")
+    before, last = (np.sqrt(np.maximum(r["change"] ** 2 - 2.0 * r["monte_carlo_noise"] ** 2, 0.0)) for r in rounds)
+    ratio = np.clip(np.divide(last, before, out=np.ones_like(last), where=before > 0.0), 0.0, 0.95)
+    return float(np.max(rounds[-1]["step"] * last * ratio / (1.0 - ratio)))
+
+
 class EPAnswer(GaussianAnswer):
     """Prior times sites, one Gaussian per replicate.
 
@@ -46,12 +65,25 @@ class EPAnswer(GaussianAnswer):
         How the rounds went.
     tolerance
         Change of the global that counts as none, in posterior sds.
+    has_locals
+        Whether some client has locals, for the advice after a fit that went wrong.
     """
 
-    def __init__(self, run: RunState, tolerance: float) -> None:
+    def __init__(self, run: RunState, tolerance: float, *, has_locals: bool) -> None:
         state: EPState = run.state
-        self._tolerance = tolerance
+        self._tolerance, self._has_locals = tolerance, has_locals
         super().__init__(product_of(state.prior, state.sites), cavities_of(state.prior, state.sites), run)
+
+    def report(self) -> dict[str, float]:
+        """``fixed_point_error``: how far the last round has left the fixed point, estimated; NaN after one round."""
+        return {"fixed_point_error": fixed_point_error(self._run.history)}
+
+    def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:
+        """The Monte Carlo error says nothing of rounds that were left out: beside it stands what they would change."""
+        lines, distance = super()._headline(rounds, error), fixed_point_error(self._run.history)
+        if distance > 0.0:
+            lines.insert(-1, f"  rounds    more of them would move the global by about {distance:.1g} posterior sds")
+        return lines
 
     def _remarks(self, rounds: "xr.Dataset") -> list[str]:
         """Whether the tolerance was met, or the Monte Carlo noise stands in the way of it."""
@@ -63,7 +95,20 @@ class EPAnswer(GaussianAnswer):
 
     def _advice(self, last: "xr.Dataset") -> list[str]:
         """See :class:`~fedbayes.answer.GaussianAnswer`."""
-        parts = []
+        change, noise = float(last["change"].max()), float(last["monte_carlo_noise"].max())
+        if float(last["stuck"].max()) >= HOPELESS:
+            stopped = f"It stopped because the last {HOPELESS} rounds brought it no nearer to a fixed point."
+            return [stopped, _PARAMETRISATION if self._has_locals else _PRIORS]
         if float(last["step"].min()) == 0.0:
-            parts.append("No step kept the global and every cavity proper: try `EP(damping=0.2)` or proper priors.")
-        return [*parts, "Raise `num_rounds`, or `EP(num_samples=...)` if `fit.rounds.monte_carlo_noise` is large."]
+            return ["No step kept the global and every cavity proper.", _PRIORS]
+        if noise >= 0.5 * change:
+            more = "`EP(num_samples=...)`, a power of two, for more draws a client"
+            return [f"Most of the change is Monte Carlo noise, {noise:.2g} posterior sds: give {more}."]
+        return ["It was still on its way: raise `num_rounds`."]
+
+
+_PARAMETRISATION = (
+    "Write the locals in the other parametrisation: non-centred, for instance by `numpyro.handlers.reparam` with "
+    "`LocScaleReparam(0)`, where a client's groups have few rows each, and centred where they have many."
+)
+_PRIORS = "Give the globals proper priors, or scale the covariates to unit size, or try `fedbayes.EP(damping=0.2)`."

@@ -41,10 +41,19 @@ class Shared(NamedTuple):
         Of the global, for warm starts, shape ``(d,)``.
     opening
         Whether Laplace approximations are asked for, as in the first round of ``init="laplace"``.
+    precision
+        Of the global, as a triangle, where some client has locals.
     """
 
     mean: Array
     opening: Array
+    precision: Array | tuple[()] = ()
+
+    def spread(self) -> Array | None:
+        """The global's precision, shape ``(d, d)``, where it was sent."""
+        if isinstance(self.precision, tuple):
+            return None
+        return unpacked(Gaussian(self.mean, self.precision, jnp.zeros(()))).precision
 
 
 def local_update(
@@ -58,7 +67,7 @@ def local_update(
 ) -> tuple[Reply, Warm]:
     """One client's round: its new site, or in the opening round the site of its Laplace approximation."""
     cavity = unpacked(cavity)
-    found = solver.run(Tilted(client, cavity, shared.mean), warm, inputs)
+    found = solver.run(Tilted(client, cavity, shared.mean, shared.spread()), warm, inputs)
     usable = jnp.all(jnp.isfinite(found.site.shift)) & jnp.all(jnp.isfinite(found.site.precision))
     laplace = site_of_gaussian(found.mode.position, found.mode.curvature, cavity)
     opening = partial(jax.tree.map, partial(jnp.where, shared.opening))

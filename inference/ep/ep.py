@@ -29,6 +29,7 @@ from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.client import Shared, SiteMessage, local_update
 from fedbayes.inference.ep.step import (
     ABOVE_NOISE,
+    HOPELESS,
     NOISE_TARGET,
     EPState,
     all_proper,
@@ -36,6 +37,7 @@ from fedbayes.inference.ep.step import (
     damping,
     divergence,
     largest_proper_step,
+    makes_progress,
     noise_limited,
     smallest_eigenvalue,
 )
@@ -56,6 +58,8 @@ from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
+_NEAR = 2.0  # change above which draws are a waste, because Laplace's sites lead as far
+_MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that is worth compiling one more program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +71,10 @@ class EP:
     num_samples
         Draws per client, round and replicate, a power of two; ``None``: 256, or more where the globals need more.
     solver
-        Local solver: ``"auto"`` (importance sampling; eight times the draws for a client whose noise is too large, NUTS
-        for one whose k-hat exceeds 0.7, once the global has settled), ``"importance"``, ``"nuts"``, ``"laplace"`` or
-        ``"variational"``.
+        Local solver: ``"auto"`` (importance sampling; the nested kind for a client with locals whose k-hat exceeds 0.7
+        or whose noise is too large; once the global has settled, eight times the draws for a client without locals
+        whose noise is too large, and NUTS where k-hat stays above 0.7), ``"importance"``, ``"nested"`` (draws of the
+        locals given the globals, as hierarchical models need them), ``"nuts"``, ``"laplace"`` or ``"variational"``.
     damping
         Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for
         it, so that ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
@@ -95,7 +100,7 @@ class EP:
     """
 
     num_samples: int | None = None
-    solver: Literal["auto", "importance", "nuts", "laplace", "variational"] = "auto"
+    solver: Literal["auto", "importance", "nested", "nuts", "laplace", "variational"] = "auto"
     damping: float | None = None
     init: Literal["auto", "laplace", "newton", "mode", "prior", "gaussian_product"] = "auto"
     covariance: Literal["score", "sample"] = "score"
@@ -171,11 +176,11 @@ class EP:
 
     def answer(self, roster: Roster, run: RunState) -> EPAnswer:
         """Prior times sites."""
-        return EPAnswer(run, self.tolerance)
+        return EPAnswer(run, self.tolerance, has_locals=bool(np.any(roster.num_locals)))
 
 
 _COVARIANCES: Mapping[str, Estimator] = {"score": score_regression, "sample": covariance_inversion}
-_SOLVERS = ("importance", "nuts", "laplace", "variational")
+_SOLVERS = ("importance", "nested", "nuts", "laplace", "variational")
 _STARTS = ("auto", "laplace", "newton", "mode", "prior", "gaussian_product")
 
 
@@ -184,23 +189,35 @@ def make_solvers(config: EP, num_samples: int) -> dict[str, solvers.Solver]:
     estimator = diagonal_regression if config.family == "diagonal" else _COVARIANCES[config.covariance]
     known = {
         "importance": solvers.importance(num_samples=num_samples, estimator=estimator),
+        "nested": solvers.nested(num_samples=num_samples, estimator=estimator),
         "importance_more": solvers.importance(num_samples=8 * num_samples, estimator=estimator),
         "nuts": solvers.nuts(num_samples=max(1024, num_samples), num_warmup=30, estimator=estimator),
         "laplace": solvers.laplace(),
         "variational": solvers.variational(num_samples=num_samples),
     }
-    names = ("importance", "importance_more", "nuts") if config.solver == "auto" else (config.solver,)
+    names = ("importance", "nested", "importance_more", "nuts") if config.solver == "auto" else (config.solver,)
     return {name: known[name] for name in names}
+
+
+def _used_solvers(config: EP, roster: Roster, num_samples: int) -> dict[str, solvers.Solver]:
+    """The solvers of a fit. Where draws are much work, clients without locals begin with Laplace approximations."""
+    work = roster.rows.sum() * num_samples * config.num_replicates
+    known = make_solvers(config, num_samples)
+    far = config.start(roster) != "mode"
+    if config.solver == "auto" and far and work > _MUCH_WORK and not roster.num_locals.any():
+        return {"laplace": solvers.laplace(), **known}
+    return known
 
 
 def _algorithm(config: EP, roster: Roster, num_samples: int) -> Algorithm:
     prior, size = roster.prior, roster.size
-    diagonal = config.family == "diagonal"
+    diagonal, has_locals = config.family == "diagonal", roster.num_locals > 0
     refine = solvers.importance(num_samples=num_samples, estimator=score_regression)
 
     def broadcast(state: EPState) -> tuple[Shared, Gaussian]:
         cavities = jax.vmap(lambda site: packed(state.global_() - site))(state.sites)
-        return Shared(state.mean(), state.opening), cavities
+        precision = packed(state.global_()).precision if has_locals.any() else ()
+        return Shared(state.mean(), state.opening, precision), cavities
 
     def update(solver: solvers.Solver) -> Update:
         return Update(
@@ -213,9 +230,9 @@ def _algorithm(config: EP, roster: Roster, num_samples: int) -> Algorithm:
         init=partial(_init, roster, refine, diagonal, config.start(roster) == "laplace"),
         broadcast=broadcast,
         init_client=lambda client, shared, key: cold_chains(cold_start(size + client.num_locals)),
-        updates={name: update(solver) for name, solver in make_solvers(config, num_samples).items()},
+        updates={name: update(solver) for name, solver in _used_solvers(config, roster, num_samples).items()},
         aggregate=partial(_aggregate, config, prior, refine),
-        choose=partial(_choose, config, size),
+        choose=partial(_choose, config, size, has_locals),
     )
 
 
@@ -235,7 +252,7 @@ def _init(
         start = _prior_site(prior, refine, wide, wide, key).site
     white = _whitener_of(start)
     sites, opens = Gaussian.neutral(prior.size, (roster.num_clients,)), jnp.asarray(opening)
-    state = EPState(sites, start, white, jnp.ones(()), infinity, opens)
+    state = EPState(sites, start, white, jnp.ones(()), infinity, opens, jnp.zeros(()))
     if previous is None:
         return state
     # where the factors are not log-concave, the expansions may leave a cavity improper: then their convex part may do
@@ -279,12 +296,18 @@ def _aggregate(
     oscillates = (change > state.change) & (change > ABOVE_NOISE * noise) & (change > config.tolerance)
     at_noise = noise_limited(noise, change, state.change, step)
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
-    moved = moved._replace(ceiling=ceiling, change=change, opening=state.opening & ~jnp.any(used))
+    fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used)
+    stuck = jnp.where(fine, 0.0, state.stuck + 1.0)
+    opening = state.opening & ~jnp.any(used)
+    known = jnp.where(state.opening, jnp.inf, change)  # the opening round's change says nothing of the next one's
+    moved = moved._replace(ceiling=ceiling, change=known, opening=opening, stuck=stuck)
     info = {
         "kl": kl,
         "change": change,
         "monte_carlo_noise": noise,
         "step": step,
+        "stuck": stuck,
+        "hopeless": stuck >= HOPELESS,
         "smallest_cavity_eigenvalue": jax.vmap(partial(smallest_eigenvalue, moved.white))(moved.sites),
         "converged": ((change <= config.tolerance) | at_noise) & ~state.opening,
         "proper": jnp.all(jnp.isfinite(moved.white)),
@@ -292,18 +315,28 @@ def _aggregate(
     return moved, info
 
 
-def _choose(config: EP, size: int, variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
-    """More draws for noisy clients, NUTS for heavy-tailed ones, once the global has settled."""
-    num_clients = len(variants)
+def _choose(
+    config: EP, size: int, has_locals: np.ndarray, variants: Sequence[str], infos: Mapping[str, np.ndarray]
+) -> list[str]:
+    """Draws from near the fixed point on; nested ones where locals make the plain ones fail.
+
+    Once the global has settled, more draws, or NUTS.
+    """
     if config.solver != "auto":
         return list(variants)
+    if "laplace" in variants:
+        return ["laplace" if np.max(infos["change"]) > _NEAR else "importance"] * len(variants)
+    num_clients = len(variants)
+    heavy_tailed, noises = (infos[name].reshape(num_clients, -1) for name in ("heavy_tailed", "noise"))
     change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
+    noisy = (noise > NOISE_TARGET) & (noises.mean(axis=1) >= NOISE_TARGET**2 * size / num_clients)
+    plain = np.asarray(variants) == "importance"
+    chosen = np.where(plain & has_locals & (heavy_tailed.any(axis=1) | noisy), "nested", variants)
     if change > max(_SETTLED, ABOVE_NOISE * noise):  # early cavities are wide, and say little about the later ones
-        return list(variants)
-    per_client = {name: infos[name].reshape(num_clients, -1).mean(axis=1) for name in ("heavy_tailed", "noise")}
-    noisy = (noise > NOISE_TARGET) & (per_client["noise"] >= NOISE_TARGET**2 * size / num_clients)
-    chosen = np.where(noisy & (np.asarray(variants) == "importance"), "importance_more", variants)
-    return np.where(per_client["heavy_tailed"] > 0.5, "nuts", chosen).tolist()  # of most replicates
+        return chosen.tolist()
+    chosen = np.where(plain & ~has_locals & noisy, "importance_more", chosen)
+    heavy = heavy_tailed.mean(axis=1) > 0.5  # in most replicates
+    return np.where(heavy & ~(plain & has_locals), "nuts", chosen).tolist()
 
 
 def _startable(state: ModeState) -> Array:

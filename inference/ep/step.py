@@ -14,6 +14,7 @@ NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that ne
 _AT_NOISE, ABOVE_NOISE, _NEAR_NOISE = 2.0, 3.0, 4.0
 _IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
 _BACKOFF, _MAX_BACKOFF = 0.8, 40
+HOPELESS = 8  # rounds without progress after which a fit stops
 
 
 class EPState(NamedTuple):
@@ -33,6 +34,8 @@ class EPState(NamedTuple):
         Of the last round, see ``info``; infinite where it is not known.
     opening
         Whether the coming round is the opening one, in which clients send Laplace approximations.
+    stuck
+        Number of the last rounds without progress, see :func:`makes_progress`.
     """
 
     sites: Gaussian
@@ -41,6 +44,7 @@ class EPState(NamedTuple):
     ceiling: Array
     change: Array
     opening: Array
+    stuck: Array
 
     def global_(self) -> Gaussian:
         """The posterior: prior times sites, summed afresh so that it always equals the product."""
@@ -80,6 +84,15 @@ def noise_limited(noise: Array, change: Array, last_change: Array, step: Array) 
     shrinks = change <= (1.0 - 0.5 * step) * last_change
     near = (change <= _NEAR_NOISE * noise) & ~shrinks
     return ((change <= _AT_NOISE * noise) | near) & (noise <= NOISE_TARGET)
+
+
+def makes_progress(noise: Array, change: Array, last_change: Array, step: Array) -> Array:
+    """Whether a round has brought the fixed point nearer, as with a contraction up to 0.95, or is noise.
+
+    The budget of rounds would not do for a slower iteration.
+    """
+    shrinks = jnp.isfinite(change) & (change <= (1.0 - 0.05 * step) * last_change)
+    return (step > 0.0) & (shrinks | (change <= _NEAR_NOISE * noise))
 
 
 def largest_proper_step(

@@ -38,6 +38,17 @@ def fixed_normal(num: int, size: int) -> np.ndarray:
     return special.ndtri(np.clip(np.mod(_sobol(num, size) + shift, 1.0), 1e-12, 1.0 - 1e-12))
 
 
+@lru_cache(maxsize=32)
+def balanced_normal(num: int, size: int) -> np.ndarray:
+    """:func:`fixed_normal` with mean zero and covariance one exactly, shape ``(num, size)`` with ``num > size``.
+
+    Sums over such draws are exact for quadratic functions, as they are where a client is linear-Gaussian.
+    """
+    noise = fixed_normal(num, size)
+    noise = noise - noise.mean(axis=0)
+    return noise @ np.linalg.inv(np.linalg.cholesky(noise.T @ noise / num)).T
+
+
 def pareto_smooth(log_weights: Array) -> tuple[Array, Array]:
     """Pareto-smoothed importance weights and the shape of their tail.
 

@@ -40,7 +40,12 @@ class Mode(NamedTuple):
 
 
 def find_mode(
-    log_density: Callable[[Array], Array], starts: Array, *, max_steps: int = 30, tolerance: float = 0.1
+    log_density: Callable[[Array], Array],
+    starts: Array,
+    *,
+    max_steps: int = 30,
+    tolerance: float = 0.1,
+    jacobian: Callable = jax.jacfwd,
 ) -> Mode:
     """Maximise ``log_density`` by Newton steps ``x + (H + lambda D)^-1 g`` with the best of a ladder of ``lambda``.
 
@@ -54,6 +59,8 @@ def find_mode(
         Upper bound of the Newton steps; a warm start needs one or two.
     tolerance
         Stop once the Newton decrement ``g' H^-1 g``, in nats, is below it.
+    jacobian
+        How the gradient is differentiated, see :attr:`fedbayes.problem.program.Program.jacobian`.
 
     Returns
     -------
@@ -74,7 +81,7 @@ def find_mode(
         best = jnp.argmax(values)
         improved = values[best] > mode.value
         position = jnp.where(improved, candidates[best], mode.position)
-        hessian, slope = jax.jacfwd(slope_of, has_aux=True)(position)
+        hessian, slope = jacobian(slope_of, has_aux=True)(position)
         curvature = symmetrised(-hessian)
         diagonal = jnp.abs(jnp.diagonal(curvature)) + 1e-8
         damped = curvature + ladder[:, None, None] * jnp.diag(diagonal)

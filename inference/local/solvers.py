@@ -13,6 +13,7 @@ from fedbayes.inference.local.draws import Drawn, by_importance, by_nuts, import
 from fedbayes.inference.local.importance import quasi_normal
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.moments import Estimator, SiteError
+from fedbayes.inference.local.nested import nested_site
 from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian
 
 
@@ -55,6 +56,26 @@ def importance(*, num_samples: int, estimator: Estimator) -> Solver:
 
     def run(tilted: Tilted, warm: Warm, inputs: Array) -> LocalSite:
         return _estimated(by_importance(tilted, warm, inputs, num_samples=num_samples), tilted, estimator)
+
+    return Solver(run, importance_inputs)
+
+
+def nested(*, num_samples: int, estimator: Estimator) -> Solver:
+    """Importance sampling of the globals, and of the locals given them, for clients with locals.
+
+    Parameters
+    ----------
+    num_samples
+        Draws of the globals, a power of two, above ``2 d + 2``.
+    estimator
+        Turns the draws into a site.
+    """
+    plain = importance(num_samples=num_samples, estimator=estimator)
+
+    def run(tilted: Tilted, warm: Warm, inputs: Array) -> LocalSite:
+        if tilted.factor.num_locals == 0:
+            return plain.run(tilted, warm, inputs)
+        return nested_site(tilted, warm, inputs, num_samples=num_samples, estimator=estimator)
 
     return Solver(run, importance_inputs)
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedbayes.gaussian import Gaussian
@@ -37,6 +38,16 @@ class Subposterior(NamedTuple):
     def num_locals(self) -> int:
         """Number of local latents."""
         return self.client.num_locals
+
+    @property
+    def jacobian(self) -> Callable:
+        """How the gradient is differentiated."""
+        return self.client.jacobian
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Places of the locals of each independent group."""
+        return self.client.groups
 
     def log_factor(self, position: Array) -> Array:
         """Log density at the joint position ``(theta, z)``, unnormalised."""

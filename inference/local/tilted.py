@@ -1,9 +1,11 @@
 """The tilted density of one client: its cavity times its factor."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
@@ -19,6 +21,16 @@ class Factor(Protocol):
     @property
     def num_locals(self) -> int:
         """Number of local latents."""
+        ...
+
+    @property
+    def jacobian(self) -> Callable:
+        """How the gradient is differentiated: ``jax.jacfwd`` or ``jax.jacrev``."""
+        ...
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Places of the locals of each group, shape ``(groups, size)``: independent given the globals."""
         ...
 
     def log_factor(self, position: Array) -> Array:
@@ -37,11 +49,14 @@ class Tilted(NamedTuple):
         Everybody else's knowledge of the globals; normalised when it is proper.
     guess
         Where else the search for the mode may start: globals ``(d,)``, or ``None``.
+    spread
+        Precision ``(d, d)`` with which the globals are known there, or ``None``.
     """
 
     factor: Factor
     cavity: Gaussian
     guess: Array | None = None
+    spread: Array | None = None
 
     def log_density(self, position: Array) -> Array:
         """Log of the tilted density at ``position``, shape ``(d + m,)``."""
@@ -68,11 +83,11 @@ class Tilted(NamedTuple):
             Of the Newton decrement, in nats.
         """
         if self.guess is None:
-            return find_mode(self.log_density, start, tolerance=tolerance)
+            return find_mode(self.log_density, start, tolerance=tolerance, jacobian=self.factor.jacobian)
         size = self.cavity.size
         guess = jnp.where(jnp.isfinite(self.guess), self.guess, start[:size])
         starts = jnp.stack([start, jnp.concatenate([guess, start[size:]])])
-        return find_mode(self.log_density, starts, tolerance=tolerance)
+        return find_mode(self.log_density, starts, tolerance=tolerance, jacobian=self.factor.jacobian)
 
     def scores(self, position: Array) -> tuple[Array, Array]:
         """Log factor and its gradient at many positions, shapes ``(n,)`` and ``(n, d + m)``."""

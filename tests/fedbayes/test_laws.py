@@ -287,6 +287,7 @@ def test_permuting_changes_nothing(name, reference):
     assert_equal(posterior, reference(name)[1], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ep", "ep-from-mode"])
 def test_inactive_clients_keep_their_sites(name, problem):
     after_one, _ = run(name, problem, rounds=1)
@@ -351,6 +352,7 @@ def test_local_update_compiles_once(name, executor):
         assert len(set(counts)) == 1, f"{phase}: traced again after its first round, {counts}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["laplace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one-shot-laplace", "ep"))]
 )
@@ -377,6 +379,7 @@ def conjugate(y):
     numpyro.sample("y", dist.Normal(mu, 1.5), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1,), (1, 1, 5)])
 @pytest.mark.parametrize(
     "name", ["laplace", *(pytest.param(n, marks=pytest.mark.slow) for n in EXACT if n != "laplace")]

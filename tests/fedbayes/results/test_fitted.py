@@ -212,6 +212,7 @@ def one() -> tuple[dict, np.ndarray, np.ndarray]:
     return {"only": {"x": x, "y": y}}, mean, (grid - mean).T @ (weight[:, None] * (grid - mean))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("solver", "num_samples", "bias", "scale"),
     [

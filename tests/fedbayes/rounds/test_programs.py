@@ -85,6 +85,7 @@ METHODS = {
 QUICK = ("laplace",)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in METHODS])
 def test_a_second_fit_compiles_nothing(name):

@@ -37,6 +37,7 @@ def error(run, clients) -> float:
     )
 
 
+@pytest.mark.slow
 def test_one_undamped_round_is_exact(rounds, model, clients) -> None:
     assert error(rounds(model, clients, EXACT).run(1), clients) < 1e-10
 
@@ -102,6 +103,7 @@ def prior_in_every_client(algorithm):
     return with_changed_sites(algorithm, add)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [site_not_divided, prior_in_every_client])
 def test_planted_bugs_are_caught(rounds, clients, bug) -> None:
     run = rounds(partial(hm2.model, tau=TAU, noise_sd=NOISE), clients, EXACT, change=bug)
@@ -136,6 +138,7 @@ def test_client_posterior_uses_the_cavity_and_is_exact(rounds, clients) -> None:
         assert np.max(np.abs(twice - exact)) > 1e-3  # the client's data counted twice
 
 
+@pytest.mark.slow
 def test_a_new_client_is_what_the_joint_fit_says_of_it(rounds, clients) -> None:
     old = {name: data for name, data in clients.items() if name != list(clients)[-1]}
     name = list(clients)[-1]
@@ -149,6 +152,7 @@ def test_a_new_client_is_what_the_joint_fit_says_of_it(rounds, clients) -> None:
     np.testing.assert_allclose(covariance, spread, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "separate"), [(1e-8, False), (1e8, True)])
 def test_limits_of_the_spread_between_clients(rounds, clients, tau: float, separate: bool) -> None:
     """No spread: one pooled regression. Unlimited spread: each client on its own."""

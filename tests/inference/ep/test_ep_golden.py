@@ -82,6 +82,7 @@ def test_quadrature_reaches_the_golden_fixed_point(rounds, monkeypatch, num, est
     np.testing.assert_allclose(summary(run), GOLDEN[num], atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [*(pytest.param(num, marks=pytest.mark.slow) for num in (10, 30)), 100])
 def test_the_default_solver_reaches_the_golden_fixed_point(num) -> None:
     """Importance sampling and score regression, four replicates: within 0.03 posterior sds, and 3 percent of the sds.

@@ -130,6 +130,7 @@ def test_decaying_steps_follow_their_law():
     assert_law(draws[-1, :, 0], mean[0], covariance[0, 0])
 
 
+@pytest.mark.slow
 def test_decaying_by_name_is_the_schedule_of_the_theorem():
     """``L`` and ``m`` come from the clients' curvatures at the mode, here 9 and 1 without a preconditioner."""
     options = {"local_steps": 5, "preconditioner": "none", "num_chains": 3, "num_warmup": 0}
@@ -138,6 +139,7 @@ def test_decaying_by_name_is_the_schedule_of_the_theorem():
     np.testing.assert_allclose(named, written, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "rho"), [(s, r) for s in ("with_replacement", "without_replacement") for r in (0.0, 0.5, 1.0)]
 )

@@ -79,6 +79,7 @@ def paths():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mode", "from zero", *(pytest.param(n, marks=pytest.mark.slow) for n in ("equal weights", "draws"))]
 )

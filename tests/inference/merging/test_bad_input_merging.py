@@ -499,6 +499,7 @@ def test_too_few_samples_are_said(case):
         assert phases(method, problem_of(rows=method.needs_rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["score", *(pytest.param(c, marks=pytest.mark.slow) for c in ("fedpa", "fedpa, iasg"))]
 )
@@ -554,6 +555,7 @@ MERGING = {combine: OneShot(**ONCE, combine=combine, check=False) for combine in
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

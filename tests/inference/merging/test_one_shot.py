@@ -65,6 +65,7 @@ EXACT = {
 SLOW = ("product, NUTS", "product, prior whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else []) for n in EXACT])
 def test_products_of_gaussian_clients_are_exact(name) -> None:
     found = fit(EXACT[name])

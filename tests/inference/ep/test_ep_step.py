@@ -1,0 +1,130 @@
+"""The server's step: how long it may be, when it counts as noise, and when rounds no longer help."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbayes as fb
+from fedbayes.gaussian import Gaussian, whitener
+from fedbayes.inference.ep import step
+from fedbayes.inference.ep.answer import fixed_point_error
+from fedbayes.inference.ep.step import EPState, damping, largest_proper_step, makes_progress
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("noise", [0.15, 0.5, 3.0])
+def test_damping_leaves_the_target_of_stationary_noise(noise) -> None:
+    """An iteration ``x <- x + eta (noise - x)`` has the stationary variance ``eta / (2 - eta)`` of its noise."""
+    eta = float(damping(jnp.asarray(noise), jnp.asarray(0.0)))
+    np.testing.assert_allclose(eta / (2.0 - eta) * noise**2, 0.1**2, rtol=1e-12)
+    rng, num = np.random.default_rng(0), 200_000
+    path = np.zeros(num)
+    for i, drawn in enumerate(noise * rng.normal(size=num - 1)):
+        path[i + 1] = path[i] + eta * (drawn - path[i])
+    independent = num * eta / (2.0 - eta)  # of an autoregression with coefficient 1 - eta
+    np.testing.assert_allclose(path.std(), 0.1, rtol=5.0 / np.sqrt(independent))
+
+
+def test_damping_needs_no_step_below_one_where_there_is_little_noise_or_far_to_go() -> None:
+    assert float(damping(jnp.asarray(0.1), jnp.asarray(0.0))) == 1.0
+    assert float(damping(jnp.asarray(0.5), jnp.asarray(10.0))) == 1.0
+
+
+def precisions(*values: float) -> Gaussian:
+    """Sites of one global with these precisions."""
+    return Gaussian(jnp.zeros((len(values), 1)), jnp.asarray(values)[:, None, None], jnp.zeros(len(values)))
+
+
+def state_of(sites: Gaussian, prior: float = 1.0) -> EPState:
+    own = Gaussian(jnp.zeros(1), jnp.full((1, 1), prior), jnp.zeros(()))
+    state = EPState(sites, own, jnp.eye(1), jnp.ones(()), jnp.ones(()), jnp.asarray(False), jnp.zeros(()))
+    return state._replace(white=whitener(state.global_().precision))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_step_makes_a_single_cavity_improper(place) -> None:
+    """The global stays proper all the way; one client's cavity, 1 - 1.5 step, does so up to 2/3 of it."""
+    start, target = state_of(precisions(0.0, 0.0)), precisions(*((3.0, -1.5) if place else (-1.5, 3.0)))
+    moved, taken = largest_proper_step(start, target, start.prior, jnp.ones(()))
+    assert float(taken) == pytest.approx(0.8**2)
+    cavities = moved.global_().precision - moved.sites.precision
+    assert float(jnp.min(cavities)) == pytest.approx(1.0 - 1.5 * 0.64)
+
+
+def test_steps_that_look_at_the_global_alone_are_seen(monkeypatch) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr(step, "all_proper", lambda state, other: jnp.all(state.global_().precision > 0.0))
+    start = state_of(precisions(0.0, 0.0))
+    moved, taken = largest_proper_step(start, precisions(3.0, -1.5), start.prior, jnp.ones(()))
+    assert float(taken) == 1.0
+    assert float(jnp.min(moved.global_().precision - moved.sites.precision)) < 0.0
+
+
+def test_no_step_loses_nine_tenths_of_a_precision() -> None:
+    start = state_of(precisions(99.0, 0.0))
+    moved, taken = largest_proper_step(start, precisions(0.0, 0.0), start.prior, jnp.ones(()))
+    assert 0.0 < float(taken) < 1.0
+    assert float(moved.global_().precision[0, 0]) > 10.0
+
+
+@pytest.mark.parametrize(
+    ("noise", "change", "before", "taken", "expected"),
+    [
+        (0.0, 30.0, 50.0, 1.0, True),
+        (0.0, 30.0, 31.0, 1.0, False),
+        (0.0, 0.98, 1.0, 0.2, True),  # small steps shrink it slowly
+        (0.0, 0.995, 1.0, 0.2, False),
+        (0.2, 0.6, 0.5, 1.0, True),  # noise
+        (0.2, 0.6, 0.5, 0.0, False),  # no step at all
+        (0.0, np.inf, np.inf, 1.0, False),
+    ],
+)
+def test_progress(noise, change, before, taken, expected) -> None:
+    values = (jnp.asarray(value) for value in (noise, change, before, taken))
+    assert bool(makes_progress(*values)) == expected
+
+
+@pytest.mark.parametrize("eta", [1.0, 0.2])
+@pytest.mark.parametrize("contraction", [0.1, 0.6, 0.9])
+def test_the_fixed_point_error_of_a_linear_iteration_is_exact(eta, contraction) -> None:
+    error, history = 3.0, []
+    for _ in range(4):
+        change = (1.0 - contraction) * error
+        error = (1.0 - eta * (1.0 - contraction)) * error
+        history.append({"change": np.array([change]), "monte_carlo_noise": np.zeros(1), "step": np.array([eta])})
+    if 1.0 - eta * (1.0 - contraction) < 0.95:
+        np.testing.assert_allclose(fixed_point_error(history), error, rtol=1e-10)
+    else:  # so slow that two rounds tell no more than a bound
+        assert fixed_point_error(history) < error
+    assert np.isnan(fixed_point_error(history[:1]))
+
+
+def test_changes_of_noise_alone_leave_no_fixed_point_error() -> None:
+    record = {"change": np.array([0.07]), "monte_carlo_noise": np.array([0.05]), "step": np.ones(1)}
+    assert fixed_point_error([record, record]) == 0.0
+
+
+def separable(x, y) -> None:
+    import numpyro
+    import numpyro.distributions as dist
+
+    slope = numpyro.sample("slope", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
+
+
+def test_a_hopeless_fit_stops_early_and_says_why() -> None:
+    """Separable data under a flat prior: the posterior is improper, and the slope goes to infinity."""
+    rng = np.random.default_rng(0)
+    clients = {name: {"x": x, "y": (x > 0).astype(int)} for name in "abc" if (x := rng.normal(size=40)) is not None}
+    with pytest.warns(fb.NotConvergedWarning, match="no nearer to a fixed point.* proper priors"):
+        fit = fb.fit_federated(
+            separable, clients, method=fb.EP(num_replicates=1, init="newton"), key=jax.random.key(0), progress=False
+        )
+    assert not fit.converged
+    assert fit.rounds.sizes["round"] < 30

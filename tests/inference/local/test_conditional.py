@@ -1,0 +1,186 @@
+"""Locals given the globals: control variates, modes by groups, and nested importance sampling against exact answers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import roots_hermite
+
+import fedbayes as fb
+from fedbayes.gaussian import Gaussian
+from fedbayes.inference.local import moments
+from fedbayes.inference.local.conditional import Conditional, find_conditional
+from fedbayes.inference.local.moments import TiltedDraws, control_variates, score_regression
+from fedbayes.inference.local.nested import nested_site
+from fedbayes.inference.local.tilted import Tilted, cold_chains
+from fedbayes.inference.mode import _expansion
+from fedbayes.problem.problem import make_problem
+
+GROUPS = 12
+RNG = np.random.default_rng(0)
+Y = 0.5 * RNG.normal(size=GROUPS) + RNG.normal(size=GROUPS) + 1.0
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def known_scale(y) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    with fb.local(), numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(mu, 0.5))
+    numpyro.sample("y", dist.Normal(z, 1.0).to_event(1), obs=y)
+
+
+def unknown_scale(y, centred: bool) -> None:
+    mu, tau = numpyro.sample("mu", dist.Normal(0.0, 2.0)), numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
+    with fb.local(), numpyro.plate("groups", GROUPS):
+        if centred:
+            z = numpyro.sample("z", dist.Normal(mu, tau))
+        else:
+            z = mu + tau * numpyro.sample("e", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(z, 1.0).to_event(1), obs=y)
+
+
+def client_of(model, **data: Any):
+    return make_problem(model, {"a": {"y": Y, **data}}).client("a")
+
+
+def marginal_moments(cavity: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+    """Of (mu, log tau) under the cavity times the exact marginal likelihood, on a grid."""
+    mu, log_tau = np.meshgrid(np.linspace(-6, 8, 600), np.linspace(-8, 6, 600), indexing="ij")
+    theta = np.stack([mu, log_tau], axis=-1)
+    shift, precision = np.asarray(cavity.shift), np.asarray(cavity.precision)
+    variance = 1.0 + np.exp(2.0 * log_tau)
+    log_density = theta @ shift - 0.5 * np.einsum("...i,ij,...j", theta, precision, theta)
+    log_density += -0.5 * GROUPS * np.log(variance) - 0.5 * ((Y[:, None, None] - mu) ** 2).sum(axis=0) / variance
+    weight = np.exp(log_density - log_density.max())
+    weight /= weight.sum()
+    mean = np.einsum("ij,ijk->k", weight, theta)
+    return mean, np.einsum("ij,ijk,ijl->kl", weight, theta - mean, theta - mean)
+
+
+CAVITY = Gaussian(jnp.array([0.25, 0.0]), jnp.array([[0.25, 0.0], [0.0, 1.0]]), jnp.zeros(()))
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_nested_draws_find_the_moments_of_a_hierarchical_scale(centred) -> None:
+    """Against a grid over the globals, with the locals integrated out by hand: five Monte Carlo errors."""
+    tilted = Tilted(client_of(unknown_scale, centred=centred), CAVITY)
+    found = jax.jit(
+        lambda shift: nested_site(
+            tilted, cold_chains(jnp.zeros(2 + GROUPS)), shift, num_samples=1024, estimator=score_regression
+        )
+    )(jnp.asarray(np.random.default_rng(1).random(2 + GROUPS)))
+    mean, covariance = Gaussian(
+        CAVITY.shift + found.site.shift, CAVITY.precision + found.site.precision, jnp.zeros(())
+    ).moments()
+    exact_mean, exact_covariance = marginal_moments(CAVITY)
+    error = np.sqrt(float(found.error.noise(covariance)) / 2)
+    assert float(found.k_hat) < 0.7
+    assert error < 0.05
+    sd = np.sqrt(np.diagonal(exact_covariance))
+    np.testing.assert_allclose((mean - exact_mean) / sd, 0.0, atol=5 * error)
+    np.testing.assert_allclose(np.sqrt(np.diagonal(covariance)) / sd, 1.0, atol=5 * error)
+
+
+def test_a_wrong_spread_of_the_locals_is_seen(monkeypatch) -> None:
+    """Negative control: the weights without the locals' spread, which goes with the scale."""
+    monkeypatch.setattr(Conditional, "log_spread", lambda self: jnp.zeros(()))
+    with pytest.raises(AssertionError):
+        test_nested_draws_find_the_moments_of_a_hierarchical_scale(True)
+
+
+def exact_site() -> tuple[float, float]:
+    """Shift and precision of the factor of ``known_scale``: Gaussian in mu."""
+    variance = 1.0 + 0.5**2
+    return Y.sum() / variance, GROUPS / variance
+
+
+def test_nested_draws_are_exact_for_linear_gaussian_clients() -> None:
+    cavity = Gaussian(jnp.zeros(1), jnp.full((1, 1), 0.25), jnp.zeros(()))
+    found = nested_site(
+        Tilted(client_of(known_scale), cavity),
+        cold_chains(jnp.zeros(1 + GROUPS)),
+        jnp.full(1 + GROUPS, 0.3),
+        num_samples=64,
+        estimator=score_regression,
+    )
+    np.testing.assert_allclose([found.site.shift[0], found.site.precision[0, 0]], exact_site(), rtol=1e-7)
+    assert float(found.k_hat) < 0.7
+
+
+def test_expansions_are_exact_for_linear_gaussian_clients() -> None:
+    """The mode phase: noise in the Hessian would look like a saddle where locals are many and rows few."""
+    message, _ = _expansion(client_of(known_scale), jnp.array([0.3]), jnp.zeros(GROUPS), 64)
+    np.testing.assert_allclose([message.site.shift[0], message.site.precision[0, 0]], exact_site(), rtol=1e-8)
+
+
+def test_groups_are_found_and_change_nothing() -> None:
+    client = client_of(unknown_scale, centred=True)
+    assert client.groups.shape == (GROUPS, 1)
+    theta, start = jnp.array([0.3, -0.5]), jnp.zeros(GROUPS)
+    at = lambda z: client.log_factor(jnp.concatenate([theta, z]))  # noqa: E731
+    one, many = (
+        find_conditional(at, start, jnp.asarray(g), max_steps=30) for g in (np.arange(12)[None], client.groups)
+    )
+    np.testing.assert_allclose(one.mode, many.mode, rtol=1e-9)
+    np.testing.assert_allclose(one.log_spread(), many.log_spread(), rtol=1e-9)
+    precision = 1.0 + np.exp(1.0)
+    np.testing.assert_allclose(many.mode, (Y + np.exp(1.0) * 0.3) / precision, rtol=1e-7)
+    np.testing.assert_allclose(many.white[:, 0, 0], precision**-0.5, rtol=1e-9)
+
+
+def test_locals_that_share_a_row_are_one_group() -> None:
+    def crossed(y) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with fb.local(), numpyro.plate("groups", GROUPS):
+            z = numpyro.sample("z", dist.Normal(mu, 0.5))
+        numpyro.sample("y", dist.Normal(z + z[::-1], 1.0).to_event(1), obs=y)
+
+    assert client_of(crossed).groups.shape == (1, GROUPS)
+
+
+def scores_at(client, theta: np.ndarray, z: np.ndarray) -> TiltedDraws:
+    """Draws at one value of the globals and many of a single local."""
+    position = jnp.asarray(np.column_stack([np.tile(theta, (len(z), 1)), z]))
+    score = jax.vmap(jax.grad(client.log_factor))(position)
+    curvature = jnp.array([[2.0, 0.3, -0.4], [0.3, 3.0, 0.2], [-0.4, 0.2, 1.5]])
+    even = jnp.full(len(z), 1.0 / len(z))
+    return TiltedDraws(position, score, even, jnp.array([0.1, -0.2, 0.3]), curvature, jnp.asarray(float(len(z))))
+
+
+def one_local(y) -> None:
+    mu, tau = numpyro.sample("mu", dist.Normal(0.0, 2.0)), numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
+    with fb.local():
+        z = numpyro.sample("z", dist.Normal(mu, tau))
+    numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+def mean_of_columns() -> np.ndarray:
+    """Given the globals, by Gauss-Hermite quadrature over the local, whose law is Gaussian."""
+    y = np.array([0.4, 1.3])
+    client = make_problem(one_local, {"a": {"y": y}}).client("a")
+    theta = np.array([0.7, -0.6])
+    precision = np.exp(1.2) + 2.0
+    nodes, weights = roots_hermite(20)
+    z = (np.exp(1.2) * 0.7 + y.sum()) / precision + np.sqrt(2.0 / precision) * nodes
+    columns = np.asarray(control_variates(scores_at(client, theta, z), 2))
+    return weights @ columns / weights.sum()
+
+
+def test_control_variates_have_mean_zero_given_the_globals() -> None:
+    np.testing.assert_allclose(mean_of_columns(), 0.0, atol=1e-12)
+
+
+def test_a_control_variate_with_another_mean_is_seen(monkeypatch) -> None:
+    """Negative control: the quadratic one without its constant."""
+    right = moments.control_variates
+    monkeypatch.setitem(globals(), "control_variates", lambda draws, size: right(draws, size) - jnp.array([0, 0, 1.0]))
+    assert abs(mean_of_columns()[2]) > 0.9
