@@ -1,7 +1,7 @@
 """Clients' data: what users give, checked and turned into arrays; and what an algorithm sees of a client."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -156,7 +156,7 @@ def prepare_like(
     ClientDataError
         As for :func:`prepare_clients`.
     """
-    client = _read(name, data, set(expected.arrays), {name: data})
+    client = _with_sizes_of(expected, _read(name, data, set(expected.arrays), {name: data}))
     if partly:
         shared = client.arrays.keys() & expected.arrays.keys()
         same_axes = {key for key in shared if client.arrays[key].ndim == expected.arrays[key].ndim}
@@ -168,6 +168,17 @@ def prepare_like(
         for argument, array in client.arrays.items()
     }
     return _cast(name, client, kinds, dtype)
+
+
+def _with_sizes_of(expected: ClientArrays, client: ClientArrays) -> ClientArrays:
+    """The client, with NumPy's single integers as Python numbers where the fit's clients have these."""
+    sizes = {
+        argument: array.item()
+        for argument, array in client.arrays.items()
+        if array.ndim == 0 and array.dtype.kind in "iub" and argument in expected.static
+    }
+    arrays = {argument: array for argument, array in client.arrays.items() if argument not in sizes}
+    return replace(client, arrays=arrays, static=client.static | sizes)
 
 
 def _is_number(value: Any) -> bool:

@@ -245,3 +245,18 @@ def test_a_new_client_may_have_another_number_where_the_others_differ():
     fit = fb.fit_federated(binomial, clients, method="laplace", key=jax.random.key(0), progress=False)
     assert fit.adapt({"y": 4, "n": 11}).posterior["rate"].shape == (1, 1000)
     assert predicted(fit, None, n=1000).max() > 100
+
+
+def test_a_new_client_may_have_another_size():
+    """A size that NumPy counted is one like Python's."""
+
+    def groups(n, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        with fb.local():
+            level = numpyro.sample("level", dist.Normal(mu, 1.0).expand([n]).to_event(1))
+        numpyro.sample("y", dist.Normal(level.sum(), 1.0), obs=y)
+
+    clients = {name: {"y": RNG.normal(size=4), "n": np.int64(n)} for name, n in (("a", 2), ("b", 3))}
+    fit = fb.fit_federated(groups, clients, method="laplace", key=jax.random.key(0), num_draws=40, progress=False)
+    assert fit.adapt({"y": RNG.normal(size=4), "n": np.int64(5)}).posterior["level"].shape == (1, 40, 5)
+    assert predicted(fit, "a", y=clients["a"]["y"], n=np.int64(2)).shape == (1, 40)
