@@ -55,6 +55,7 @@ def steps() -> dict:
     import numpy as np
 
     import fedbayes as fb
+    import fedbayes.fit  # a name of `fb` is loaded when it is first used
     from fedbayes.models import heart_disease
 
     clock, clients = Clock(), heart_disease.clients()

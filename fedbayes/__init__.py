@@ -4,19 +4,29 @@ One client's model is a NumPyro function; :func:`fit_federated` fits it to the c
 and ``fit.idata`` is the global posterior for ArviZ.
 """
 
-from importlib.metadata import version
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
-from fedbayes.compiling import cache_programs
-from fedbayes.errors import ClientDataError, FederatedError, MergeWarning, ModelError, NotConvergedWarning, ResultCode
-from fedbayes.fit import fit_federated, load_fit
-from fedbayes.gaussian import Gaussian
-from fedbayes.inference import EP, FALD, FedPA, Laplace, OneShot
-from fedbayes.problem.clients import clients_from_dataframe
-from fedbayes.problem.split import local
-from fedbayes.results.fit import FederatedFit
-from fedbayes.results.hypothesis import excludes, probability_of_direction
+if TYPE_CHECKING:
+    from fedbayes.compiling import cache_programs
+    from fedbayes.errors import (
+        ClientDataError,
+        FederatedError,
+        MergeWarning,
+        ModelError,
+        NotConvergedWarning,
+        ResultCode,
+    )
+    from fedbayes.fit import fit_federated, load_fit
+    from fedbayes.gaussian import Gaussian
+    from fedbayes.inference import EP, FALD, FedPA, Laplace, OneShot
+    from fedbayes.problem.split import local
+    from fedbayes.problem.tables import clients_from_dataframe
+    from fedbayes.results.fit import FederatedFit
+    from fedbayes.results.hypothesis import excludes, probability_of_direction
 
-__version__ = version("fedbayes")
+    __version__: str
 
 __all__ = [
     "EP",
@@ -40,3 +50,45 @@ __all__ = [
     "local",
     "probability_of_direction",
 ]
+
+# Importing the package loads none of it, nor JAX: a name is loaded when it is first used. The imports above tell
+# type checkers the same.
+_HOMES = {
+    "fedbayes.compiling": ["cache_programs"],
+    "fedbayes.errors": [
+        "ClientDataError",
+        "FederatedError",
+        "MergeWarning",
+        "ModelError",
+        "NotConvergedWarning",
+        "ResultCode",
+    ],
+    "fedbayes.fit": ["fit_federated", "load_fit"],
+    "fedbayes.gaussian": ["Gaussian"],
+    "fedbayes.inference": ["EP", "FALD", "FedPA", "Laplace", "OneShot"],
+    "fedbayes.problem.split": ["local"],
+    "fedbayes.problem.tables": ["clients_from_dataframe"],
+    "fedbayes.results.fit": ["FederatedFit"],
+    "fedbayes.results.hypothesis": ["excludes", "probability_of_direction"],
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value = version("fedbayes")
+        elif name in _HOME:
+            value = getattr(importlib.import_module(_HOME[name]), name)
+        elif not name.startswith("_") and importlib.util.find_spec(f"fedbayes.{name}"):
+            return importlib.import_module(f"fedbayes.{name}")
+        else:
+            raise AttributeError(f"module 'fedbayes' has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

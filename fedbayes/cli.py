@@ -34,9 +34,6 @@ def main(
     ] = False,
 ) -> None:
     """Federated Bayesian inference for NumPyro programs."""
-    from fedbayes.compiling import cache_programs
-
-    cache_programs()
 
 
 @app.command()
@@ -53,8 +50,10 @@ def demo(
 
     from rich.console import Console
 
+    from fedbayes.compiling import cache_programs
     from fedbayes.results import plots
 
+    cache_programs()
     console = Console(highlight=False)
     try:
         plots.require_matplotlib()

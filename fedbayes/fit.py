@@ -15,10 +15,12 @@ import fedbayes.inference as inference
 from fedbayes.algorithm import Method
 from fedbayes.errors import NotConvergedWarning
 from fedbayes.inference.local.after import AFTER
+from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import make_problem
 from fedbayes.problem.program import Model
+from fedbayes.problem.twins import warn_of_twins
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.saved import Presentation, read_meta, state_file
+from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_same, read_meta, state_file
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, InProcess
 from fedbayes.rounds.loop import Participation, Run
@@ -53,9 +55,10 @@ def fit_federated(
         local. What it says of the globals alone (priors, a soft constraint by ``numpyro.factor``, an observed constant)
         counts once for all clients.
     clients
-        From client name to the model's keyword arguments (NumPy, JAX, pandas); see :func:`clients_from_dataframe`. Only
-        the number of rows may differ, and integers that fix shapes, such as a number of groups: clients that differ in
-        them have different programs.
+        From client name to the model's keyword arguments: arrays, tensors and tables of NumPy, JAX, pandas, polars,
+        xarray or PyTorch, whose index is ignored; see :func:`clients_from_dataframe`. Only the number of rows may
+        differ, and integers that fix shapes, such as a number of groups: clients that differ in them have different
+        programs. Integers and true or false in one client become decimals where another has them.
     method
         ``"ep"``, ``"fald"``, ``"posterior_averaging"``, ``"one_shot"``, ``"laplace"``, or a configured method such as
         ``fedbayes.EP(num_samples=1024)`` or ``fedbayes.OneShot(combine="consensus")``.
@@ -102,6 +105,8 @@ def fit_federated(
     -----
     NotConvergedWarning
         The rounds were spent before the tolerance was met, or clients could not be used; it names them.
+    UserWarning
+        Two clients hold the same rows.
 
     Examples
     --------
@@ -118,7 +123,9 @@ def fit_federated(
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local))
     bar = Bar() if progress else Silent()
     with jax.enable_x64(True):
-        problem = make_problem(model, clients, local=local, dtype=dtype, rows=configured.needs_rows)
+        with explaining(clients):
+            problem = make_problem(model, clients, local=local, dtype=dtype, rows=configured.needs_rows)
+        warn_of_twins(model, clients, problem.arrays, stacklevel=2)
         programs = programs_for(configured, problem.roster, problem.programs, AFTER)
         for warning in programs.warnings:
             warnings.warn(warning, stacklevel=2)
@@ -155,21 +162,45 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     Raises
     ------
     ValueError
-        The folder holds a fit of other clients or other globals.
+        The folder holds a fit of other clients, other data or other globals, or a file in it is cut short.
+    FileNotFoundError
+        It is not the folder of a saved fit.
     """
     folder = Path(path)
     saved = read_meta(folder)
-    known = {type(method()).__name__: method for method in inference.METHODS.values()}
-    configured, runner = known[saved.method](**saved.options), Batched()
+    configured, runner = _configured(folder, saved), Batched()
     with jax.enable_x64(True):
-        problem = make_problem(model, clients, local=saved.shown.local, dtype=saved.dtype, rows=configured.needs_rows)
+        with explaining(clients):
+            problem = make_problem(
+                model, clients, local=saved.shown.local, dtype=saved.dtype, rows=configured.needs_rows
+            )
+        check_same(folder, saved.about, about(problem.roster))
         programs = programs_for(configured, problem.roster, problem.programs, AFTER)
         runner.connect(programs, problem, saved.key)
         run = Run(programs, problem.roster, runner, saved.key)
         current = state_file(folder, problem.description()).read(lambda phase: run.begin(phase, None), runner)
         if current is None:
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
-    return FederatedFit(problem, configured, current, programs, runner, saved.key, saved.shown)
+    return FederatedFit(
+        problem, configured, current, programs, runner, saved.key, saved.shown, SavedPosterior(folder, saved.cost)
+    )
+
+
+def _configured(folder: Path, saved: Saved) -> Method:
+    """The saved fit's method, with its options."""
+    known = {type(method()).__name__: method for method in inference.METHODS.values()}
+    if saved.method not in known:
+        raise ValueError(
+            f"'{folder}' holds a fit by {saved.method}, which is none of fedbayes's methods, {sorted(known)}. Its "
+            "draws can be read without it: `arviz.from_netcdf(...)` of its 'posterior.nc'."
+        )
+    try:
+        return known[saved.method](**saved.options)
+    except TypeError as error:
+        raise ValueError(
+            f"'{folder}' holds a fit by {saved.method} with other options than this version of fedbayes knows "
+            f"({error}). Load it with the version that saved it."
+        ) from error
 
 
 def _method(method: str | Method) -> Method:

@@ -1,9 +1,9 @@
 """Clients' data: what users give, checked and turned into arrays; and what an algorithm sees of a client."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,7 @@ from jax import Array
 
 from fedbayes.errors import ClientDataError
 from fedbayes.problem.program import Program
-
-if TYPE_CHECKING:
-    import pandas as pd
+from fedbayes.problem.values import argument_place, is_table, needs_no_reading, read
 
 
 @partial(
@@ -75,20 +73,42 @@ class Client:
 
 @dataclass(frozen=True)
 class ClientArrays:
-    """One client's arguments: arrays, and everything else (sizes, flags, names)."""
+    """One client's arguments: arrays, and everything else (sizes, flags, names).
+
+    Attributes
+    ----------
+    arrays, static
+        By argument.
+    labels
+        Names of the columns of those arrays that were tables.
+    """
 
     arrays: dict[str, np.ndarray]
     static: dict[str, Any]
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def prepare_clients(clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype) -> dict[str, ClientArrays]:
     """Check the clients' data and turn them into arrays.
 
+    An argument is of one kind of numbers for all clients: decimals for all where one has integers and another decimals.
+
     Raises
     ------
     ClientDataError
-        No clients; a client without rows; NaN or infinite values; other arguments, columns or dtypes than the rest.
+        No clients; a client without rows; text, dates, missing or infinite values; other arguments or columns than the
+        rest.
     """
+    found = read_clients(clients)
+    kinds = {
+        argument: np.result_type(*{client.arrays[argument].dtype for client in found.values()})
+        for argument in next(iter(found.values())).arrays
+    }
+    return {name: _cast(name, client, kinds, dtype) for name, client in found.items()}
+
+
+def read_clients(clients: Mapping[str, Mapping[str, Any]]) -> dict[str, ClientArrays]:
+    """The same, each client's numbers still of the kind that it gave."""
     if not isinstance(clients, Mapping):
         raise ClientDataError(
             f"`clients` is a {type(clients).__name__}; write a mapping from the client's name to the model's keyword "
@@ -102,73 +122,138 @@ def prepare_clients(clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype) -
         raise ClientDataError(
             f"Two clients have the same name once written as text: {names}. Give them different names."
         )
-    varying = _varying_numbers(clients)
-    prepared = {str(name): _arrays(str(name), data, varying, dtype) for name, data in clients.items()}
-    first = next(iter(prepared))
-    for name, client in prepared.items():
-        check_like(first, prepared[first], name, client)
-    return prepared
+    numbers = _numeric_arguments(clients)
+    found = {str(name): _read(str(name), data, numbers, clients) for name, data in clients.items()}
+    first = next(iter(found))
+    for name, client in found.items():
+        if not client.arrays:
+            raise ClientDataError(
+                f"Client '{name}' has no arrays: its arguments are {client.static}. Write its data as arrays, also a "
+                "single number: `np.asarray(3.0)`."
+            )
+        check_like(first, found[first], name, client)
+    return found
 
 
-def _varying_numbers(clients: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Arguments given as Python integers that differ between clients: data, not sizes."""
+def prepare_like(
+    name: str, data: Mapping[str, Any], first: str, expected: ClientArrays, dtype: np.dtype, *, partly: bool = False
+) -> ClientArrays:
+    """The same for one client that comes after the others, or for some arguments of one.
+
+    Parameters
+    ----------
+    name, data
+        The client.
+    first, expected
+        A client of the fit.
+    dtype
+        Of decimals.
+    partly
+        Arguments may be left out, and arrays may have other axes.
+
+    Raises
+    ------
+    ClientDataError
+        As for :func:`prepare_clients`.
+    """
+    client = _with_sizes_of(expected, _read(name, data, set(expected.arrays), {name: data}))
+    if partly:
+        shared = client.arrays.keys() & expected.arrays.keys()
+        same_axes = {key for key in shared if client.arrays[key].ndim == expected.arrays[key].ndim}
+        _check_columns(first, expected, name, client, same_axes)
+    else:
+        check_like(first, expected, name, client)
+    kinds = {
+        argument: np.result_type(array.dtype, expected.arrays.get(argument, array).dtype)
+        for argument, array in client.arrays.items()
+    }
+    return _cast(name, client, kinds, dtype)
+
+
+def _with_sizes_of(expected: ClientArrays, client: ClientArrays) -> ClientArrays:
+    """The client, with NumPy's single integers as Python numbers where the fit's clients have these."""
+    sizes = {
+        argument: array.item()
+        for argument, array in client.arrays.items()
+        if array.ndim == 0 and array.dtype.kind in "iub" and argument in expected.static
+    }
+    arrays = {argument: array for argument, array in client.arrays.items() if argument not in sizes}
+    return replace(client, arrays=arrays, static=client.static | sizes)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_static(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool)
+
+
+def _numeric_arguments(clients: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Arguments given as Python integers that are data, not sizes: they differ between clients, or some have arrays."""
     seen: dict[str, set[int]] = {}
+    arrays = set()
     for data in clients.values():
         if isinstance(data, Mapping):
             for argument, value in data.items():
-                if isinstance(value, int) and not isinstance(value, bool):
+                if _is_number(value):
                     seen.setdefault(argument, set()).add(value)
-    return {argument for argument, values in seen.items() if len(values) > 1}
+                elif not _is_static(value):
+                    arrays.add(argument)
+    return {argument for argument, values in seen.items() if len(values) > 1 or argument in arrays}
 
 
-def _arrays(name: str, data: Mapping[str, Any], varying: set[str], dtype: np.dtype) -> ClientArrays:
+def _read(name: str, data: Mapping[str, Any], numbers: set[str], clients: Mapping[str, Any]) -> ClientArrays:
     if not isinstance(data, Mapping):
+        hint = "`dict(x=frame[['age', 'bmi']], y=frame['sick'])`" if is_table(data) else "`dict(x=..., y=...)`"
         raise ClientDataError(
-            f"Client '{name}' is a {type(data).__name__}; write its data as the model's keyword arguments, "
-            f"`dict(x=..., y=...)`."
+            f"Client '{name}' is a {type(data).__name__}; write its data as the model's keyword arguments, {hint}."
         )
-    arrays, static = {}, {}
+    arrays, static, labels = {}, {}, {}
+    if wrong := [argument for argument in data if not isinstance(argument, str)]:
+        raise ClientDataError(
+            f"Client '{name}' has the argument {wrong[0]!r}, which is no name. Name the model's arguments, "
+            "`dict(x=..., y=...)`."
+        )
     for argument, value in data.items():
-        if value is None or isinstance(value, str | bool) or (isinstance(value, int) and argument not in varying):
+        if _is_static(value) or (_is_number(value) and argument not in numbers):
             static[argument] = value
-        else:
-            arrays[argument] = _array(name, argument, value, dtype)
-    if not arrays:
-        raise ClientDataError(
-            f"Client '{name}' has no arrays: its arguments are {dict(data)}. Write its data as arrays, also a single "
-            "number: `np.asarray(3.0)`."
-        )
-    return ClientArrays(arrays, static)
+            continue
+        if needs_no_reading(value):
+            arrays[argument] = value
+            continue
+        found = read(value, argument_place(name, argument, partial(_given, clients, argument)))
+        arrays[argument] = found.array
+        if found.labels is not None:
+            labels[argument] = found.labels
+    return ClientArrays(arrays, static, labels)
 
 
-def _array(name: str, argument: str, value: Any, dtype: np.dtype) -> np.ndarray:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ClientDataError(f"Client '{name}': `{argument}` is not an array: {error}.") from error
-    if array.dtype.kind not in "fiub":
-        raise ClientDataError(
-            f"Client '{name}': `{argument}` has dtype {array.dtype}, which no density can read. "
-            "Write numbers: encode categories first, for instance with `pandas.get_dummies` or `pandas.factorize`."
-        )
-    if 0 in array.shape:
-        raise ClientDataError(
-            f"Client '{name}' has no rows: `{argument}` has shape {array.shape}. Leave the client out."
-        )
-    if array.dtype.kind == "f":
-        bad = np.argwhere(~np.isfinite(array))
-        if len(bad):
-            where = tuple(int(i) for i in bad[0])
+def _given(clients: Mapping[str, Any], argument: str) -> list:
+    """What all clients have as this argument."""
+    return [data[argument] for data in clients.values() if isinstance(data, Mapping) and argument in data]
+
+
+def _cast(name: str, client: ClientArrays, kinds: Mapping[str, np.dtype], dtype: np.dtype) -> ClientArrays:
+    """The arrays in the kinds of numbers that all clients have, decimals in the fit's precision."""
+    arrays = {}
+    for argument, array in client.arrays.items():
+        kind = dtype if kinds[argument].kind == "f" else kinds[argument]
+        if kind.itemsize >= array.dtype.itemsize:
+            arrays[argument] = array.astype(kind)  # a copy: what the user does to the array later is not the fit's
+            continue
+        with np.errstate(over="ignore"):
+            arrays[argument] = array.astype(kind)
+        if not np.all(finite := np.isfinite(arrays[argument])):
             raise ClientDataError(
-                f"Client '{name}': `{argument}` holds {len(bad)} NaN or infinite values, the first {array[where]} at "
-                f"{where}. Drop or impute these rows, or model them as latents."
+                f"Client '{name}': `{argument}` holds {np.sum(~finite)} values too large for {dtype}, the first "
+                f"{array[~finite][0]}. Use other units, or `dtype=np.float64`."
             )
-        array = array.astype(dtype)
-    return array
+    return ClientArrays(arrays, client.static, client.labels)
 
 
 def check_like(first: str, expected: ClientArrays, name: str, client: ClientArrays) -> None:
-    """A client needs the same arguments, columns and kinds of numbers as the first one.
+    """A client needs the same arguments and columns as the first one.
 
     Raises
     ------
@@ -187,68 +272,24 @@ def check_like(first: str, expected: ClientArrays, name: str, client: ClientArra
             f"Client '{who}': `{argument}` is {bare.static[argument]!r}, but client '{where}' has an array there: all "
             f"clients need one, or none."
         )
-    for argument in expected.arrays:
+    _check_columns(first, expected, name, client, expected.arrays.keys())
+
+
+def _check_columns(
+    first: str, expected: ClientArrays, name: str, client: ClientArrays, arguments: Iterable[str]
+) -> None:
+    for argument in arguments:
         array, other = client.arrays[argument], expected.arrays[argument]
         if array.ndim != other.ndim or array.shape[1:] != other.shape[1:]:
             raise ClientDataError(
                 f"Client '{name}': `{argument}` has shape {array.shape}, but client '{first}' has {other.shape}: "
                 "all clients need the same columns (only the number of rows may differ)."
             )
-        if array.dtype.kind != other.dtype.kind:
+        mine, theirs = client.labels.get(argument), expected.labels.get(argument)
+        if mine is not None and theirs is not None and mine != theirs:
+            table = not any(label.startswith("axis ") for label in theirs)
+            hint = f" Write `{argument}[{list(theirs)}]` for every client." if table else ""
             raise ClientDataError(
-                f"Client '{name}': `{argument}` has dtype {array.dtype}, but client '{first}' has {other.dtype}: "
-                f"convert one of them, for instance with `.astype({other.dtype})`."
+                f"Client '{name}': `{argument}` has the columns {list(mine)}, but client '{first}' has {list(theirs)}: "
+                f"all clients need the same ones in one order.{hint}"
             )
-
-
-def clients_from_dataframe(
-    frame: "pd.DataFrame", by: str, **arguments: str | Sequence[str]
-) -> dict[str, dict[str, np.ndarray]]:
-    """Clients' data from one table: one client per value of the column ``by``.
-
-    Parameters
-    ----------
-    frame
-        The table.
-    by
-        Column whose values name the clients.
-    **arguments
-        The model's arguments: a column name gives an array ``(rows,)``, a list of names an array ``(rows, columns)``.
-
-    Returns
-    -------
-    dict
-        From client name to the model's keyword arguments, in order of first appearance.
-
-    Raises
-    ------
-    ClientDataError
-        A column is missing, or ``by`` has missing values.
-
-    Examples
-    --------
-    >>> import pandas as pd, fedbayes as fb
-    >>> frame = pd.DataFrame({"hospital": ["a", "b", "a"], "age": [61.0, 48.0, 55.0], "sick": [1, 0, 1]})
-    >>> frame["bmi"] = [24.0, 31.0, 28.0]
-    >>> clients = fb.clients_from_dataframe(frame, by="hospital", x=["age", "bmi"], y="sick")
-    >>> {name: client["x"].shape for name, client in clients.items()}
-    {'a': (2, 2), 'b': (1, 2)}
-    """
-    columns = [by, *(name for value in arguments.values() for name in ([value] if isinstance(value, str) else value))]
-    if missing := [name for name in columns if name not in frame.columns]:
-        raise ClientDataError(f"The table has no column {missing}; its columns are {list(frame.columns)}.")
-    if frame[by].isna().any():
-        raise ClientDataError(
-            f"Column '{by}' names the clients, but {int(frame[by].isna().sum())} of its values are missing."
-        )
-    values = frame[by].unique()
-    if len({str(value) for value in values}) < len(values):
-        raise ClientDataError(f"Column '{by}' names two clients alike once written as text: {list(values)}.")
-    groups = {str(name): rows for name, rows in frame.groupby(by, sort=False)}
-    return {
-        name: {
-            argument: rows[value if isinstance(value, str) else list(value)].to_numpy()
-            for argument, value in arguments.items()
-        }
-        for name, rows in groups.items()
-    }

@@ -9,6 +9,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 
@@ -71,7 +72,7 @@ def _traces(model: Model, client: ClientArrays) -> bool:
 def _moved(client: ClientArrays, sizes: list) -> ClientArrays:
     """A client with some of its arrays, single integers, as Python numbers."""
     arrays = {name: array for name, array in client.arrays.items() if name not in sizes}
-    return ClientArrays(arrays, client.static | {name: client.arrays[name].item() for name in sizes})
+    return replace(client, arrays=arrays, static=client.static | {name: client.arrays[name].item() for name in sizes})
 
 
 def _warn_of_many(sizes: list, clients: Mapping[str, ClientArrays]) -> None:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -41,6 +42,16 @@ def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[
     for name in groups:
         result[name].attrs.update(attrs)
     return result
+
+
+def from_netcdf(path: Path) -> Any:
+    """An ArviZ object from a file, read whole: nothing holds the file open, and it may be written anew."""
+    import arviz as az
+
+    found = az.from_netcdf(str(path))
+    whole = found.load()
+    found.close()
+    return whole
 
 
 def site_dims(program: Program, data: Arrays, user_dims: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

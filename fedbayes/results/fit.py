@@ -1,11 +1,12 @@
 """``FederatedFit``: what a fit returns."""
 
+import inspect
 import os
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
@@ -17,13 +18,15 @@ from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.checks import same_globals
-from fedbayes.problem.clients import check_like, prepare_clients
+from fedbayes.problem.clients import prepare_like
+from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import Problem, make_problem
-from fedbayes.problem.program import Program
+from fedbayes.problem.program import Model, Program
+from fedbayes.problem.split import trace_sites
 from fedbayes.results import arviz
 from fedbayes.results.predictive import predictive_draws
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
-from fedbayes.results.saved import Presentation, Saved, check_savable, write_fit
+from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
 from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Batched, InProcess
 from fedbayes.rounds.programs import Programs
@@ -58,9 +61,10 @@ class FederatedFit:
         executor: InProcess,
         key: Array,
         shown: Presentation,
+        saved: SavedPosterior | None = None,
     ) -> None:
         self._problem, self._method, self._run, self._programs = problem, method, run, programs
-        self._executor, self._key, self._shown = executor, key, shown
+        self._executor, self._key, self._shown, self._saved = executor, key, shown, saved
         self.roster = problem.roster
         with jax.enable_x64(True):
             self._answer: Answer = method.answer(self.roster, run)
@@ -112,13 +116,16 @@ class FederatedFit:
     @property
     def communication(self) -> Communication:
         """Exchanges and bytes per client of all rounds, checks included, and of ``fit.idata`` once it was asked for."""
-        rounds = communication(self._run.history)
-        heard = self.__dict__.get("_log_likelihood")
-        if heard is None:
-            return rounds
         return Communication(
-            rounds.exchanges + 1, rounds.bytes_down + heard.bytes_down, rounds.bytes_up + heard.bytes_up
+            *(a + b for a, b in zip(communication(self._run.history), self._cost() or (0, 0, 0), strict=True))
         )
+
+    def _cost(self) -> tuple[int, ...]:
+        """Exchanges and bytes of ``fit.idata``; empty if it was not asked for."""
+        heard = self.__dict__.get("_log_likelihood")
+        if heard is not None:
+            return 1, heard.bytes_down, heard.bytes_up
+        return self._saved.cost if self._saved is not None else ()
 
     @property
     def log_evidence(self) -> np.ndarray:
@@ -157,8 +164,10 @@ class FederatedFit:
 
         Draws of a Gaussian answer are independent and its chains are replicates of the whole fit: R-hat compares
         replicates, and speaks about Monte Carlo error, not about the error of the Gaussian approximation. The chains of
-        FA-LD are Markov chains. The log-likelihoods take one more exchange.
+        FA-LD are Markov chains. The log-likelihoods take one more exchange. A loaded fit reads all this from its file.
         """
+        if self._saved is not None and (found := self._saved.read()) is not None:
+            return found
         with jax.enable_x64(True):
             clients = self._shapes()
             log_likelihood = np.moveaxis(self._log_likelihood.replies.each, 0, -1)
@@ -254,9 +263,10 @@ class FederatedFit:
         posterior, name = self._dense("adapt"), "new client"
         first, known = self._problem.programs[0], self.client_names[0]
         with jax.enable_x64(True):
-            prepared = prepare_clients({name: new_client}, np.dtype(first.dtype))
-            check_like(known, self._problem.arrays[0], name, prepared[name])
-            problem = make_problem(first.model, {name: new_client}, local=self._shown.local, dtype=first.dtype)
+            read = prepare_like(name, new_client, known, self._problem.arrays[0], np.dtype(first.dtype))
+            clients = {name: {**read.static, **read.arrays}}
+            with explaining(clients):
+                problem = make_problem(first.model, clients, local=self._shown.local, dtype=first.dtype)
             same_globals([(known, first), (name, problem.programs[0])])
             executor = Batched()
             executor.connect(self._programs, problem, self._key)
@@ -308,9 +318,10 @@ class FederatedFit:
         key
             Defaults to one derived from the fit's.
         **arguments
-            The model's keyword arguments, such as ``x=new_rows``; sizes, flags and names that are left out are those of
-            the client, or of the first one. An outcome among them is not conditioned on: ``fit.predict(name,
-            **clients[name])`` draws replicates of the client's own outcomes, for a posterior predictive check.
+            The model's keyword arguments, such as ``x=new_rows``, in all forms that the fit takes; sizes, flags and
+            names that are left out are those of the client, or of the first one. An outcome among them is not
+            conditioned on: ``fit.predict(name, **clients[name])`` draws replicates of the client's own outcomes, for a
+            posterior predictive check.
 
         Returns
         -------
@@ -321,8 +332,14 @@ class FederatedFit:
         ------
         KeyError
             Unknown client.
+        TypeError
+            The model does not take these arguments, or needs more.
+        ClientDataError
+            An argument holds no numbers, missing values, or other columns than in the fit; outcomes may be missing.
         """
         program = self._problem.programs[0] if client is None else self._problem.client(client).program
+        arguments = {**program.static, **self._arguments(program, client, arguments)}
+        _check_call(program.model, arguments)
         source = self.idata if client is None else self.client_posterior(client)
         latents = {*program.globals.names, *program.locals.names}
         draws = {
@@ -330,12 +347,26 @@ class FederatedFit:
         }
         key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
         with jax.enable_x64(True):
-            predictive = predictive_draws(program, draws, key, {**program.static, **arguments})
+            predictive = predictive_draws(program, draws, key, arguments)
         predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
         dims = {name: [f"{name}_dim_{i}" for i in range(value.ndim - 2)] for name, value in predicted.items()}
         return arviz.to_arviz(
             {"posterior_predictive": predicted}, self._shown.coords, dims | self._shown.dims, self._attrs()
         )
+
+    def _arguments(self, program: Program, client: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a prediction, read like those of the fit; outcomes may be missing."""
+        place = 0 if client is None else self._problem.names.index(client)
+        known, like, dtype = self._problem.arrays[place], self.client_names[place], np.dtype(program.dtype)
+        unknown = {key: array for key, value in arguments.items() if (array := _with_missing(value)) is not None}
+        if unknown:
+            with jax.enable_x64(True):
+                sites = trace_sites(program.model, program.static, known.arrays).values()
+            outcomes = {site.argument for site in sites if site.kind == "observed"}
+            unknown = {key: array for key, array in unknown.items() if key in outcomes}
+        given = {key: value for key, value in arguments.items() if key not in unknown}
+        read = prepare_like("new rows", given, like, known, dtype, partly=True)
+        return {**read.static, **read.arrays, **unknown}
 
     def _to_arviz(
         self,
@@ -375,8 +406,15 @@ class FederatedFit:
         """
         options = check_savable(self._method)
         dtype = str(self._problem.programs[0].dtype)
-        saved = Saved(type(self._method).__name__, options, self._key, dtype, self._shown)
-        write_fit(Path(path), self.idata, self.rounds, saved, self._problem.description(), self._run, self._executor)
+        idata, name = self.idata, type(self._method).__name__
+        saved = Saved(name, options, self._key, dtype, self._shown, about(self.roster), self._cost())
+        write_fit(Path(path), idata, self.rounds, saved, self._problem.description(), self._run, self._executor)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A fit can't be pickled or copied: it holds compiled programs, the model and the clients' data. Write "
+            "`fit.save(path)`, and elsewhere `fedbayes.load_fit(path, model, clients)`; `fit.idata` can be pickled."
+        )
 
     def trouble(self) -> str:
         """What kept the fit from converging, in words, with the clients it concerns; empty if nothing did."""
@@ -388,7 +426,7 @@ class FederatedFit:
         state = ", ".join(["converged", *self._verdict.remarks]) if self.converged else "NOT CONVERGED"
         globals_ = self.roster.globals
         sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in globals_.shapes)
-        asked = ", fit.idata included" if "_log_likelihood" in self.__dict__ else "; fit.idata takes one more"
+        asked = ", fit.idata included" if self._cost() else "; fit.idata takes one more"
         lines = [
             f"FederatedFit by {type(self._method).__name__}: {state} after {rounds} rounds",
             f"  clients   {len(self.client_names)}: {shortened(self.client_names)}",
@@ -398,3 +436,28 @@ class FederatedFit:
             "  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)",
         ]
         return "\n".join(lines)
+
+
+def _check_call(model: Model, arguments: Mapping[str, Any]) -> None:
+    """Whether the model takes these arguments, and no more are needed."""
+    try:
+        called = inspect.signature(model)
+    except (TypeError, ValueError):  # it has none to look at
+        return
+    try:
+        called.bind(**arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"`fit.predict` calls the model with the arguments {sorted(arguments)}, which fails: {error}. The model is "
+            f"`{getattr(model, '__name__', 'model')}{called}`; what a prediction leaves out, such as an outcome, needs "
+            "a default there, `y=None`."
+        ) from error
+
+
+def _with_missing(outcome: Any) -> np.ndarray | None:
+    """An outcome as numbers if some of them are missing: a prediction does not read them."""
+    try:
+        array = np.asarray(outcome, float)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return array if outcome is not None and np.isnan(array).any() else None

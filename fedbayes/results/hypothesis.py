@@ -1,6 +1,7 @@
 """Hypotheses about a posterior: its direction, and whether its interval excludes a value."""
 
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -8,18 +9,21 @@ if TYPE_CHECKING:
 _SAMPLE_DIMS = ["chain", "draw"]
 
 
-def probability_of_direction(draws: "xr.DataArray", reference: float = 0.0) -> "xr.DataArray":
+def probability_of_direction(draws: Any, reference: float = 0.0) -> "xr.DataArray | xr.Dataset":
     """The posterior probability of the likelier side of ``reference``, between 1/2 and 1.
 
     Parameters
     ----------
     draws
-        Posterior draws with the dimensions ``chain`` and ``draw``, such as ``fit.idata.posterior["beta"]``.
+        Posterior draws with the dimensions ``chain`` and ``draw``, such as ``fit.idata.posterior["beta"]``, or
+        ``fit.idata``: the answer is then one for each of its variables.
     reference
         The value whose sides are compared.
 
     Raises
     ------
+    TypeError
+        ``draws`` are no labelled arrays.
     ValueError
         ``draws`` has no sample dimensions.
 
@@ -30,19 +34,19 @@ def probability_of_direction(draws: "xr.DataArray", reference: float = 0.0) -> "
     >>> float(fb.probability_of_direction(draws))
     0.75
     """
-    _check(draws)
+    draws = _sampled(draws)
     above = (draws > reference).mean(_SAMPLE_DIMS)
     below = (draws < reference).mean(_SAMPLE_DIMS)
     return above.where(above >= below, below)
 
 
-def excludes(draws: "xr.DataArray", reference: float = 0.0, prob: float = 0.9) -> "xr.DataArray":
+def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataArray | xr.Dataset":
     """Whether the equal-tailed credible interval excludes ``reference`` (selection rule of Yue 2023, 3.4.3).
 
     Parameters
     ----------
     draws
-        Posterior draws with the dimensions ``chain`` and ``draw``.
+        Posterior draws with the dimensions ``chain`` and ``draw``, or ``fit.idata``, as above.
     reference
         The value in question.
     prob
@@ -50,6 +54,8 @@ def excludes(draws: "xr.DataArray", reference: float = 0.0, prob: float = 0.9) -
 
     Raises
     ------
+    TypeError
+        ``draws`` are no labelled arrays.
     ValueError
         ``prob`` outside (0, 1), or no sample dimensions.
 
@@ -60,17 +66,30 @@ def excludes(draws: "xr.DataArray", reference: float = 0.0, prob: float = 0.9) -
     >>> bool(fb.excludes(draws))
     True
     """
-    _check(draws)
-    if not 0.0 < prob < 1.0:
-        raise ValueError(f"`prob` is {prob}; it is the probability of the interval and lies in (0, 1), such as 0.9.")
+    draws = _sampled(draws)
+    if not (isinstance(prob, Real) and 0.0 < prob < 1.0):
+        raise ValueError(f"`prob` is {prob!r}; it is the probability of the interval and lies in (0, 1), such as 0.9.")
     lower = draws.quantile(0.5 - prob / 2, _SAMPLE_DIMS).drop_vars("quantile")
     upper = draws.quantile(0.5 + prob / 2, _SAMPLE_DIMS).drop_vars("quantile")
     return (lower > reference) | (upper < reference)
 
 
-def _check(draws: "xr.DataArray") -> None:
-    if not set(_SAMPLE_DIMS) <= set(draws.dims):
+def _sampled(draws: Any) -> "xr.DataArray | xr.Dataset":
+    """The draws themselves, or the posterior of an ArviZ object."""
+    import xarray as xr
+
+    found = draws
+    if not isinstance(draws, xr.DataArray | xr.Dataset):
+        group: Any = getattr(draws, "posterior", None)  # an InferenceData's is a Dataset, a DataTree's another tree
+        found = group.to_dataset() if hasattr(group, "to_dataset") else group
+    if not isinstance(found, xr.DataArray | xr.Dataset):
+        raise TypeError(
+            f"`draws` is a {type(draws).__name__}; write posterior draws of xarray, such as "
+            "`fit.idata.posterior['beta']`, or `fit.idata` for all of them."
+        )
+    if not set(_SAMPLE_DIMS) <= set(found.dims):
         raise ValueError(
-            f"`draws` has the dimensions {draws.dims}; it needs 'chain' and 'draw', as in "
+            f"`draws` has the dimensions {tuple(found.dims)}; it needs 'chain' and 'draw', as in "
             "`fit.idata.posterior['beta']`."
         )
+    return found

@@ -1,7 +1,8 @@
 """A fit in a folder: files that can be read without fedbayes, and what :func:`fedbayes.load_fit` needs beside them."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,10 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Method
-from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
+from fedbayes.answer import shortened
+from fedbayes.problem.roster import Roster
+from fedbayes.results.arviz import from_netcdf
+from fedbayes.rounds.checkpoint import Advice, Checkpoint, fingerprint
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.state import RunState
 
@@ -39,13 +43,27 @@ class Presentation(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What ``fit.json`` holds: all that is needed to make the fit again, except its state."""
+    """What ``fit.json`` holds: all that is needed to make the fit again, except its state.
+
+    Attributes
+    ----------
+    method, options
+        Its name and options.
+    key, dtype, shown
+        As given to the fit.
+    about
+        What tells these clients from others, see :func:`about`.
+    cost
+        Exchanges and bytes that ``posterior.nc`` has taken beyond the rounds.
+    """
 
     method: str
     options: dict[str, Any]
     key: Array
     dtype: str
     shown: Presentation
+    about: dict[str, Any]
+    cost: tuple[int, ...] = ()
 
 
 def check_savable(method: Method) -> dict[str, Any]:
@@ -74,7 +92,15 @@ def write_fit(
     run: RunState,
     executor: Executor,
 ) -> None:
-    """Write a fit; ``clients`` describes them, and belongs to the fingerprint of the state."""
+    """Write a fit; ``clients`` describes them, and belongs to the fingerprint of the state.
+
+    Raises
+    ------
+    ValueError
+        The path is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"'{folder}' is a file; name a folder, which need not exist.")
     folder.mkdir(parents=True, exist_ok=True)
     idata.to_netcdf(str(folder / "posterior.nc"))
     rounds.to_netcdf(folder / "rounds.nc", engine="h5netcdf")
@@ -85,19 +111,137 @@ def write_fit(
         "key_impl": str(jax.random.key_impl(saved.key)),
         "dtype": saved.dtype,
         "shown": saved.shown._asdict(),
+        "about": saved.about,
+        "cost": list(saved.cost),
     }
     (folder / "fit.json").write_text(json.dumps(meta, indent=1, default=list))
     state_file(folder, clients).write(run, executor)
 
 
 def read_meta(folder: Path) -> Saved:
-    """What ``fit.json`` says."""
-    meta = json.loads((folder / "fit.json").read_text())
-    shown = Presentation(**meta["shown"])
-    key = jax.random.wrap_key_data(jnp.asarray(meta["key"], jnp.uint32), impl=meta["key_impl"])
-    return Saved(meta["method"], meta["options"], key, meta["dtype"], shown._replace(local=tuple(shown.local)))
+    """What ``fit.json`` says.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    ValueError
+        It is cut short, or from another version.
+    """
+    file = folder / "fit.json"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"'{folder}' holds no 'fit.json': it is not the folder of a saved fit. Give the path that `fit.save(path)` "
+            "was given."
+        )
+    try:
+        meta = json.loads(file.read_text())
+        shown = Presentation(**meta["shown"])
+        key = jax.random.wrap_key_data(jnp.asarray(meta["key"], jnp.uint32), impl=meta["key_impl"])
+        return Saved(
+            meta["method"],
+            meta["options"],
+            key,
+            meta["dtype"],
+            shown._replace(local=tuple(shown.local)),
+            meta.get("about", {}),
+            tuple(meta.get("cost", ())),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"'{file}' can't be read ({type(error).__name__}: {error}): it is cut short, or from another version of "
+            "fedbayes. The draws in 'posterior.nc' can be read without it, by `arviz.from_netcdf`."
+        ) from error
 
 
 def state_file(folder: Path, clients: str) -> Checkpoint:
     """The saved state, which must be loaded with the same clients and globals."""
-    return Checkpoint(folder / "state.npz", fingerprint(clients, "saved", np.zeros(0)))
+    path = folder / "state.npz"
+    advice = Advice(
+        other=(
+            f"These are not the data of the fit saved in '{folder}': names, rows and globals are the same, the values "
+            "differ (or their order). Load it with the clients that it was fitted to, or fit these anew. Nothing was "
+            "changed."
+        ),
+        broken=(
+            f"The state of the saved fit, '{path}', can't be read: it is cut short, or no file of fedbayes. Fit again, "
+            "and save it again. The draws in 'posterior.nc' can be read without it, by `arviz.from_netcdf`."
+        ),
+    )
+    return Checkpoint(path, fingerprint(clients, "saved", np.zeros(0)), advice)
+
+
+def about(roster: Roster) -> dict[str, Any]:
+    """What the server knows of the clients, to say how others differ from them."""
+    return {
+        "clients": [list(pair) for pair in zip(roster.names, np.asarray(roster.rows).tolist(), strict=True)],
+        "globals": {name: list(shape) for name, shape in roster.globals.shapes},
+    }
+
+
+def check_same(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Whether the clients are those of a saved fit, as far as the server knows them.
+
+    Raises
+    ------
+    ValueError
+        Other names, numbers of rows, or globals.
+    """
+    if not saved or saved == now:
+        return
+    raise ValueError(
+        f"These are not the clients and the model of the fit saved in '{folder}': {_differences(saved, now)}. Load it "
+        "with those that it was fitted to, or fit these anew. Nothing was changed."
+    )
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first kind of difference, in words."""
+    then, here = dict(saved["clients"]), dict(now["clients"])
+    lacking, new = [name for name in then if name not in here], [name for name in here if name not in then]
+    if lacking or new:
+        both = (f"lacking: {shortened(lacking)}" if lacking else "", f"new: {shortened(new)}" if new else "")
+        return "; ".join(filter(None, both))
+    if saved["globals"] != now["globals"]:
+        return f"the globals were {saved['globals']}, and are {now['globals']}"
+    if then != here:
+        changed = [
+            f"'{name}' had {then[name]:g} rows, and has {here[name]:g}" for name in then if then[name] != here[name]
+        ]
+        return "; ".join(changed[:3])
+    return f"the clients' order was {shortened(list(then))}"
+
+
+@dataclass(frozen=True)
+class SavedPosterior:
+    """The ArviZ object of a saved fit, read when it is asked for.
+
+    Attributes
+    ----------
+    folder
+        Of the fit.
+    cost
+        Exchanges and bytes that it has taken.
+    """
+
+    folder: Path
+    cost: tuple[int, ...]
+
+    def read(self) -> Any | None:
+        """The ArviZ object; ``None`` where the file is not there any more.
+
+        Raises
+        ------
+        ValueError
+            It can't be read.
+        """
+        file = self.folder / "posterior.nc"
+        if not file.is_file():
+            return None
+        try:
+            return from_netcdf(file)
+        except Exception as error:  # of whichever engine
+            raise ValueError(
+                f"'{file}' can't be read ({type(error).__name__}: {error}). Move it away: without it `fit.idata` is "
+                "computed from the fit's state."
+            ) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -17,7 +17,24 @@ from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.state import Record, RunState
 from fedbayes.rounds.wire import arrays_of, decode, encode
 
+_META = {"fingerprint", "phase", "rounds_in_phase", "updates", "converged", "num_records"}
+_CONTENT = {"meta", "settled", "state", "private", "history", "draws"}
 _DEEPEST = 40  # functions within functions that a fingerprint looks into
+
+
+class Advice(NamedTuple):
+    """What to say of a file that can't be used.
+
+    Attributes
+    ----------
+    other
+        It belongs to something else.
+    broken
+        It can't be read.
+    """
+
+    other: str
+    broken: str
 
 
 class Checkpoint:
@@ -29,11 +46,21 @@ class Checkpoint:
         The file; it need not exist.
     fingerprint
         Says what is being fitted. A checkpoint of something else is refused.
+    advice
+        What to say of a file that can't be used; a checkpoint's own words if left out.
+
+    Raises
+    ------
+    ValueError
+        The path is a folder.
     """
 
-    def __init__(self, path: str | os.PathLike, fingerprint: str) -> None:
+    def __init__(self, path: str | os.PathLike, fingerprint: str, advice: Advice | None = None) -> None:
         self.path = Path(path)
         self.fingerprint = fingerprint
+        self.advice = advice
+        if self.path.is_dir():
+            raise ValueError(f"`checkpoint` is '{self.path}', a folder; name a file in it, such as 'fit.npz'.")
 
     def write(self, current: RunState, executor: Executor) -> None:
         """Replace the file by the present state: a crash leaves the old one or the new one, never half of either."""
@@ -74,16 +101,17 @@ class Checkpoint:
         Raises
         ------
         ValueError
-            The file belongs to another fit.
+            The file belongs to another fit, or is cut short.
         """
         if not self.path.exists():
             return None
-        content = arrays_of(self.path.read_bytes())
-        meta = json.loads(content["meta"].tobytes())
+        content, meta = self._content()
         if meta["fingerprint"] != self.fingerprint:
             raise ValueError(
-                f"The checkpoint '{self.path}' belongs to another fit: it was written for {meta['fingerprint']}, this "
-                f"one is {self.fingerprint}. Use another path, or delete the file."
+                self.advice.other
+                if self.advice
+                else f"The checkpoint '{self.path}' belongs to another fit: it was written for {meta['fingerprint']}, "
+                f"this one is {self.fingerprint}. Use another path, or delete the file."
             )
         current = begin(meta["phase"])
         executor.restore(content["private"].tobytes())
@@ -94,6 +122,27 @@ class Checkpoint:
         current.history = _records(content["history"].tobytes(), meta["num_records"])
         current.draws = [content["draws"]] if content["draws"].ndim > 1 else []
         return current
+
+    def _content(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The arrays in the file, checked for being whole, and what it says about itself."""
+        try:
+            content = arrays_of(self.path.read_bytes())
+            meta = json.loads(content["meta"].tobytes())
+            complete = meta.keys() >= _META and content.keys() >= _CONTENT
+        except OSError:
+            raise  # it names the file
+        except Exception as error:  # of NumPy, the archive, or JSON
+            raise ValueError(self._broken()) from error
+        if not complete:
+            raise ValueError(self._broken())
+        return content, meta
+
+    def _broken(self) -> str:
+        own = (
+            f"The checkpoint '{self.path}' can't be read: it is cut short, or no checkpoint of fedbayes. Delete it, "
+            "and the fit begins anew; or name another file."
+        )
+        return self.advice.broken if self.advice else own
 
 
 def _bytes(content: bytes) -> np.ndarray:

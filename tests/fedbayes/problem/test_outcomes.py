@@ -50,6 +50,12 @@ IMPOSSIBLE = {
         "first -1 at .* integers from 0",
     ),
     "half a count": (lambda mu, n: dist.Poisson(jax.numpy.exp(mu)), [0.0, 1.0], [0.5, 1.0], "first 0.5 at .* integers"),
+    "half a count, beside integers": (
+        lambda mu, n: dist.Poisson(jax.numpy.exp(mu)),
+        [0, 1],
+        [0.5, 1.0],
+        "first 0.5 at .* integers",
+    ),
     "category too high": (
         lambda mu, n: dist.Categorical(logits=mu * np.arange(3.0)),
         [0, 2],

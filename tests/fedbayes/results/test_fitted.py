@@ -127,11 +127,13 @@ def test_saved_and_loaded_fit_is_the_same(fit: fb.FederatedFit, clients: dict, t
         fit.client_posterior("client2").posterior["theta"], loaded.client_posterior("client2").posterior["theta"]
     )
     np.testing.assert_array_equal(loaded.idata.posterior["mu"], fit.idata.posterior["mu"])
-    assert repr(loaded) == repr(fit)  # both have asked for `idata`, which is part of the network's cost
+    assert repr(loaded) == repr(fit)  # the cost of `idata` is saved with it
     with xr.open_dataset(tmp_path / "fit" / "rounds.nc", engine="h5netcdf") as rounds:
         xr.testing.assert_allclose(rounds["change"], fit.rounds["change"])
     fewer = {name: data for name, data in clients.items() if name != "client0"}
-    with pytest.raises(ValueError, match="belongs to another fit"):
+    with pytest.raises(
+        ValueError, match=r"not the clients and the model of the fit saved in .*: lacking: client0\. Load"
+    ):
         fb.load_fit(tmp_path / "fit", MODEL, fewer)
     (tmp_path / "fit" / "state.npz").unlink()
     with pytest.raises(FileNotFoundError, match="not the folder of a saved fit"):
@@ -162,8 +164,26 @@ def test_hypotheses() -> None:
     np.testing.assert_array_equal(fb.excludes(draws, reference=-3.0), [True, True, False])
     with pytest.raises(ValueError, match=r"`prob` is 1.5"):
         fb.excludes(draws, prob=1.5)
+    with pytest.raises(ValueError, match=r"`prob` is '0\.9'"):
+        fb.excludes(draws, prob="0.9")
     with pytest.raises(ValueError, match="needs 'chain' and 'draw'"):
         fb.probability_of_direction(draws.isel(chain=0))
+
+
+def test_hypotheses_about_all_variables_at_once(fit: fb.FederatedFit) -> None:
+    posterior = fit.idata.posterior
+    for ask in (fb.excludes, fb.probability_of_direction):
+        for draws in (fit.idata, posterior, posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior):
+            found = ask(draws, 0.5)
+            assert list(found.data_vars) == ["mu"]
+            np.testing.assert_array_equal(found["mu"], ask(posterior["mu"], 0.5))
+
+
+@pytest.mark.parametrize("what", ["a fit", "an array", "nothing"])
+def test_hypotheses_need_labelled_draws(fit: fb.FederatedFit, what: str) -> None:
+    draws = {"a fit": fit, "an array": np.zeros((2, 100)), "nothing": None}[what]
+    with pytest.raises(TypeError, match=rf"`draws` is a {type(draws).__name__}; write posterior draws of xarray, such"):
+        fb.excludes(draws, 0)
 
 
 # local solvers on a problem without a closed form: one client, so that EP is the moment match of its posterior

@@ -257,6 +257,40 @@ def test_checkpoint_of_another_fit_is_refused(case, written):
         fb.fit_federated(model, clients, **(keywords | other))
 
 
+def cut(content):
+    """Ways for a file to be broken."""
+    bits = bytearray(content)
+    bits[len(bits) // 2] ^= 0xFF
+    other = io.BytesIO()
+    np.savez(other, a=np.zeros(3))
+    return {
+        "empty": b"",
+        "the first bytes": content[:100],
+        "half": content[: len(content) // 2],
+        "all but the last bytes": content[:-30],
+        "another file": b"Dear diary, " * 20,
+        "another archive": other.getvalue(),
+        "a flipped bit": bytes(bits),
+    }
+
+
+@pytest.mark.parametrize("case", cut(b"0" * 1000))
+def test_a_broken_checkpoint_is_named(case, written, tmp_path):
+    keywords, _ = written
+    path = tmp_path / "cut.npz"
+    path.write_bytes(cut(keywords["checkpoint"].read_bytes())[case])
+    with pytest.raises(
+        ValueError, match=r"The checkpoint '.*cut.npz' can't be read: it is cut short, or no .*Delete it"
+    ):
+        fb.fit_federated(model, make_clients(), **(keywords | {"checkpoint": path}))
+
+
+def test_a_folder_is_no_checkpoint(written, tmp_path):
+    keywords, _ = written
+    with pytest.raises(ValueError, match=r"`checkpoint` is '.*', a folder; name a file in it, such as 'fit.npz'"):
+        fb.fit_federated(model, make_clients(), **(keywords | {"checkpoint": tmp_path}))
+
+
 STEPS = {"init": "zero", "preconditioner": "none", "step_size": 0.1, "local_steps": 6, "burn_in": 2, "num_samples": 2}
 MERGING = {
     "one-shot": fb.OneShot(num_samples=16, num_replicates=2, solver="importance"),
