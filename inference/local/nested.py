@@ -156,5 +156,5 @@ def _towards(mean: Array, precision: Array, cavity: Gaussian, site: Gaussian) ->
         return moved, mixed, jnp.all(jnp.isfinite(bounds)) & near
 
     means, precisions, trusted = jax.vmap(at)(jnp.asarray(_STEPS))
-    first = jnp.argmax(trusted)
-    return tuple(jnp.where(jnp.any(trusted), new[first], old) for new, old in ((means, mean), (precisions, precision)))
+    first, some = jnp.argmax(trusted), jnp.any(trusted)
+    return jnp.where(some, means[first], mean), jnp.where(some, precisions[first], precision)

@@ -51,7 +51,7 @@ def with_broken():
 
 @pytest.fixture(scope="module")
 def without_broken():
-    with pytest.warns(fb.NotConvergedWarning, match=r"did not converge in 2 rounds.*Raise `num_rounds`"):
+    with pytest.warns(fb.NotConvergedWarning, match=r"did not converge in 2 rounds.*raise `num_rounds`"):
         return fit(make_clients(broken=False))
 
 
