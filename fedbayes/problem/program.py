@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
@@ -252,6 +253,19 @@ class Program:
         return {
             name: (support(value), jnp.asarray(value), [jnp.asarray(leaf) for leaf in jax.tree.leaves(support)])
             for name, (support, value) in laws.items()
+        }
+
+    def observed(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
+        """The values of the observed sites that are outcomes: those with a distribution of their own."""
+        with numpyro.validation_enabled(False):
+            sites = trace(self._substituted(theta, z)).get_trace(**self.static, **data)
+        return {
+            name: jnp.asarray(site["value"])
+            for name, site in sites.items()
+            if site["type"] == "sample"
+            and site["is_observed"]
+            and name not in self.prior_terms
+            and not isinstance(site["fn"], dist.Unit)
         }
 
     def values(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:

@@ -54,6 +54,15 @@ def from_netcdf(path: Path) -> Any:
     return whole
 
 
+def extend(idata: Any, other: Any) -> None:
+    """Add the groups of another ArviZ object, in the place of those of the same names."""
+    if hasattr(idata, "extend"):
+        idata.extend(other, join="right")
+    else:
+        for name, node in other.children.items():
+            idata[name] = node.copy()
+
+
 def site_dims(program: Program, data: Arrays, user_dims: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Dimension names of each site: its plates', then the user's, then ArviZ's defaults; ``data`` give shapes."""
     dims = {}

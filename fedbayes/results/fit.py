@@ -25,6 +25,7 @@ from fedbayes.problem.program import Model, Program
 from fedbayes.problem.split import trace_sites
 from fedbayes.results import arviz
 from fedbayes.results.predictive import predictive_draws
+from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
 from fedbayes.rounds.exchange import Heard, Round
@@ -237,6 +238,67 @@ class FederatedFit:
             else:
                 draws, attrs = self._personal_draws(self._ask, np.asarray([place]))
         return self._personal(program, problem, name, draws, attrs)
+
+    def client_posteriors(self) -> Any:
+        """All clients' local latents in one ArviZ object, for ``az.plot_forest`` and its like.
+
+        The dimension ``client_name`` comes before those of the site. Where clients have different numbers of groups,
+        the entries that a client does not have are NaN.
+
+        Returns
+        -------
+        InferenceData or DataTree
+            Group ``posterior``: what differs between clients, see :meth:`client_posterior`.
+
+        Raises
+        ------
+        ValueError
+            The model has no local latents, or the posterior has low rank.
+        """
+        if not self.roster.num_locals.any():
+            raise ValueError("The model has no local latents: every client's posterior is the global one, `fit.idata`.")
+        groups = {name: self.client_posterior(name).posterior for name in self.client_names}
+        values, dims, coords = stacked(groups, {str(name) for name in self.idata.posterior.data_vars})
+        return arviz.to_arviz({"posterior": values}, coords, dims, self._attrs())
+
+    def check(self, num_draws: int = 100) -> Any:
+        """Posterior predictive replicates of the clients' own outcomes, added to :attr:`idata` for ``az.plot_ppc``.
+
+        Each client's outcomes are drawn anew with its own posterior, locals included. The outcomes themselves go into
+        the group ``observed_data``, so this is for a process that may hold the clients' data.
+
+        Parameters
+        ----------
+        num_draws
+            Replicates of each chain.
+
+        Returns
+        -------
+        InferenceData or DataTree
+            :attr:`idata`, with the groups ``posterior_predictive`` and ``observed_data``: the clients' values one after
+            the other, labelled ``client[i]``.
+
+        Raises
+        ------
+        ValueError
+            ``num_draws`` is no number from 1 to that of the draws of a chain.
+        """
+        if not isinstance(num_draws, int) or not 1 <= num_draws <= self.num_draws:
+            raise ValueError(f"`num_draws` is {num_draws}; write a number from 1 to {self.num_draws}, a chain's draws.")
+        seen, drawn = {}, {}
+        for place, name in enumerate(self.client_names):
+            program, data = self._problem.client(name).program, self._problem.arrays[place].arrays
+            key = jax.random.fold_in(jax.random.fold_in(self._key, _PREDICTIVE), place)
+            posterior = self.client_posterior(name).posterior
+            with jax.enable_x64(True):
+                seen[name] = observed_outcomes(program, data)
+                found = replicated(program, data, posterior, key, num_draws)
+            drawn[name] = {site: np.asarray(found[site]) for site in seen[name]}
+        labels = {f"{site}_row": rows for site, rows in row_labels(seen).items()}
+        groups = {"posterior_predictive": side_by_side(drawn, 2), "observed_data": side_by_side(seen, 0)}
+        dims = {site: [f"{site}_row"] for site in groups["observed_data"]}
+        arviz.extend(self.idata, arviz.to_arviz(groups, labels, dims, self._attrs()))
+        return self.idata
 
     def adapt(self, new_client: Mapping[str, Any]) -> Any:
         """Posterior of a client that joins after the fit: the global posterior, as a Gaussian, is its prior.

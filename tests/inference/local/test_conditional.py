@@ -75,7 +75,7 @@ def test_nested_draws_find_the_moments_of_a_hierarchical_scale(centred) -> None:
     tilted = Tilted(client_of(unknown_scale, centred=centred), CAVITY)
     found = jax.jit(
         lambda shift: nested_site(
-            tilted, cold_chains(jnp.zeros(2 + GROUPS)), shift, num_samples=1024, estimator=score_regression
+            tilted, cold_chains(jnp.zeros(2 + GROUPS)), shift, num_samples=2048, estimator=score_regression
         )
     )(jnp.asarray(np.random.default_rng(1).random(2 + GROUPS)))
     mean, covariance = Gaussian(
