@@ -160,7 +160,8 @@ class GaussianAnswer:
 
     def _remarks(self, rounds: "xr.Dataset") -> list[str]:
         """Whose importance weights can't be trusted."""
-        bad = _clients_with(ResultCode.UNRELIABLE, rounds.isel(round=-1))
+        unreliable = (rounds["code"][-1] == ResultCode.UNRELIABLE).mean("replicate").to_series()
+        bad = list(unreliable.index[unreliable > 0.5])  # in most replicates; a single one tells of chance
         return [f"but not to be trusted: k-hat above 0.7 for {shortened(bad)}"] if bad else []
 
     def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:

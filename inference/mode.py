@@ -60,6 +60,7 @@ class ModeState(NamedTuple):
 
 
 Ready = Callable[[ModeState], Array]
+_NEAR = 3.0  # length of a Newton step, in posterior sds, from which another method may take over
 
 
 class ModeMessage(NamedTuple):
@@ -138,8 +139,8 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
     tolerance
         Stop once the undamped step is shorter, in posterior sds (root mean square).
     ready
-        ``(state) -> bool``: whether what comes after can start from the expansions at ``best``; then stop, however far
-        the mode is.
+        ``(state) -> bool``: whether what comes after can start from the expansions at ``best``; then stop as soon as
+        the mode is within three posterior sds or so. From farther away what comes after may get stuck.
     """
     prior, num_clients = roster.prior, roster.num_clients
 
@@ -162,7 +163,7 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / prior.size)
         converged = undamped & proper & (change < tolerance)
         if ready is not None:
-            converged = converged | ready(new)
+            converged = converged | (undamped & (change < _NEAR) & ready(new))
         return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": proper}
 
     def newton(

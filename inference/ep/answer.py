@@ -40,20 +40,27 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
 }
 
 
+_UNLIKELY = 4.0  # a change of so many times its noise is not noise
+
+
 def fixed_point_error(history: Sequence[Record]) -> float:
     """Distance of the last global from the fixed point, in posterior sds, from the last two rounds.
 
     At distance ``e`` from a fixed point with contraction ``rho`` an undamped round changes the global by ``c = (1 -
     rho) e``, and a step ``eta`` leaves ``r e`` with ``r = 1 - eta (1 - rho)``. The changes of two rounds have the ratio
-    ``r``, hence ``r e = eta c r / (1 - r)``. From the changes goes what noise alone would cause. NaN before the second
-    round; the largest of the replicates.
+    ``r``, hence ``r e = eta c r / (1 - r)``. From the changes goes what noise alone would cause. The largest of the
+    replicates; NaN before the second round, and where changes near the noise do not shrink, so that two of them tell
+    nothing.
     """
     rounds = [record for record in history if "monte_carlo_noise" in record][-2:]
     if len(rounds) < 2:
         return float("nan")
     before, last = (np.sqrt(np.maximum(r["change"] ** 2 - 2.0 * r["monte_carlo_noise"] ** 2, 0.0)) for r in rounds)
-    ratio = np.clip(np.divide(last, before, out=np.ones_like(last), where=before > 0.0), 0.0, 0.95)
-    return float(np.max(rounds[-1]["step"] * last * ratio / (1.0 - ratio)))
+    ratio = np.divide(last, before, out=np.ones_like(last), where=before > 0.0)
+    known = (last == 0.0) | (ratio < 0.95) | (last > _UNLIKELY * rounds[-1]["monte_carlo_noise"])
+    slow = np.clip(ratio, 0.0, 0.95)
+    distance = np.where(last == 0.0, 0.0, rounds[-1]["step"] * last * slow / (1.0 - slow))
+    return float(np.max(distance[known])) if np.any(known) else float("nan")
 
 
 class EPAnswer(GaussianAnswer):
@@ -90,7 +97,7 @@ class EPAnswer(GaussianAnswer):
         last = rounds.isel(round=-1)
         noisy = float(last["change"].max()) > self._tolerance
         noise = float(last["monte_carlo_noise"].max())
-        at_noise = f"to its Monte Carlo noise of {noise:.2g} posterior sds, not to the tolerance {self._tolerance:g}"
+        at_noise = f"as far as Monte Carlo noise of {noise:.2g} posterior sds lets see, short of the tolerance {self._tolerance:g}"
         return [*([at_noise] if noisy else []), *super()._remarks(rounds)]
 
     def _advice(self, last: "xr.Dataset") -> list[str]:

@@ -59,6 +59,7 @@ from fedbayes.rounds.state import RunState
 
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
 _NEAR = 2.0  # change above which draws are a waste, because Laplace's sites lead as far
+_FEW = 0.1  # share of the clients with locals that may draw them given the globals, and the others not
 _MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that is worth compiling one more program
 
 
@@ -81,9 +82,9 @@ class EP:
     init
         ``"laplace"``: in an opening round every client sends the Laplace approximation of its factor times the prior,
         the prior divided out; ``"newton"``: sites start at the clients' expansions, after as many Newton rounds as make
-        all cavities proper, mostly one; ``"auto"``: whichever of the two takes fewer exchanges, see :meth:`start`;
-        ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first cavity is the prior;
-        ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination.
+        all cavities proper and come within three posterior sds of the mode; ``"auto"``: one of these two, by the rule
+        of :meth:`start`; ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first
+        cavity is the prior; ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination.
     covariance
         How the covariance of the tilted density is estimated, from which the site follows: ``"score"`` (score
         regression) or ``"sample"`` (that of the draws, the classical estimate, for comparison).
@@ -161,16 +162,16 @@ class EP:
     def start(self, roster: Roster) -> str:
         """Where EP starts: ``init``, and for ``"auto"`` what takes fewer exchanges by all that a server knows.
 
-        That is ``"laplace"`` where most rows are at clients who can find the globals by themselves: the prior is
-        Gaussian, there are no local latents (a joint mode can be far from the globals' own), and at most half of the
-        rows are at clients with fewer than two rows a global, below which a binary outcome's likelihood has no maximum
-        as often as not (Cover 1965). Under a flat prior every client must have as many. It is ``"newton"`` elsewhere.
+        That is ``"laplace"`` where most rows are at clients who can find the globals by themselves: there are no local
+        latents (a joint mode can be far from the globals' own), and at most half of the rows are at clients with fewer
+        than two rows a global, below which a binary outcome's likelihood has no maximum as often as not (Cover 1965).
+        Under a flat prior every client must have as many. It is ``"newton"`` elsewhere.
         """
         if self.init != "auto":
             return self.init
         thin = roster.rows < 2 * roster.size
         needs_all = roster.prior.is_flat() and bool(np.any(thin))
-        if roster.prior.gaussian is None or np.any(roster.num_locals) or needs_all:
+        if np.any(roster.num_locals) or needs_all:
             return "newton"
         return "laplace" if roster.rows[thin].sum() <= 0.5 * roster.rows.sum() else "newton"
 
@@ -331,7 +332,10 @@ def _choose(
     change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
     noisy = (noise > NOISE_TARGET) & (noises.mean(axis=1) >= NOISE_TARGET**2 * size / num_clients)
     plain = np.asarray(variants) == "importance"
-    chosen = np.where(plain & has_locals & (heavy_tailed.any(axis=1) | noisy), "nested", variants)
+    needed = plain & has_locals & (heavy_tailed.any(axis=1) | noisy)
+    if needed.sum() > _FEW * has_locals.sum():  # the others would follow one by one, and each takes a round
+        needed = plain & has_locals
+    chosen = np.where(needed, "nested", variants)
     if change > max(_SETTLED, ABOVE_NOISE * noise):  # early cavities are wide, and say little about the later ones
         return chosen.tolist()
     chosen = np.where(plain & ~has_locals & noisy, "importance_more", chosen)
