@@ -97,7 +97,8 @@ class EPAnswer(GaussianAnswer):
         last = rounds.isel(round=-1)
         noisy = float(last["change"].max()) > self._tolerance
         noise = float(last["monte_carlo_noise"].max())
-        at_noise = f"as far as Monte Carlo noise of {noise:.2g} posterior sds lets see, short of the tolerance {self._tolerance:g}"
+        limit = f"short of the tolerance {self._tolerance:g}"
+        at_noise = f"as far as Monte Carlo noise of {noise:.2g} posterior sds lets see, {limit}"
         return [*([at_noise] if noisy else []), *super()._remarks(rounds)]
 
     def _advice(self, last: "xr.Dataset") -> list[str]:
