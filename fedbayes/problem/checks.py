@@ -220,10 +220,10 @@ def groups_are_independent(bucket: Bucket) -> bool:
     return bool(np.all(np.asarray(found(clients)) == 0.0))
 
 
-def row_axes(programs: Sequence[Program], traces: Sequence[Traced]) -> dict[str, int] | None:
-    """The axis of each site's log-probability that runs over rows, from two clients with different numbers of rows.
+def row_axes(programs: Sequence[Program], traces: Sequence[Traced], rows: tuple[int, int]) -> dict[str, int] | None:
+    """The axis of each site's log-probability that runs over rows, from two clients with these numbers of rows.
 
-    ``None`` where the rows change more than that: latents sized by the data.
+    ``None`` where the rows change more than that: latents sized by the data, or outcomes without the first few rows.
     """
     if programs[0].locals != programs[1].locals or programs[0].enumerated:
         return None
@@ -232,6 +232,8 @@ def row_axes(programs: Sequence[Program], traces: Sequence[Traced]) -> dict[str,
         large = traces[1].shapes.get(name, ())
         moved = [axis for axis in range(len(small)) if len(large) == len(small) and small[axis] != large[axis]]
         if len(moved) > 1 or len(large) != len(small):
+            return None
+        if moved and (small[moved[0]], large[moved[0]]) != rows:
             return None
         if moved:
             axes[name] = moved[0]

@@ -238,7 +238,8 @@ def _padded_program(
     """The program with its rows known, or ``None`` where padding would change it; this is tested once."""
 
     def find() -> Program | None:
-        axes = checks.row_axes([one.program for one in known], [one.trace for one in known])
+        rows = (client.arrays[arguments[0]].shape[0], length)
+        axes = checks.row_axes([one.program for one in known], [one.trace for one in known], rows)
         if not axes:
             return None
         program = replace(known[0].program, row_axes=axes, row_arguments=tuple(arguments))

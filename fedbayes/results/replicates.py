@@ -34,7 +34,8 @@ def stacked(clients: Mapping[str, Any], shared: set[str]) -> tuple[dict[str, np.
         for place, client in enumerate(clients):
             if client in mine:
                 filled = tuple(slice(length) for length in mine[client].shape[2:])
-                together[(slice(None), slice(None), place, *filled)] = mine[client].values
+                index: Any = (slice(None), slice(None), place, *filled)
+                together[index] = mine[client].values
         values[name] = together
         own = [str(dim) for dim in largest.dims[2:]]
         dims[name] = [CLIENTS, *own]

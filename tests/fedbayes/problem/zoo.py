@@ -222,6 +222,12 @@ def state_space(y=None):
     scan(step, 0.0, y)
 
 
+def lagged(y):
+    """An autoregression without its first row: the outcomes are fewer than the rows."""
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(slope * y[:-1], 1.0), obs=y[1:])
+
+
 def autoregression(y=None):
     decay = numpyro.sample("decay", dist.Uniform(-1.0, 1.0))
 
@@ -306,6 +312,7 @@ PROGRAMS = {
     "scales": Program(scales, real, ("a", "b", "c", "d")),
     "interval": Program(interval, real, ("share", "edge")),
     "dynamic_support": Program(dynamic_support, real, ("top", "inside")),
+    "lagged": Program(lagged, real, ("slope",), paddable=False, rows=(4, 9)),
     "simplex": Program(simplex, lambda rng, n: {"y": rng.integers(0, 3, n)}, ("p",)),
     "softmax_regression": Program(softmax_regression, classes, ("weights",)),
     "multinomial": Program(multinomial, lambda rng, n: {"y": rng.multinomial(4, [0.2, 0.3, 0.5], n)}, ("p",)),
