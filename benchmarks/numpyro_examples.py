@@ -4,6 +4,7 @@
     python benchmarks/numpyro_examples.py --only gp --only ode          # these anew
     python benchmarks/numpyro_examples.py --again                       # all fits anew, against the stored NUTS
     python benchmarks/numpyro_examples.py --only gp --reference         # NUTS anew as well
+    python benchmarks/numpyro_examples.py --fits                        # without NUTS, which a later call adds
     python benchmarks/numpyro_examples.py --table                       # NUMPYRO_EXAMPLES.md from what is stored
 
 Each fit and each NUTS runs in a fresh process with a time limit; results go to ``numpyro_examples.json`` after each.
@@ -72,7 +73,7 @@ def child(part: str, name: str, output: Path, seconds: float) -> None:
         from examples.pooled import nuts
 
         jax.config.update("jax_enable_x64", True)
-        result = {**nuts(example, 0.8 * seconds), "digest": digest(name)}
+        result = nuts(example, 0.8 * seconds)
     output.write_text(json.dumps(result))
 
 
@@ -121,15 +122,17 @@ def digest(name: str) -> str:
     return found.hexdigest()[:16]
 
 
-def measure(name: str, before: Mapping[str, Any], reference: bool, seconds: float) -> dict[str, Any]:
-    """The fit, and NUTS if there is a fit to compare and none stored for this program and data."""
-    found = fresh("fit", name, seconds)
-    stored = before.get("nuts", {})
-    if "mean" not in found and not found.get("slow"):
-        return {"fit": found, "nuts": stored}
-    if reference or stored.get("digest") != digest(name):
-        stored = fresh("nuts", name, seconds)
-    return {"fit": found, "nuts": stored}
+def measured(
+    name: str, before: Mapping[str, Any], again: bool, fits: bool, reference: bool, seconds: float
+) -> dict[str, Any]:
+    """The fit, and NUTS if there is a fit to compare; what is stored is kept unless it is asked for anew."""
+    found = {"nuts": {}, **before}
+    if again or "fit" not in found:
+        found["fit"] = fresh("fit", name, seconds)
+    known = digest(name)
+    if not fits and "mean" in found["fit"] and (reference or found["nuts"].get("digest") != known):
+        found["nuts"] = {**fresh("nuts", name, seconds), "digest": known}
+    return found
 
 
 def row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +166,7 @@ def row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_nuts(nuts: Mapping[str, Any]) -> str:
     """The reference in a few words: its Monte Carlo error, and what is wrong with it."""
-    if not nuts:
+    if "digest" not in nuts:
         return ""
     if "mean" not in nuts:
         return "too slow" if nuts.get("slow") else f"failed: {nuts.get('last', '')}"
@@ -204,6 +207,7 @@ def machine() -> str:
 def main(
     only: Annotated[list[str], typer.Option(help="Programs to run anew.")] = [],  # noqa: B006
     again: Annotated[bool, typer.Option("--again", help="Run all fits anew.")] = False,
+    fits: Annotated[bool, typer.Option("--fits", help="Run no NUTS.")] = False,
     reference: Annotated[bool, typer.Option("--reference", help="Run NUTS anew, too.")] = False,
     table: Annotated[bool, typer.Option("--table", help="Run nothing; write the page.")] = False,
     seconds: Annotated[float, typer.Option(help="Limit of a fit, and of NUTS.")] = SECONDS,
@@ -221,9 +225,10 @@ def main(
     results = json.loads(STORED.read_text()) if STORED.exists() else {}
     console = Console()
     for name in () if table else only or EXAMPLES:
-        if name in results and not (only or again):
+        before = results.get(name, {})
+        results[name] = measured(name, before, again or bool(only), fits, reference, seconds)
+        if results[name] == before:
             continue
-        results[name] = measure(name, results.get(name, {}), reference, seconds)
         results = {name: results[name] for name in EXAMPLES if name in results}
         STORED.write_text(json.dumps(results, indent=1) + "\n")
         console.print(" | ".join(cell for cell in row(name, results[name])["cells"].values() if cell))

@@ -22,6 +22,7 @@ from numpyro.infer.util import initialize_model
 from examples.example import Example
 
 CHAINS, WARMUP, BLOCK = 4, 1000, 1000
+JITTER = 0.2  # how far chains begin from where NumPyro would begin
 MCSE = 0.02  # of the means, in posterior sds; blocks of draws are added until then, or until the time is over
 _LOCAL = "fedbayes_local"
 
@@ -71,24 +72,23 @@ class Pooled:
         self.model = example.model
         self.data = [arrays_of(data) for data in example.clients().values()]
         self.globals = global_names(self.model, self.data[0])
-        self.potentials = [self._client(0, data)[0] for data in self.data]
+        found = [self._client(number, data) for number, data in enumerate(self.data)]
+        self.potentials = [info.potential_fn for info in found]
+        values = [info.param_info.z for info in found]
+        shared = {name: values[0][name] for name in self.globals}
+        self.start = {
+            "globals": shared,
+            "locals": [{name: each[name] for name in each if name not in shared} for each in values],
+        }
 
-    def _client(self, number: int, data: Mapping[str, Any]) -> tuple[Callable, Latents]:
-        info = initialize_model(
+    def _client(self, number: int, data: Mapping[str, Any]) -> Any:
+        return initialize_model(
             jax.random.key(number),
             self.model,
             init_strategy=init_to_uniform(radius=0.3),
             model_kwargs=data,
             validate_grad=False,
         )
-        return info.potential_fn, info.param_info.z
-
-    def start(self, number: int) -> dict[str, Any]:
-        """Where a chain starts: NumPyro's own choice for each client, the globals from the first."""
-        found = [self._client(number, data)[1] for data in self.data]
-        shared = {name: found[0][name] for name in self.globals}
-        locals_ = [{name: each[name] for name in each if name not in self.globals} for each in found]
-        return {"globals": shared, "locals": locals_}
 
     def potential(self, position: Mapping[str, Any]) -> jax.Array:
         """Minus the log density of globals and all clients' locals."""
@@ -102,14 +102,10 @@ def nuts(example: Example, seconds: float) -> dict[str, Any]:
     """Moments of the unconstrained globals, with their Monte Carlo errors in posterior sds."""
     began = time.perf_counter()
     pooled = Pooled(example)
-    starts = [pooled.start(chain) for chain in range(CHAINS)]
-    flat, unravel = ravel_pytree(starts[0])
-    start = np.stack([ravel_pytree(each)[0] for each in starts])
-    size = ravel_pytree(starts[0]["globals"])[0].size
-    order = np.concatenate(
-        [np.ravel(unravel(np.arange(flat.size, dtype=float))["globals"][name]) for name in pooled.globals]
-    ).astype(int)
-    assert order.size == size
+    flat, unravel = ravel_pytree(pooled.start)
+    places = unravel(jnp.arange(flat.size, dtype=flat.dtype))["globals"]
+    order = np.concatenate([np.ravel(places[name]) for name in pooled.globals]).astype(int)
+    start = flat + np.random.default_rng(0).uniform(-JITTER, JITTER, size=(CHAINS, flat.size))
     mcmc = MCMC(
         NUTS(potential_fn=lambda position: pooled.potential(unravel(position)), target_accept_prob=0.9),
         num_warmup=WARMUP,
@@ -126,15 +122,15 @@ def nuts(example: Example, seconds: float) -> dict[str, Any]:
         spent = time.perf_counter() - began
         if max(summary["mcse"]) <= MCSE or spent * (1.0 + 1.0 / len(blocks)) > seconds:
             diverging = int(np.sum(mcmc.get_extra_fields()["diverging"]))
-            return {"labels": labels(pooled, starts[0]), **summary, "seconds": spent, "diverging": diverging}
+            return {"labels": labels(pooled), **summary, "seconds": spent, "diverging": diverging}
         mcmc.post_warmup_state = mcmc.last_state
 
 
-def labels(pooled: Pooled, start: Mapping[str, Any]) -> list[str]:
+def labels(pooled: Pooled) -> list[str]:
     """Names of the coordinates, as the library writes them."""
     found = []
     for name in pooled.globals:
-        shape = np.shape(start["globals"][name])
+        shape = np.shape(pooled.start["globals"][name])
         found += [name] if not shape else [f"{name}[{i}]" for i in range(int(np.prod(shape)))]
     return found
 
