@@ -17,14 +17,13 @@ from numpyro.ops.indexing import Vindex
 import fedbayes as fb
 from examples.example import Clients, Example, named, rng
 
-_ENUMERATE = {"enumerate": "parallel"}
 _CLASSES, _ANNOTATORS = 2, 3
 _FAVOURS = 1.0 + 3.0 * np.eye(_CLASSES)  # a prior under which labels can't be exchanged
 
 
 def _true_class(items: int, pi: Any) -> Any:
     with fb.local():
-        return numpyro.sample("c", dist.Categorical(pi), infer=_ENUMERATE)
+        return numpyro.sample("c", dist.Categorical(pi), infer={"enumerate": "parallel"})
 
 
 def multinomial(labels: Any) -> None:
@@ -58,10 +57,10 @@ def mace(labels: Any) -> None:
         theta = numpyro.sample("theta", dist.Beta(0.5, 0.5))
     with numpyro.plate("item", items, dim=-2):
         with fb.local():
-            c = numpyro.sample("c", dist.DiscreteUniform(0, _CLASSES - 1), infer=_ENUMERATE)
+            c = numpyro.sample("c", dist.DiscreteUniform(0, _CLASSES - 1), infer={"enumerate": "parallel"})
         with numpyro.plate("position", positions):
             with fb.local():
-                spam = numpyro.sample("spam", dist.Bernoulli(1.0 - theta[who]), infer=_ENUMERATE)
+                spam = numpyro.sample("spam", dist.Bernoulli(1.0 - theta[who]), infer={"enumerate": "parallel"})
             probs = jnp.where(spam[..., None] == 0, jax.nn.one_hot(c, _CLASSES), epsilon[who])
             numpyro.sample("y", dist.Categorical(probs), obs=labels)
 
@@ -140,7 +139,7 @@ def _captures(history: Any, survival: Any, recapture: Any, whole: Any = int) -> 
         with numpyro.plate("animals", animals, dim=-1), mask(mask=captured):
             lives = captured * phi * alive + (1 - captured)
             with fb.local():
-                alive = numpyro.sample("alive", dist.Bernoulli(clamp_probs(lives)), infer=_ENUMERATE)
+                alive = numpyro.sample("alive", dist.Bernoulli(clamp_probs(lives)), infer={"enumerate": "parallel"})
             numpyro.sample("seen", dist.Bernoulli(clamp_probs(recapture * alive)), obs=seen)
         return (captured | seen.astype(bool), alive), None
 
@@ -257,7 +256,7 @@ def _steps(sequences: Any, lengths: Any, step: Any, start: Any, history: int = 1
 
 def _hidden(name: str, probs: Any) -> Any:
     with fb.local():
-        return numpyro.sample(name, dist.Categorical(probs), infer=_ENUMERATE)
+        return numpyro.sample(name, dist.Categorical(probs), infer={"enumerate": "parallel"})
 
 
 def _observe(tones: Any, probs: Any) -> Any:
@@ -360,7 +359,7 @@ def toy_mixture(a: Any, c: Any) -> None:
     with numpyro.plate("rows", a.shape[0]):
         a = numpyro.sample("a", dist.Bernoulli(p_a), obs=a)
         with fb.local():
-            b = numpyro.sample("b", dist.Bernoulli(Vindex(p_b)[a]), infer=_ENUMERATE)
+            b = numpyro.sample("b", dist.Bernoulli(Vindex(p_b)[a]), infer={"enumerate": "parallel"})
         numpyro.sample("c", dist.Bernoulli(Vindex(p_c)[b]), obs=c)
 
 
@@ -382,7 +381,7 @@ def mixture(y: Any) -> None:
     locs = numpyro.sample("locs", dist.TransformedDistribution(base, dist.transforms.OrderedTransform()))
     with numpyro.plate("rows", y.shape[0]):
         with fb.local():
-            which = numpyro.sample("which", dist.Categorical(weights), infer=_ENUMERATE)
+            which = numpyro.sample("which", dist.Categorical(weights), infer={"enumerate": "parallel"})
         numpyro.sample("y", dist.Normal(locs[which], scale), obs=y)
 
 
@@ -407,7 +406,7 @@ def angles(phi_psi: Any, components: int = 2) -> None:
         skewness = dist.transforms.L1BallTransform()(skewness)
     with numpyro.plate("rows", phi_psi.shape[0], dim=-1):
         with fb.local():
-            which = numpyro.sample("which", dist.Categorical(weights), infer=_ENUMERATE)
+            which = numpyro.sample("which", dist.Categorical(weights), infer={"enumerate": "parallel"})
         sine = dist.SineBivariateVonMises(
             phi_loc=phi_loc[which],
             psi_loc=psi_loc[which],
@@ -436,7 +435,7 @@ def discrete_imputation(a: Any, seen: Any, b: Any) -> None:
         with mask(mask=seen):
             numpyro.sample("a", dist.Bernoulli(p_a), obs=a)
         with fb.local(), mask(mask=~seen):
-            imputed = numpyro.sample("imputed", dist.Bernoulli(p_a).mask(~seen), infer=_ENUMERATE)
+            imputed = numpyro.sample("imputed", dist.Bernoulli(p_a).mask(~seen), infer={"enumerate": "parallel"})
         value = jnp.where(seen, a, imputed)
         numpyro.sample("b", dist.Normal(intercept + slope * value, 0.7), obs=b)
 
