@@ -4,6 +4,7 @@
     python benchmarks/numpyro_examples.py --only gp --only ode          # these anew
     python benchmarks/numpyro_examples.py --again                       # all fits anew, against the stored NUTS
     python benchmarks/numpyro_examples.py --only gp --reference         # NUTS anew as well
+    python benchmarks/numpyro_examples.py --only gp --missing           # NUTS for it, if its fit is there
     python benchmarks/numpyro_examples.py --fits                        # without NUTS, which a later call adds
     python benchmarks/numpyro_examples.py --table                       # NUMPYRO_EXAMPLES.md from what is stored
 
@@ -44,8 +45,8 @@ client's data, fitted by `fedbayes.fit_federated` with its defaults, and compare
 
 - *agrees*: every mean of the unconstrained globals is within 0.1 of NUTS's, in its posterior sds, and every sd within
   10 percent, beside three Monte Carlo standard errors of NUTS.
-- *refused*: an error of the library's, `ClientDataError`, `ModelError` or `FederatedError`. *RAW*: any other error,
-  with the last line of the library that it came through.
+- *refused*: a `ClientDataError` or `ModelError` before work starts. *gives up*: a `FederatedError` in a round. *RAW*:
+  any other error, with the last line of the library that it came through.
 - *says not converged*: the fit warns.
 - *WRONG*: the fit says that it has converged, and is further off than that; *with a remark*: `repr(fit)` adds that it
   is not to be trusted.
@@ -96,16 +97,11 @@ def fresh(part: str, name: str, seconds: float) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"slow": seconds}
         if not output.exists():
+            from examples.measure import without_paths
+
             lines = done.stderr.strip().splitlines()
             return {"died": done.returncode, "last": without_paths(lines[-1]) if lines else ""}
         return json.loads(output.read_text())
-
-
-def without_paths(text: str) -> str:
-    """The last two parts of every path, so that results don't name a machine's folders."""
-    return " ".join(
-        "/".join(word.split("/")[-2:]) if word.startswith(("/", "(/", "'/")) else word for word in text.split()
-    )
 
 
 def digest(name: str) -> str:
@@ -145,7 +141,7 @@ def row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     outcome, error = found["outcome"], fit.get("error")
     if error:
         outcome += f": {error['class']}: {error['message']}"
-        outcome += f" ({error['where']})" if error["kind"] == "raw" else ""
+        outcome += f" ({error['where']})" if error["kind"] == "RAW" else ""
     elif not fit.get("converged", True):
         outcome += f": {fit['trouble']}"
     clients = example.clients()
@@ -207,6 +203,7 @@ def machine() -> str:
 def main(
     only: Annotated[list[str], typer.Option(help="Programs to run anew.")] = [],  # noqa: B006
     again: Annotated[bool, typer.Option("--again", help="Run all fits anew.")] = False,
+    missing: Annotated[bool, typer.Option("--missing", help="Of the chosen ones only what has no result.")] = False,
     fits: Annotated[bool, typer.Option("--fits", help="Run no NUTS.")] = False,
     reference: Annotated[bool, typer.Option("--reference", help="Run NUTS anew, too.")] = False,
     table: Annotated[bool, typer.Option("--table", help="Run nothing; write the page.")] = False,
@@ -226,7 +223,7 @@ def main(
     console = Console()
     for name in () if table else only or EXAMPLES:
         before = results.get(name, {})
-        results[name] = measured(name, before, again or bool(only), fits, reference, seconds)
+        results[name] = measured(name, before, again or (bool(only) and not missing), fits, reference, seconds)
         if results[name] == before:
             continue
         results = {name: results[name] for name in EXAMPLES if name in results}

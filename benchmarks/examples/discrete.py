@@ -139,8 +139,8 @@ def _captures(history: Any, survival: Any, recapture: Any, whole: Any = int) -> 
         with numpyro.plate("animals", animals, dim=-1), mask(mask=captured):
             lives = captured * phi * alive + (1 - captured)
             with fb.local():
-                alive = numpyro.sample("alive", dist.Bernoulli(clamp_probs(lives)), infer={"enumerate": "parallel"})
-            numpyro.sample("seen", dist.Bernoulli(clamp_probs(recapture * alive)), obs=seen)
+                alive = numpyro.sample("z", dist.Bernoulli(clamp_probs(lives)), infer={"enumerate": "parallel"})
+            numpyro.sample("y", dist.Bernoulli(clamp_probs(recapture * alive)), obs=seen)
         return (captured | seen.astype(bool), alive), None
 
     start = (history[:, 0].astype(bool), jnp.ones(animals, whole))

@@ -1,5 +1,6 @@
 """One fit by the library, with whatever comes of it in words, and how far it is from NUTS."""
 
+import re
 import time
 import traceback
 import warnings
@@ -14,7 +15,6 @@ import fedbayes
 from examples.example import Example
 
 MEAN_LIMIT, SD_LIMIT = 0.1, 0.1  # posterior sds, and the sds' ratio to NUTS's less one
-_OURS = (fedbayes.ClientDataError, fedbayes.ModelError, fedbayes.FederatedError)
 _FILES = Path(fedbayes.__file__).resolve().parent
 
 
@@ -65,13 +65,20 @@ def failure(error: Exception, stage: str) -> dict[str, Any]:
     inside = [frame for frame in frames if _FILES in Path(frame.filename).resolve().parents or _ours(frame.filename)]
     last = inside[-1] if inside else None
     return {
-        "kind": "refused" if isinstance(error, _OURS) else "raw",
+        "kind": _kind(error),
         "class": type(error).__name__,
-        "message": first_sentence(str(error)),
+        "message": first_sentence(without_paths(str(error))),
         "stage": stage,
         "where": f"{_short(last.filename)}:{last.lineno} {last.name}" if last else "",
         "deepest": f"{_short(frames[-1].filename)}:{frames[-1].lineno} {frames[-1].name}" if frames else "",
     }
+
+
+def _kind(error: Exception) -> str:
+    """Refused before work starts, given up in a round, or an error of anybody else."""
+    if isinstance(error, fedbayes.FederatedError):
+        return "gives up"
+    return "refused" if isinstance(error, fedbayes.ClientDataError | fedbayes.ModelError) else "RAW"
 
 
 def _ours(filename: str) -> bool:
@@ -82,6 +89,11 @@ def _ours(filename: str) -> bool:
 
 def _short(filename: str) -> str:
     return "/".join(Path(filename).parts[-3:])
+
+
+def without_paths(text: str) -> str:
+    """The last two parts of every path, so that results don't name a machine's folders."""
+    return re.sub(r"/(?:[^\s/'\"]+/)+([^\s/'\"]+/[^\s/'\"]+)", r"\1", text)
 
 
 def first_sentence(text: str) -> str:
@@ -101,7 +113,7 @@ def compared(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> dict[str, Any]:
     if "mean" in fit and "mean" in nuts:
         errors = _errors(fit, nuts)
     if "error" in fit and "mean" not in fit:
-        return {"outcome": {"refused": "refused", "raw": "RAW"}[fit["error"]["kind"]]}
+        return {"outcome": fit["error"]["kind"]}
     if "error" in fit:
         return {"outcome": f"RAW in {fit['error']['stage']}", **errors}
     if not fit["converged"]:
