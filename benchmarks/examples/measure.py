@@ -1,0 +1,148 @@
+"""One fit by the library, with whatever comes of it in words, and how far it is from NUTS."""
+
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import fedbayes
+from examples.example import Example
+
+MEAN_LIMIT, SD_LIMIT = 0.1, 0.1  # posterior sds, and the sds' ratio to NUTS's less one
+_FILES = Path(fedbayes.__file__).resolve().parent
+
+
+def fit(example: Example) -> dict[str, Any]:
+    """Fit with defaults, and ask for what a user asks for first; an error is part of the result."""
+    stage, began, found = "fit", time.perf_counter(), {}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            clients = example.clients()
+            fitted = fedbayes.fit_federated(example.model, clients, key=jax.random.key(0), progress=False)
+            found = {"seconds": time.perf_counter() - began, **described(fitted)}
+            stage = "idata"
+            found["draws"] = sorted(str(name) for name in fitted.idata.posterior.data_vars)
+            stage = "client_posterior"
+            fitted.client_posterior(next(iter(clients)))
+        except Exception as error:
+            found["error"] = failure(error, stage)
+    found.setdefault("seconds", time.perf_counter() - began)
+    # others' deprecations are no news about the fit
+    ours = [str(each.message) for each in heard if issubclass(each.category, UserWarning)]
+    return {**found, "warnings": list(dict.fromkeys(first_sentence(text) for text in ours))}
+
+
+def described(fitted: fedbayes.FederatedFit) -> dict[str, Any]:
+    """What the fit says of itself; moments are those of the replicates' mixture."""
+    means, covariances = fitted.moments()
+    mean = means.mean(axis=0)
+    variance = (np.diagonal(covariances, axis1=1, axis2=2) + (means - mean) ** 2).mean(axis=0)
+    rounds = fitted.rounds
+    return {
+        "labels": list(fitted.global_labels),
+        "mean": mean.tolist(),
+        "sd": np.sqrt(variance).tolist(),
+        "converged": bool(fitted.converged),
+        "rounds": int(rounds.sizes["round"]),
+        "repr": repr(fitted),
+        "trouble": first_sentence(fitted.trouble()) if not fitted.converged else "",
+        "monte_carlo_error": float(fitted.monte_carlo_error),
+        "solvers": sorted({str(name) for name in np.ravel(rounds["solver"][-1].values)}),
+        "k_hat": float(rounds["k_hat"][-1].max()) if "k_hat" in rounds else None,
+    }
+
+
+def failure(error: Exception, stage: str) -> dict[str, Any]:
+    """An error's class and first sentence; one of ours is a refusal, any other a raw traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if _FILES in Path(frame.filename).resolve().parents or _ours(frame.filename)]
+    last = inside[-1] if inside else None
+    return {
+        "kind": _kind(error),
+        "class": type(error).__name__,
+        "message": first_sentence(without_paths(str(error))),
+        "stage": stage,
+        "where": f"{_short(last.filename)}:{last.lineno} {last.name}" if last else "",
+        "deepest": f"{_short(frames[-1].filename)}:{frames[-1].lineno} {frames[-1].name}" if frames else "",
+    }
+
+
+def _kind(error: Exception) -> str:
+    """Refused before work starts, given up in a round, or an error of anybody else."""
+    if isinstance(error, fedbayes.FederatedError):
+        return "gives up"
+    return "refused" if isinstance(error, fedbayes.ClientDataError | fedbayes.ModelError) else "RAW"
+
+
+def _ours(filename: str) -> bool:
+    """Whether a file belongs to the library, installed or run from its sources."""
+    parts = Path(filename).parts
+    return "fedbayes" in parts or "inference" in parts
+
+
+def _short(filename: str) -> str:
+    return "/".join(Path(filename).parts[-3:])
+
+
+def without_paths(text: str) -> str:
+    """The last two parts of every path, so that results don't name a machine's folders."""
+    return re.sub(r"/(?:[^\s/'\"]+/)+([^\s/'\"]+/[^\s/'\"]+)", r"\1", text)
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first full stop that ends a sentence."""
+    line = " ".join(text.split())
+    end = min((at for mark in (". ", ": tracing", "\n") if (at := line.find(mark)) >= 0), default=len(line))
+    return line[: min(end + 1, 260)]
+
+
+def compared(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> dict[str, Any]:
+    """What happened, in a word, and the worst errors of means and sds with the globals that have them."""
+    if fit.get("slow"):
+        return {"outcome": "too slow"}
+    if "died" in fit:
+        return {"outcome": f"RAW: the process died ({fit['last']})"}
+    errors: dict[str, Any] = {}
+    if "mean" in fit and "mean" in nuts:
+        errors = _errors(fit, nuts)
+    if "error" in fit and "mean" not in fit:
+        return {"outcome": fit["error"]["kind"]}
+    if "error" in fit:
+        return {"outcome": f"RAW in {fit['error']['stage']}", **errors}
+    if not fit["converged"]:
+        return {"outcome": "says not converged", **errors}
+    if not errors:
+        return {"outcome": "no reference"}
+    if nuts["r_hat"] > 1.05:
+        return {"outcome": "NUTS does not mix", **errors}
+    if errors["within"]:
+        return {"outcome": "agrees", **errors}
+    return {"outcome": "WRONG, with a remark" if "not to be trusted" in fit["repr"] else "WRONG", **errors}
+
+
+def _errors(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> dict[str, Any]:
+    assert fit["labels"] == nuts["labels"], (fit["labels"], nuts["labels"])
+    mean, sd, mcse, mcse_sd = (np.asarray(nuts[name]) for name in ("mean", "sd", "mcse", "mcse_sd"))
+    of_mean = np.abs(np.asarray(fit["mean"]) - mean) / sd
+    ratio = np.asarray(fit["sd"]) / sd
+    of_sd = np.abs(ratio - 1.0)
+    # three Monte Carlo standard errors of NUTS are given away beside the limits
+    within = (of_mean <= MEAN_LIMIT + 3.0 * mcse).all() and (of_sd <= SD_LIMIT + 3.0 * mcse_sd).all()
+    at, at_sd = int(np.argmax(of_mean)), int(np.argmax(of_sd))
+    return {
+        "mean_error": float(of_mean[at]),
+        "mean_at": fit["labels"][at],
+        "sd_ratio": float(ratio[at_sd]),
+        "sd_at": fit["labels"][at_sd],
+        "skewness": nuts["skewness"][at_sd],
+        "mcse": float(np.max(mcse)),
+        "mcse_sd": float(np.max(mcse_sd)),
+        "within": bool(within),
+    }
