@@ -170,7 +170,7 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
         position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
     ) -> tuple[Reply, Array]:
         # the same draws of the locals in every round: Newton's method needs one function, not a noisy one
-        message, z = _expansion(client, position, z, num_samples)
+        message, z = expansion(client, position, z, num_samples)
         finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
         code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
         return Reply(each=message._replace(site=packed(message.site)), code=code), z
@@ -203,7 +203,7 @@ def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array,
     return step, slope @ step, (first == 1) & (damping <= 0.01), proper[0], ladder[first]
 
 
-def _expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[ModeMessage, Array]:
+def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[ModeMessage, Array]:
     """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``.
 
     With locals by importance sampling of ``z`` given ``theta`` and Louis' identity: the slope is ``E[g]``, the Hessian

@@ -17,7 +17,7 @@ from fedbayes.inference.local.conditional import Conditional, find_conditional
 from fedbayes.inference.local.moments import TiltedDraws, control_variates, score_regression
 from fedbayes.inference.local.nested import nested_site
 from fedbayes.inference.local.tilted import Tilted, cold_chains
-from fedbayes.inference.mode import _expansion
+from fedbayes.inference.mode import expansion
 from fedbayes.problem.problem import make_problem
 
 GROUPS = 12
@@ -118,7 +118,7 @@ def test_nested_draws_are_exact_for_linear_gaussian_clients() -> None:
 
 def test_expansions_are_exact_for_linear_gaussian_clients() -> None:
     """The mode phase: noise in the Hessian would look like a saddle where locals are many and rows few."""
-    message, _ = _expansion(client_of(known_scale), jnp.array([0.3]), jnp.zeros(GROUPS), 64)
+    message, _ = expansion(client_of(known_scale), jnp.array([0.3]), jnp.zeros(GROUPS), 64)
     np.testing.assert_allclose([message.site.shift[0], message.site.precision[0, 0]], exact_site(), rtol=1e-8)
 
 
