@@ -60,7 +60,7 @@ class ModeState(NamedTuple):
 
 
 Ready = Callable[[ModeState], Array]
-_NEAR = 3.0  # length of a Newton step, in posterior sds, from which another method may take over
+_NEAR = 3.0  # length of a step, damped by half at most, in posterior sds, from which another method may take over
 
 
 class ModeMessage(NamedTuple):
@@ -163,7 +163,7 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / prior.size)
         converged = undamped & proper & (change < tolerance)
         if ready is not None:
-            converged = converged | (undamped & (change < _NEAR) & ready(new))
+            converged = converged | ((damping <= 1.0) & (change < _NEAR) & ready(new))
         return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": proper}
 
     def newton(
