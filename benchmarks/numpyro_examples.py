@@ -50,6 +50,8 @@ client's data, fitted by `fedbayes.fit_federated` with its defaults, and compare
 - *says not converged*: the fit warns.
 - *WRONG*: the fit says that it has converged, and is further off than that; *with a remark*: `repr(fit)` adds that it
   is not to be trusted.
+- *no reference*: NUTS has not run, or not in time; the next call of the script runs it where it has not. *too slow*:
+  the fit took more than 180 seconds, on cores that other work kept busy at the same time.
 - *NUTS does not mix*: its four chains differ (R-hat above 1.05), so that there is nothing to compare with.
 
 *mean* and *sd ratio* are the worst of all globals, which are named. *s* is a first fit with compilation, in a fresh
