@@ -19,6 +19,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
+from numpyro.distributions.transforms import IdentityTransform
 from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs
@@ -85,6 +86,8 @@ def unconstrained_substitute(params: Mapping[str, Array]) -> Callable[[dict], Ar
         domain_shift = transform.codomain.event_dim - transform.domain.event_dim
         if step is not None and jnp.ndim(value) > len(site["fn"].shape()) - domain_shift:
             value = value[step]
+        if isinstance(getattr(transform, "base_transform", transform), IdentityTransform):
+            return value  # no Jacobian, whose factor enumeration inside `scan` could not take
         constrained = transform(value)
         log_det = transform.log_abs_det_jacobian(value, constrained)
         event = jnp.ndim(log_det) - jnp.ndim(constrained) + len(site["fn"].event_shape)

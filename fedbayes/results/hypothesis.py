@@ -80,7 +80,7 @@ def _sampled(draws: Any) -> "xr.DataArray | xr.Dataset":
 
     found = draws
     if not isinstance(draws, xr.DataArray | xr.Dataset):
-        group: Any = getattr(draws, "posterior", None)  # an InferenceData's is a Dataset, a DataTree's another tree
+        group: Any = getattr(draws, "posterior", draws)  # an InferenceData's is a Dataset, a DataTree's another tree
         found = group.to_dataset() if hasattr(group, "to_dataset") else group
     if not isinstance(found, xr.DataArray | xr.Dataset):
         raise TypeError(

@@ -9,7 +9,8 @@ with the mode and curvature of the locals *given* each draw of the globals, so t
 their groups do not matter: where they are Gaussian given the globals, the weights depend on the globals alone. Each
 draw of the globals has two opposite draws of the locals. The Gaussian of the globals comes from the same regression as
 the site: first with equal weights, by which ``Lambda`` becomes minus the mean Hessian of the log marginal under
-``q`` (the variational fixed point of Opper and Archambeau 2009), last with the importance weights.
+``q`` (the variational fixed point of Opper and Archambeau 2009), last with the importance weights. Half of the last
+draws are twice as wide: that fixed point is too narrow for the long tail of a log scale.
 """
 
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
 _NEWTON = 4  # steps to the mode of the locals given each draw of the globals
 _COLD_NEWTON = 12  # and given the first mean of the globals
+_WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
 
 
@@ -62,7 +64,8 @@ def nested_site(tilted: Tilted, warm: Warm, shift: Array, *, num_samples: int, e
 
     def iterate(carry: tuple[Array, Array, Array], last: Array) -> tuple[tuple, tuple]:
         mean, precision, z = carry
-        draws, found = _nested_draws(tilted, mean, whitener(precision), z, noise)
+        wide = jnp.where(last, _WIDE, 1.0)
+        draws, found = _nested_draws(tilted, mean, whitener(precision), z, noise, wide)
         even = jnp.full_like(draws.weight, 1.0 / len(draws.weight))
         site = estimator(draws._replace(weight=jnp.where(last, draws.weight, even)), cavity)
         mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
@@ -95,8 +98,14 @@ def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
     return mean, jnp.where(proper, precision, jnp.eye(size))
 
 
-def _nested_draws(tilted: Tilted, mean: Array, white: Array, z: Array, noise: Array) -> tuple[TiltedDraws, _Found]:
-    """Draws of the nested proposal with the Gaussian ``mean``, ``white`` of the globals, weighted."""
+def _nested_draws(
+    tilted: Tilted, mean: Array, white: Array, z: Array, noise: Array, wide: Array
+) -> tuple[TiltedDraws, _Found]:
+    """Weighted draws of the nested proposal.
+
+    Its globals are half from the Gaussian ``mean``, ``white``, half from one with sds ``wide`` times as large; weights
+    are with respect to the mixture.
+    """
     size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
 
     def given(theta: Array, start: Array, max_steps: int) -> Conditional:
@@ -111,14 +120,21 @@ def _nested_draws(tilted: Tilted, mean: Array, white: Array, z: Array, noise: Ar
     local_white = whitener(curvature[size:, size:])
     slope = -local_white.T @ (local_white @ curvature[size:, :size])
 
-    theta = mean + noise[:, :size] @ white
+    second = (
+        jnp.arange(len(noise)) >= len(noise) // 2
+    )  # halves of a Sobol sequence fill the space; alternate points don't
+    offset = noise[:, :size] * jnp.where(second, wide, 1.0)[:, None]
+    squares = 0.5 * jnp.sum(offset**2, axis=1)
+    log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - size * jnp.log(wide)) - jnp.log(2.0)
+    theta = mean + offset @ white
     starts = centre[size:] + (theta - mean) @ slope.T
     locals_ = jax.vmap(lambda one, start: given(one, start, _NEWTON))(theta, starts)
     sides = [jax.vmap(Conditional.draw, (0, 0, None))(locals_, sign * noise[:, size:], groups) for sign in (1.0, -1.0)]
     position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in sides])
 
     log_factor, score = tilted.scores(position)
-    inverse = 0.5 * jnp.sum(noise**2, axis=1) + jax.vmap(Conditional.log_spread)(locals_)  # of the proposal's density
+    spread = 0.5 * jnp.sum(noise[:, size:] ** 2, axis=1) + jax.vmap(Conditional.log_spread)(locals_)
+    inverse = spread - log_mixture  # of the proposal's density
     log_weight = log_factor + tilted.log_cavities(position) + jnp.tile(inverse, 2)
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, score)
