@@ -182,9 +182,10 @@ class GaussianAnswer:
         if not changes.size:
             return "The fit did not converge: no client took part in any round. Check `participation`."
         last = rounds.sel(round=changes["round"][-1])
+        change = float(last["change"].max())
+        moved = f"changed the global by {change:.3g} posterior sds" if np.isfinite(change) else "could take no step"
         parts = [
-            f"The fit did not converge in {rounds.sizes['round']} rounds: the last one changed the global by "
-            f"{float(last['change'].max()):.3g} posterior sds.",
+            f"The fit did not converge in {rounds.sizes['round']} rounds: the last one {moved}.",
             *bad_clients(last),
             *self._advice(last),
         ]

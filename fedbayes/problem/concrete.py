@@ -33,6 +33,25 @@ def needs_value(error: BaseException) -> bool:
     return isinstance(error, _NEEDS_VALUE) or "concrete value" in str(error)
 
 
+def mixes_precisions(error: BaseException) -> bool:
+    """Whether an exception says that 32-bit numbers met 64-bit ones, as in the carry of a scan."""
+    text = str(error)
+    return isinstance(error, TypeError) and any(
+        f"{kind}32" in text and f"{kind}64" in text for kind in ("int", "float")
+    )
+
+
+def precision_refusal(error: BaseException, model: Model, client: str) -> ModelError:
+    """What to say of a model in which 32-bit numbers meet 64-bit ones."""
+    line = _line(error, model)
+    where = f" (`{line}`)" if line else ""
+    return ModelError(
+        f"The model mixes 32-bit and 64-bit numbers for client '{client}'{where}: fedbayes works in 64 bits, where a "
+        "scan's carry has to stay of one type. Write `dtype=int` for `jnp.int32`, and `dtype=float` for `jnp.float32`, "
+        "as in `jnp.ones(n, dtype=int)`."
+    )
+
+
 def with_sizes(model: Model, clients: Mapping[str, ClientArrays]) -> dict[str, ClientArrays]:
     """The clients, with the integers that fix shapes or branches of the model as Python numbers.
 

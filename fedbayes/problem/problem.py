@@ -16,7 +16,7 @@ from fedbayes.kept import Kept
 from fedbayes.problem import checks
 from fedbayes.problem.buckets import Bucket, make_bucket
 from fedbayes.problem.clients import Client, ClientArrays, prepare_clients
-from fedbayes.problem.concrete import needs_value, refusal, with_sizes
+from fedbayes.problem.concrete import mixes_precisions, needs_value, precision_refusal, refusal, with_sizes
 from fedbayes.problem.padding import bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.problem.prior import Prior, make_prior
 from fedbayes.problem.prior_terms import with_prior_terms
@@ -185,6 +185,8 @@ def _known(options: "_Options", client: ClientArrays, name: str) -> _Known:
         except Exception as error:
             if needs_value(error):
                 raise refusal(error, options.model, name) from error
+            if mixes_precisions(error):
+                raise precision_refusal(error, options.model, name) from error
             raise
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.contrib.control_flow import scan
 
 import fedbayes as fb
 from fedbayes.problem.problem import make_problem
@@ -115,4 +116,20 @@ def test_a_loop_without_a_gradient_is_refused() -> None:
         numpyro.sample("y", dist.Normal(grown, 1.0), obs=y)
 
     with pytest.raises(fb.ModelError, match=r"no second derivatives in JAX: Reverse-mode .* Write loops of a fixed"):
+        make_problem(model, {"a": {"y": Y}})
+
+
+def test_a_carry_of_32_bits_is_refused() -> None:
+    """NumPyro's own idiom for chains of discrete states, which runs where JAX has 32 bits alone."""
+
+    def model(y) -> None:
+        rate = numpyro.sample("rate", dist.HalfNormal(1.0))
+
+        def step(state, value):
+            numpyro.sample("y", dist.Normal(rate * state, 1.0), obs=value)
+            return state * jnp.arange(1, 2)[0], None
+
+        scan(step, jnp.ones((), dtype=jnp.int32), y)
+
+    with pytest.raises(fb.ModelError, match=r"mixes 32-bit and 64-bit numbers for client 'a' .* Write `dtype=int`"):
         make_problem(model, {"a": {"y": Y}})
