@@ -247,7 +247,7 @@ def test_diagonal_sites_match_the_marginal_variances(one) -> None:
 
 
 @pytest.mark.slow
-def test_a_heavy_tailed_client_goes_on_with_nuts() -> None:
+def test_a_heavy_tailed_client_with_locals_goes_on_with_nested_draws() -> None:
     import numpyro
     import numpyro.distributions as dist
 
@@ -266,8 +266,8 @@ def test_a_heavy_tailed_client_goes_on_with_nuts() -> None:
     solvers = fit.rounds["solver"].values[fit.rounds["phase"].values == "EP"]
     assert set(solvers[0]) == {"importance"}
     assert float(fit.rounds["k_hat"].max()) > 0.7
-    assert set(solvers[-1]) == {"nuts"}
-    assert "2 nuts" in repr(fit)
+    assert set(solvers[-1]) == {"nested"}
+    assert "2 nested" in repr(fit)
 
 
 def test_resampling_equal_weights_keeps_the_moments() -> None:
