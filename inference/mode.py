@@ -139,10 +139,10 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
     tolerance
         Stop once the undamped step is shorter, in posterior sds (root mean square).
     ready
-        ``(state) -> bool``: whether what comes after can start from the expansions at ``best``; then stop, without
-        locals as soon as the mode is within three posterior sds or so. From farther away EP may get stuck.
+        ``(state) -> bool``: whether what comes after can start from the expansions at ``best``; then stop as soon as
+        the mode is within three posterior sds or so. From farther away EP may get stuck.
     """
-    prior, num_clients, has_locals = roster.prior, roster.num_clients, bool((roster.num_locals > 0).any())
+    prior, num_clients = roster.prior, roster.num_clients
 
     def init(key: Array, previous: None) -> ModeState:
         start = cold_start(prior.size)
@@ -163,10 +163,10 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / prior.size)
         converged = undamped & proper & (change < tolerance)
         if ready is not None:
-            near = (damping <= 1.0) & (change < _NEAR)
-            # with locals EP's own rounds lead to the mode as fast, and a Newton step may lead where draws fail
-            converged = converged | ((near | has_locals) & ready(new))
-        return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": proper}
+            converged = converged | ((damping <= 1.0) & (change < _NEAR) & ready(new))
+        # a step to where no factor is finite is taken back and damped, as long as there is a best position
+        known = jnp.isfinite(state.value)
+        return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": known}
 
     def newton(
         position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
@@ -196,9 +196,11 @@ def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array,
     model = state.global_()
     slope = model.shift - model.precision @ state.best
     ladder = jnp.concatenate([jnp.zeros(1), damping[None], jnp.maximum(damping, 1e-3) * 10.0 ** jnp.arange(8)])
-    diagonal = jnp.diag(jnp.abs(jnp.diagonal(model.precision)) + 1e-8)
-    whites = jax.vmap(whitener)(model.precision + ladder[:, None, None] * diagonal)
-    proper = jnp.all(jnp.isfinite(whites), axis=(1, 2))
+    diagonal = jnp.abs(jnp.diagonal(model.precision)) + 1e-8
+    whites = jax.vmap(whitener)(model.precision + ladder[:, None, None] * jnp.diag(diagonal))
+    # damping that just cancels a negative curvature leaves next to nothing of it, and a step without bounds
+    left = ladder * jnp.sum(whites**2 * diagonal, axis=(1, 2))
+    proper = jnp.all(jnp.isfinite(whites), axis=(1, 2)) & (left <= 2.0 * len(diagonal))
     first = 1 + jnp.argmax(proper[1:])
     white = jnp.where(jnp.any(proper[1:]), whites[first], jnp.zeros_like(model.precision))
     step = white.T @ (white @ slope)

@@ -82,10 +82,9 @@ class EP:
     init
         ``"laplace"``: in an opening round every client sends the Laplace approximation of its factor times the prior,
         the prior divided out; ``"newton"``: sites start at the clients' expansions, after as many Newton rounds as make
-        all cavities proper and, without locals, come within three posterior sds of the mode; ``"auto"``: one of these
-        two, by the rule of :meth:`start`; ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so
-        that the first cavity is the prior; ``"gaussian_product"``: at the clients' Gaussians of that one-shot
-        combination.
+        all cavities proper and come within three posterior sds of the mode; ``"auto"``: one of these two, by the rule
+        of :meth:`start`; ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first
+        cavity is the prior; ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination.
     covariance
         How the covariance of the tilted density is estimated, from which the site follows: ``"score"`` (score
         regression) or ``"sample"`` (that of the draws, the classical estimate, for comparison).
