@@ -39,4 +39,5 @@ def test_a_precision_needs_no_damping() -> None:
     step, _, undamped, proper, damping = _newton_step(state_of(precision, precision @ [2.0, -1.0]), jnp.zeros(()))
     np.testing.assert_allclose(step, [2.0, -1.0], rtol=1e-5)
     assert float(damping) == 0.0
-    assert bool(proper) and bool(undamped)
+    assert bool(proper)
+    assert bool(undamped)
