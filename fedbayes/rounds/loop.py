@@ -15,6 +15,7 @@ from fedbayes.rounds.chains import Pace, pace, summary
 from fedbayes.rounds.checkpoint import Checkpoint
 from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Executor
+from fedbayes.rounds.memory import memory_explained
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Progress
 from fedbayes.rounds.state import Record, RunState
@@ -134,7 +135,8 @@ class Run:
 
     def _fused(self, fused: Callable, current: RunState, stride: int, size: int) -> None:
         started, rounds, num = time.perf_counter(), size * stride, self.roster.num_clients
-        done = fused(current.state, self._phase_key(current.phase), current.rounds_in_phase, stride, size)
+        with memory_explained("A block of rounds in one program"):
+            done = fused(current.state, self._phase_key(current.phase), current.rounds_in_phase, stride, size)
         current.state = done.state
         current.draws.append(done.theta)
         record = {name: leaf / rounds if leaf.dtype.kind == "f" else leaf for name, leaf in done.totals.items()}
@@ -164,7 +166,8 @@ class Run:
         if len(active):
             shared, personal = server.broadcast(current.state)
             order = Round(current.phase, shared, personal, key, active, updates)
-            heard = self.executor.run(order)
+            with memory_explained(f"A round of the clients' updates {sorted(set(updates))}"):
+                heard = self.executor.run(order)
             current.state, info = on_host(server.aggregate(current.state, heard.replies, key))
             record = info | heard.infos | {"code": heard.codes}
             current.updates = algorithm.choose(updates, record)

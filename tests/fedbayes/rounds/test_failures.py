@@ -162,3 +162,28 @@ def test_too_many_dims(without_broken, monkeypatch):
 def test_unknown_client_of_a_fit(without_broken):
     with pytest.raises(KeyError, match=r"There is no client 'west'; the clients are \['north', 'south'\]"):
         without_broken.client_posterior("west")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 51162747272 bytes.", "asks for 47.6 GiB of memory at once"),
+        ("RESOURCE_EXHAUSTED: Failed to allocate.", "asks for more memory at once"),
+    ],
+)
+def test_too_little_memory_is_said_with_what_takes_less(monkeypatch, message, expected):
+    def run(executor, order):
+        raise jax.errors.JaxRuntimeError(message)
+
+    monkeypatch.setattr(Batched, "run", run)
+    with pytest.raises(fb.FederatedError, match=rf"updates \['importance'\] {expected}.*Batched\(chunk=1\)"):
+        fit(make_clients(broken=False))
+
+
+def test_other_errors_of_a_device_stay_as_they_are(monkeypatch):
+    def run(executor, order):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    monkeypatch.setattr(Batched, "run", run)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        fit(make_clients(broken=False))

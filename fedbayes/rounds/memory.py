@@ -1,0 +1,32 @@
+"""What a fit says where its programs ask for more memory than there is."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from fedbayes.errors import FederatedError
+
+
+@contextmanager
+def memory_explained(what: str) -> Iterator[None]:
+    """Say what asked for too much memory, for how much, and what takes less.
+
+    Raises
+    ------
+    FederatedError
+        In the place of JAX's own error, which becomes its cause.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        asked = re.search(r"allocating (\d+) bytes", str(error))
+        much = f"{int(asked[1]) / 2**30:,.1f} GiB of memory at once" if asked else "more memory at once"
+        raise FederatedError(
+            f"{what} asks for {much}, which this machine does not have. Fewer clients at once take less, "
+            "`executor=fedbayes.executors.Batched(chunk=1)`, and so do fewer draws and replicates in the options of "
+            "the method; in the model, latents that are summed out or a plate over many rows may be what is so large."
+        ) from error
