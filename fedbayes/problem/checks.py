@@ -15,9 +15,7 @@ from fedbayes.kept import Kept
 from fedbayes.problem.buckets import Bucket
 from fedbayes.problem.clients import Client, ClientArrays
 from fedbayes.problem.padding import pad
-from fedbayes.problem.prior import Prior
-from fedbayes.problem.program import Arrays, Model, Outcome, Program
-from fedbayes.problem.split import trace_sites
+from fedbayes.problem.program import Arrays, Outcome, Program
 from fedbayes.problem.tracing import Traced, last_trace
 
 _MANY = 8  # clients that a check of the program looks at
@@ -108,22 +106,6 @@ def perturbed(data: Arrays) -> dict[str, Any]:
         name: change.get(array.dtype.kind, lambda array: array + 1)(array).astype(array.dtype)
         for name, array in data.items()
     }
-
-
-def outcomes_vary(model: Model, names: Sequence[str], clients: Sequence[ClientArrays], prior: Prior) -> None:
-    """Under a flat prior a client whose outcome is constant may have no proper likelihood."""
-    if not prior.is_flat():
-        return
-    sites = trace_sites(model, clients[0].static, clients[0].arrays)
-    for argument in {site.argument for site in sites.values() if site.argument is not None}:
-        for name, client in zip(names, clients, strict=True):
-            outcome = client.arrays[argument]
-            if outcome.size > 1 and np.all(outcome == outcome.flat[0]):
-                raise ClientDataError(
-                    f"Client '{name}': the outcome `{argument}` is {outcome.flat[0]} in all {outcome.size} rows, and "
-                    "the prior is flat, so this client's likelihood may have no maximum. Give the globals a proper "
-                    "prior, such as `dist.Normal(0, 10)`, or merge the client with another."
-                )
 
 
 def outcomes_can_occur(names: Sequence[str], buckets: Sequence[Bucket], clients: Sequence[ClientArrays]) -> None:

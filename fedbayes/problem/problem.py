@@ -83,8 +83,8 @@ class Problem:
                 digest.update(repr((argument, array.shape, array.dtype.str)).encode() + array.tobytes())
         return f"{len(self.names)} clients, globals {dict(self.globals.shapes)}, data {digest.hexdigest()[:16]}"
 
-    def client(self, name: str) -> Client:
-        """One client, without a leading axis.
+    def place(self, name: str) -> int:
+        """Where a client stands in the order given.
 
         Raises
         ------
@@ -93,7 +93,17 @@ class Problem:
         """
         if name not in self.names:
             raise KeyError(f"There is no client '{name}'; the clients are {list(self.names)}.")
-        bucket, at = self.locate(self.names.index(name))
+        return self.names.index(name)
+
+    def client(self, name: str) -> Client:
+        """One client, without a leading axis.
+
+        Raises
+        ------
+        KeyError
+            Unknown name.
+        """
+        bucket, at = self.locate(self.place(name))
         return jax.tree.map(lambda leaf: leaf[at], self.buckets[bucket].clients)
 
     def locate(self, place: int) -> tuple[int, int]:
@@ -146,7 +156,6 @@ def make_problem(
     checks.prior_ignores_data(names, buckets, arrays)
     template = {key: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for key, leaf in buckets[0].clients.data.items()}
     prior = _prior_of(program, template)
-    checks.outcomes_vary(model, names, arrays, prior)
     problem = Problem(names, program.globals, prior, tuple(buckets), tuple(arrays))
     return _with_rows(problem, options) if rows else problem
 

@@ -1,6 +1,5 @@
 """``FederatedFit``: what a fit returns."""
 
-import inspect
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -12,31 +11,27 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Method, Wanted
+from fedbayes.algorithm import Method
 from fedbayes.answer import Answer, Verdict, gaussian_moments, shortened
-from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
 from fedbayes.low_rank import LowRankGaussian
-from fedbayes.problem.checks import same_globals
-from fedbayes.problem.clients import prepare_like
-from fedbayes.problem.explained import explaining
-from fedbayes.problem.problem import Problem, make_problem
-from fedbayes.problem.program import Model, Program
-from fedbayes.problem.split import trace_sites
+from fedbayes.problem.problem import Problem
+from fedbayes.problem.program import Program
 from fedbayes.results import arviz
-from fedbayes.results.predictive import predictive_draws
+from fedbayes.results.personal import Clients, Personal, newcomer
+from fedbayes.results.predictive import check_call, predictive_draws, read_arguments
 from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
-from fedbayes.rounds.exchange import Heard, Round
-from fedbayes.rounds.executors import Batched, InProcess
+from fedbayes.rounds.exchange import Heard
+from fedbayes.rounds.executors import InProcess
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_DRAWS, _PERSONAL, _PREDICTIVE = 1_000_001, 1_000_002, 1_000_003  # folded into the fit's key
+_DRAWS, _PREDICTIVE = 1_000_001, 1_000_003  # folded into the fit's key
 
 
 class FederatedFit:
@@ -70,6 +65,7 @@ class FederatedFit:
         with jax.enable_x64(True):
             self._answer: Answer = method.answer(self.roster, run)
             self.posterior: Gaussian | LowRankGaussian | None = self._answer.posterior
+            self._clients = Clients(problem, self._answer, run, executor, key)
 
     @cached_property
     def _verdict(self) -> Verdict:
@@ -192,17 +188,7 @@ class FederatedFit:
 
     @cached_property
     def _log_likelihood(self) -> Heard:
-        """One more exchange: the draws go out, each client answers with its log-likelihood at them."""
-        return self._ask("log_likelihood", self._theta, np.arange(self.roster.num_clients))
-
-    def _ask(self, update: str, shared: Any, active: np.ndarray) -> Heard:
-        """What clients answer now that the rounds are over."""
-        num, cavities = self.roster.num_clients, self._answer.cavities()
-        personal = () if cavities is None else jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), cavities)
-        if update == "log_likelihood" and not self.roster.num_locals.any():
-            personal = ()  # without locals no client needs its cavity
-        key = jax.random.fold_in(self._key, _PERSONAL)
-        return self._executor.run(Round(None, shared, personal, key, active, [update] * num))
+        return self._clients.log_likelihood(self._theta)
 
     def client_posterior(self, name: str) -> Any:
         """One client's posterior: its local latents and the globals, given everybody's data.
@@ -229,15 +215,10 @@ class FederatedFit:
             The posterior has low rank.
         """
         self._dense("client_posterior")
-        problem = self._problem
-        program, place = problem.client(name).program, problem.names.index(name)
+        place = self._problem.place(name)
         with jax.enable_x64(True):
-            if self._answer.records_locals():
-                mine = np.swapaxes(self._executor.recorded(place)[-self.num_draws :], 0, 1)
-                draws, attrs = np.concatenate([self._theta, mine], axis=-1), {"solver": self._run.updates[place]}
-            else:
-                draws, attrs = self._personal_draws(self._ask, np.asarray([place]))
-        return self._personal(program, problem, name, draws, attrs)
+            mine = self._clients.posterior(place, self._theta)
+        return self._personal(self._problem, place, mine)
 
     def client_posteriors(self) -> Any:
         """All clients' local latents in one ArviZ object, for ``az.plot_forest`` and its like.
@@ -322,25 +303,18 @@ class FederatedFit:
         ValueError
             The posterior has low rank.
         """
-        posterior, name = self._dense("adapt"), "new client"
-        first, known = self._problem.programs[0], self.client_names[0]
+        posterior, shown = self._dense("adapt"), self._shown
         with jax.enable_x64(True):
-            read = prepare_like(name, new_client, known, self._problem.arrays[0], np.dtype(first.dtype))
-            clients = {name: {**read.static, **read.arrays}}
-            with explaining(clients):
-                problem = make_problem(first.model, clients, local=self._shown.local, dtype=first.dtype)
-            same_globals([(known, first), (name, problem.programs[0])])
-            executor = Batched()
-            executor.connect(self._programs, problem, self._key)
-            cavity = jax.tree.map(lambda leaf: np.asarray(leaf)[None], posterior)
-            key = jax.random.fold_in(self._key, _PERSONAL)
-
-            def ask(update: str, shared: Any, active: np.ndarray) -> Heard:
-                return executor.run(Round(None, shared, cavity, key, active, [update]))
-
-            draws, attrs = self._personal_draws(ask, np.zeros(1, int))
-        attrs["draws"] = f"by {attrs['solver']}"
-        return self._personal(problem.programs[0], problem, name, draws, attrs)
+            problem, mine = newcomer(
+                self._problem,
+                new_client,
+                posterior,
+                self._programs,
+                self._key,
+                local=shown.local,
+                num_draws=self.num_draws,
+            )
+        return self._personal(problem, 0, mine)
 
     def _dense(self, what: str) -> Gaussian:
         if not isinstance(self.posterior, Gaussian):
@@ -351,23 +325,12 @@ class FederatedFit:
             )
         return self.posterior
 
-    def _personal_draws(self, ask: Any, active: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
-        num, chains = -(-self.num_draws // 4) * 4, self.num_chains
-        wanted = Wanted(self.moments()[0], np.zeros((chains, num)))
-        found = ask("resampled", wanted, active).replies.each
-        k_hat, solver = float(np.max(found.k_hat[active])), "importance"
-        if not k_hat <= K_HAT_LIMIT:
-            found, solver = ask("chained", wanted, active).replies.each, "nuts"
-        return found.draws[active[0]][:, : self.num_draws], {"k_hat": k_hat, "solver": solver}
-
-    def _personal(
-        self, program: Program, problem: Problem, name: str, draws: np.ndarray, attrs: Mapping[str, Any]
-    ) -> Any:
-        data = problem.arrays[problem.names.index(name)].arrays
+    def _personal(self, problem: Problem, place: int, mine: Personal) -> Any:
+        name, data = problem.names[place], problem.arrays[place].arrays
+        program = problem.client(name).program
         with jax.enable_x64(True):
-            values = arviz.constrained(program, data, draws)
-        return self._to_arviz({"posterior": values}, program, data, {}, {}, {"client": name, **attrs})
+            values = arviz.constrained(program, data, mine.draws)
+        return self._to_arviz({"posterior": values}, program, data, {}, {}, {"client": name, **mine.attrs})
 
     def predict(self, client: str | None = None, *, key: Array | None = None, **arguments: Any) -> Any:
         """Posterior predictive draws of the observed sites.
@@ -399,9 +362,9 @@ class FederatedFit:
         ClientDataError
             An argument holds no numbers, missing values, or other columns than in the fit; outcomes may be missing.
         """
-        program = self._problem.programs[0] if client is None else self._problem.client(client).program
-        arguments = {**program.static, **self._arguments(program, client, arguments)}
-        _check_call(program.model, arguments)
+        like = self.client_names[0] if client is None else client
+        program, arguments = self._problem.client(like).program, read_arguments(self._problem, like, arguments)
+        check_call(program.model, arguments)
         source = self.idata if client is None else self.client_posterior(client)
         latents = {*program.globals.names, *program.locals.names}
         draws = {
@@ -415,20 +378,6 @@ class FederatedFit:
         return arviz.to_arviz(
             {"posterior_predictive": predicted}, self._shown.coords, dims | self._shown.dims, self._attrs()
         )
-
-    def _arguments(self, program: Program, client: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of a prediction, read like those of the fit; outcomes may be missing."""
-        place = 0 if client is None else self._problem.names.index(client)
-        known, like, dtype = self._problem.arrays[place], self.client_names[place], np.dtype(program.dtype)
-        unknown = {key: array for key, value in arguments.items() if (array := _with_missing(value)) is not None}
-        if unknown:
-            with jax.enable_x64(True):
-                sites = trace_sites(program.model, program.static, known.arrays).values()
-            outcomes = {site.argument for site in sites if site.kind == "observed"}
-            unknown = {key: array for key, array in unknown.items() if key in outcomes}
-        given = {key: value for key, value in arguments.items() if key not in unknown}
-        read = prepare_like("new rows", given, like, known, dtype, partly=True)
-        return {**read.static, **read.arrays, **unknown}
 
     def _to_arviz(
         self,
@@ -498,28 +447,3 @@ class FederatedFit:
             "  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)",
         ]
         return "\n".join(lines)
-
-
-def _check_call(model: Model, arguments: Mapping[str, Any]) -> None:
-    """Whether the model takes these arguments, and no more are needed."""
-    try:
-        called = inspect.signature(model)
-    except (TypeError, ValueError):  # it has none to look at
-        return
-    try:
-        called.bind(**arguments)
-    except TypeError as error:
-        raise TypeError(
-            f"`fit.predict` calls the model with the arguments {sorted(arguments)}, which fails: {error}. The model is "
-            f"`{getattr(model, '__name__', 'model')}{called}`; what a prediction leaves out, such as an outcome, needs "
-            "a default there, `y=None`."
-        ) from error
-
-
-def _with_missing(outcome: Any) -> np.ndarray | None:
-    """An outcome as numbers if some of them are missing: a prediction does not read them."""
-    try:
-        array = np.asarray(outcome, float)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    return array if outcome is not None and np.isnan(array).any() else None

@@ -1,5 +1,6 @@
 """Posterior predictive draws by NumPyro, compiled once for a model and the shapes of its arguments."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,10 @@ from jax import Array
 from numpyro.primitives import Messenger
 
 from fedbayes.kept import Kept
-from fedbayes.problem.program import Program
+from fedbayes.problem.clients import prepare_like
+from fedbayes.problem.problem import Problem
+from fedbayes.problem.program import Model, Program
+from fedbayes.problem.split import trace_sites
 from fedbayes.problem.tracing import digest_of
 
 _PREDICTORS: Kept[Any] = Kept(32)
@@ -48,3 +52,42 @@ def predictive_draws(
 def _is_array(value: Any) -> bool:
     """Whether an argument is data, rather than a size, a flag or a name."""
     return hasattr(value, "__array__") or isinstance(value, list | tuple | float)
+
+
+def read_arguments(problem: Problem, like: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a prediction, read as those of the client ``like`` were; outcomes may be missing."""
+    program, known = problem.client(like).program, problem.arrays[problem.place(like)]
+    unknown = {key: array for key, value in arguments.items() if (array := _with_missing(value)) is not None}
+    if unknown:
+        with jax.enable_x64(True):
+            sites = trace_sites(program.model, program.static, known.arrays).values()
+        outcomes = {site.argument for site in sites if site.kind == "observed"}
+        unknown = {key: array for key, array in unknown.items() if key in outcomes}
+    given = {key: value for key, value in arguments.items() if key not in unknown}
+    read = prepare_like("new rows", given, like, known, np.dtype(program.dtype), partly=True)
+    return {**program.static, **read.static, **read.arrays, **unknown}
+
+
+def check_call(model: Model, arguments: Mapping[str, Any]) -> None:
+    """Whether the model takes these arguments, and no more are needed."""
+    try:
+        called = inspect.signature(model)
+    except (TypeError, ValueError):  # it has none to look at
+        return
+    try:
+        called.bind(**arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"`fit.predict` calls the model with the arguments {sorted(arguments)}, which fails: {error}. The model is "
+            f"`{getattr(model, '__name__', 'model')}{called}`; what a prediction leaves out, such as an outcome, needs "
+            "a default there, `y=None`."
+        ) from error
+
+
+def _with_missing(outcome: Any) -> np.ndarray | None:
+    """An outcome as numbers if some of them are missing: a prediction does not read them."""
+    try:
+        array = np.asarray(outcome, float)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return array if outcome is not None and np.isnan(array).any() else None

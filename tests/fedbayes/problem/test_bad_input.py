@@ -95,20 +95,6 @@ def flat(y):
     numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
 
-def test_constant_outcome_under_a_flat_prior():
-    clients = GOOD | {"c": {"y": np.full(4, 7.5)}}
-    with pytest.raises(
-        fb.ClientDataError, match=r"Client 'c': the outcome `y` is 7.5 in all 4 rows, and the prior is flat"
-    ):
-        check(flat, clients)
-    assert check(Counted(), clients).names == ("a", "b", "c")  # a proper prior takes it
-    assert check(flat, GOOD | {"c": {"y": np.array([7.5])}}).names == (
-        "a",
-        "b",
-        "c",
-    )  # one row is not a constant column
-
-
 def sampled_outcome(y):
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     numpyro.sample("outcome", dist.Normal(mu, 1.0))

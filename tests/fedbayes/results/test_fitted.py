@@ -259,15 +259,13 @@ def test_a_heavy_tailed_client_with_locals_goes_on_with_nested_draws() -> None:
 
     rng = np.random.default_rng(0)
     clients = {name: {"y": sd * rng.normal(size=8)} for name, sd in (("a", 4.0), ("b", 5.0))}
-    with pytest.warns(fb.NotConvergedWarning):
-        fit = fb.fit_federated(
-            funnel, clients, key=jax.random.key(0), num_rounds=6, method=fb.EP(tolerance=1e-6), progress=False
-        )
+    fit = fb.fit_federated(funnel, clients, key=jax.random.key(0), progress=False)
     solvers = fit.rounds["solver"].values[fit.rounds["phase"].values == "EP"]
     assert set(solvers[0]) == {"importance"}
     assert float(fit.rounds["k_hat"].max()) > 0.7
-    assert set(solvers[-1]) == {"nested"}
-    assert "2 nested" in repr(fit)
+    assert set(solvers[-1]) <= {"nested", "nested_more"}
+    assert "nested" in repr(fit)
+    assert fit.converged
 
 
 def test_resampling_equal_weights_keeps_the_moments() -> None:

@@ -1,0 +1,125 @@
+"""What clients are asked once the rounds are over: their own posteriors, and their log-likelihoods."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.algorithm import Wanted
+from fedbayes.answer import Answer, gaussian_moments
+from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.gaussian import Gaussian
+from fedbayes.problem.checks import same_globals
+from fedbayes.problem.clients import prepare_like
+from fedbayes.problem.explained import explaining
+from fedbayes.problem.problem import Problem, make_problem
+from fedbayes.rounds.exchange import Heard, Round
+from fedbayes.rounds.executors import Batched, InProcess
+from fedbayes.rounds.memory import memory_explained
+from fedbayes.rounds.programs import Programs
+from fedbayes.rounds.state import RunState
+
+_PERSONAL = 1_000_002  # folded into the fit's key
+
+Ask = Callable[[str, Any, np.ndarray], Heard]  # an update, what the server sends, and the active clients
+
+
+class Personal(NamedTuple):
+    """Draws of one client's own posterior.
+
+    Attributes
+    ----------
+    draws
+        Globals and locals, unconstrained, shape ``(chain, draw, d + m)``.
+    attrs
+        How they were made.
+    """
+
+    draws: np.ndarray
+    attrs: dict[str, Any]
+
+
+class Clients:
+    """The clients of a fit, asked once its rounds are over; in double precision, which the caller switches on."""
+
+    def __init__(self, problem: Problem, answer: Answer, run: RunState, executor: InProcess, key: Array) -> None:
+        self._problem, self._answer, self._run, self._executor = problem, answer, run, executor
+        self._key = jax.random.fold_in(key, _PERSONAL)
+
+    def log_likelihood(self, theta: np.ndarray) -> Heard:
+        """One more exchange: draws ``(chain, draw, d)`` go out, each client answers with its log-likelihoods."""
+        return self._ask("log_likelihood", theta, np.arange(len(self._problem.names)))
+
+    def posterior(self, place: int, theta: np.ndarray) -> Personal:
+        """One client's posterior given everybody's data; ``theta`` are the draws of the globals."""
+        if self._answer.records_locals():
+            mine = np.swapaxes(self._executor.recorded(place)[-theta.shape[1] :], 0, 1)
+            return Personal(np.concatenate([theta, mine], axis=-1), {"solver": self._run.updates[place]})
+        return _personal_draws(self._ask, np.asarray([place]), self._answer.posterior, theta.shape[:2])
+
+    def _ask(self, update: str, shared: Any, active: np.ndarray) -> Heard:
+        roster, cavities = self._problem.roster, self._answer.cavities()
+        personal = () if cavities is None else jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), cavities)
+        if update == "log_likelihood" and not roster.num_locals.any():
+            personal = ()  # without locals no client needs its cavity
+        order = Round(None, shared, personal, self._key, active, [update] * roster.num_clients)
+        with memory_explained(f"The clients' answer '{update}'"):
+            return self._executor.run(order)
+
+
+class Newcomer(NamedTuple):
+    """A client that joins after the fit.
+
+    Attributes
+    ----------
+    problem
+        Of this client alone.
+    mine
+        Its posterior, with the fit's global posterior as prior.
+    """
+
+    problem: Problem
+    mine: Personal
+
+
+def newcomer(
+    fitted: Problem,
+    data: Mapping[str, Any],
+    posterior: Gaussian,
+    programs: Programs,
+    key: Array,
+    *,
+    local: Sequence[str],
+    num_draws: int,
+) -> Newcomer:
+    """The posterior of a client that was no part of the fit, see :meth:`~fedbayes.FederatedFit.adapt`."""
+    name, known = "new client", fitted.names[0]
+    first = fitted.client(known).program
+    read = prepare_like(name, data, known, fitted.arrays[0], np.dtype(first.dtype))
+    clients = {name: {**read.static, **read.arrays}}
+    with explaining(clients):
+        problem = make_problem(first.model, clients, local=local, dtype=first.dtype)
+    same_globals([(known, first), (name, problem.programs[0])])
+    executor = Batched()
+    executor.connect(programs, problem, key)
+    cavity = jax.tree.map(lambda leaf: np.asarray(leaf)[None], posterior)
+
+    def ask(update: str, shared: Any, active: np.ndarray) -> Heard:
+        return executor.run(Round(None, shared, cavity, jax.random.fold_in(key, _PERSONAL), active, [update]))
+
+    shape = posterior.shift.shape[0], num_draws
+    draws, attrs = _personal_draws(ask, np.zeros(1, int), posterior, shape)
+    return Newcomer(problem, Personal(draws, {**attrs, "draws": f"by {attrs['solver']}"}))
+
+
+def _personal_draws(ask: Ask, active: np.ndarray, posterior: Any, shape: tuple[int, ...]) -> Personal:
+    """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
+    chains, num_draws = shape
+    wanted = Wanted(gaussian_moments(posterior)[0], np.zeros((chains, -(-num_draws // 4) * 4)))
+    found = ask("resampled", wanted, active).replies.each
+    k_hat, solver = float(np.max(found.k_hat[active])), "importance"
+    if not k_hat <= K_HAT_LIMIT:
+        found, solver = ask("chained", wanted, active).replies.each, "nuts"
+    return Personal(found.draws[active[0]][:, :num_draws], {"k_hat": k_hat, "solver": solver})
