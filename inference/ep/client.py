@@ -68,10 +68,11 @@ def local_update(
     """One client's round: its new site, or in the opening round the site of its Laplace approximation."""
     cavity = unpacked(cavity)
     found = solver.run(Tilted(client, cavity, shared.mean, shared.spread()), warm, inputs)
-    usable = jnp.all(jnp.isfinite(found.site.shift)) & jnp.all(jnp.isfinite(found.site.precision))
     laplace = site_of_gaussian(found.mode.position, found.mode.curvature, cavity)
     opening = partial(jax.tree.map, partial(jnp.where, shared.opening))
     site, log_evidence = opening((laplace, laplace_evidence(found.mode)), (found.site, found.log_evidence))
+    usable = jnp.all(jnp.isfinite(site.shift)) & jnp.all(jnp.isfinite(site.precision))
+    usable = usable & (found.mode.converged | ~shared.opening)  # no approximation of what grows for ever
     site, covariance, influence = _scaled(site, cavity, log_evidence)
 
     # the tilted covariance is the global's where EP has converged

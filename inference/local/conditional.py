@@ -48,7 +48,9 @@ def find_conditional(
 ) -> Conditional:
     """Maximise over the locals by Newton steps, each cut short where that is better, until none gains anything.
 
-    The curvature is that of the point before the last step.
+    Beside :func:`~fedbayes.inference.local.laplace.find_mode` it solves for each group by itself, so that many groups
+    cost no large matrix, and it tries few candidates a step, since it runs once for each draw of the globals. The
+    curvature is that of the point before the last step.
 
     Parameters
     ----------

@@ -13,6 +13,9 @@ from fedbayes.gaussian import symmetrised, whitener
 # Levenberg-Marquardt damping values, all tried at once: under vmap a search by backtracking would wait for the worst
 # client
 _LADDER = (0.0, 0.03, 1.0, 30.0, 1e3)
+_GROWTH = (
+    2.0  # a saddle needs damping, which makes steps short: for each value of too little damping a longer one is tried
+)
 
 
 class Mode(NamedTuple):
@@ -29,7 +32,8 @@ class Mode(NamedTuple):
     white
         Its :func:`~fedbayes.gaussian.whitener`.
     converged
-        Whether the last Newton decrement was below the tolerance.
+        Whether the last Newton decrement, by the damped curvature, was below the tolerance: it is along a flat ridge as
+        well, but not where the log density grows for ever.
     """
 
     position: Array
@@ -43,11 +47,13 @@ def find_mode(
     log_density: Callable[[Array], Array],
     starts: Array,
     *,
-    max_steps: int = 30,
+    max_steps: int = 100,
     tolerance: float = 0.1,
     jacobian: Callable = jax.jacfwd,
 ) -> Mode:
     """Maximise ``log_density`` by Newton steps ``x + (H + lambda D)^-1 g`` with the best of a ladder of ``lambda``.
+
+    Where ``H`` is no precision, the least damped step is also tried at twice, four, ... times its length.
 
     Parameters
     ----------
@@ -56,7 +62,7 @@ def find_mode(
     starts
         One start, shape ``(p,)``, or several, ``(n, p)``, of which the best is taken.
     max_steps
-        Upper bound of the Newton steps; a warm start needs one or two.
+        Upper bound of the Newton steps; a warm start needs one or two, a cold one far from the mode dozens.
     tolerance
         Stop once the Newton decrement ``g' H^-1 g``, in nats, is below it.
     jacobian
@@ -91,19 +97,19 @@ def find_mode(
         first = jnp.argmax(proper)  # the least damped curvature that is a precision at all
         decrement = slope @ moves[first]
         done = proper[0] & (decrement < tolerance)
-        after = jnp.where(proper[:, None], position + moves, position)
+        longer = _GROWTH ** (first - jnp.arange(len(_LADDER)))
+        moves = jnp.where(proper[:, None], moves, longer[:, None] * moves[first])
+        after = jnp.where(proper[first], position + moves, position)
         # the last step is too short to need an evaluation: it gains half the decrement
         position = jnp.where(done, after[0], position)
         value = jnp.where(improved, values[best], mode.value) + jnp.where(done, 0.5 * decrement, 0.0)
-        found = Mode(position, value, damped[first], whites[first], done)
-        return found, after, jnp.where(improved, step + 1, max_steps)
+        found = Mode(position, value, damped[first], whites[first], decrement < tolerance)
+        return found, after, jnp.where(improved & ~done, step + 1, max_steps)
 
     starts = jnp.atleast_2d(starts)
     eye = jnp.eye(starts.shape[1], dtype=starts.dtype)
     nowhere = Mode(starts[0], jnp.full((), -jnp.inf, starts.dtype), eye, eye, jnp.array(False))
     # the starts are the first candidates: one evaluation in the program serves them and all later ones
     candidates = starts[np.minimum(np.arange(len(_LADDER)), len(starts) - 1)]
-    mode, _, _ = jax.lax.while_loop(
-        lambda carry: (carry[2] < max_steps) & ~carry[0].converged, newton, (nowhere, candidates, jnp.asarray(0))
-    )
+    mode, _, _ = jax.lax.while_loop(lambda carry: carry[2] < max_steps, newton, (nowhere, candidates, jnp.asarray(0)))
     return mode

@@ -38,6 +38,8 @@ class TiltedDraws(NamedTuple):
         Laplace approximation of the tilted density: mode ``(d + m,)`` and negative Hessian ``(d + m, d + m)``.
     effective
         Effective number of draws.
+    sides
+        Number of draws with the same globals, which lie ``n / sides`` apart.
     """
 
     position: Array
@@ -46,6 +48,7 @@ class TiltedDraws(NamedTuple):
     centre: Array
     curvature: Array
     effective: Array
+    sides: int = 1
 
 
 class SiteError(NamedTuple):
@@ -133,12 +136,21 @@ def score_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
     ridge = jnp.where(jnp.arange(design.shape[1]) > size, 1e-12, 0.0)  # keeps collinear control variates from failing
     white = whitener(design.T @ weighted + jnp.diag(ridge))
     slopes = white.T @ (white @ (weighted.T @ response))
-    residual = response - design @ slopes
-    spread = residual.T @ (draws.weight[:, None] * residual) / draws.effective
+    spread = _spread(response - design @ slopes, draws)
     slopes = slopes / scale[:, None]
     own = white[:, 1 : size + 1] / scale[1 : size + 1]
     precision, error = symmetric_slope(-slopes[1 : size + 1].T, spread, own.T @ own)
     return SiteEstimate(slopes[0] + precision @ mean, precision, error)
+
+
+def _spread(residual: Array, draws: TiltedDraws) -> Array:
+    """Covariance of the regression line's error, ``(d, d)``: draws with the same globals count together."""
+    if draws.sides == 1:
+        return residual.T @ (draws.weight[:, None] * residual) / draws.effective
+    split = draws.weight.reshape(draws.sides, -1)
+    weight = jnp.sum(split, axis=0)
+    mean = jnp.sum(split[..., None] * residual.reshape(*split.shape, -1), axis=0) / jnp.maximum(weight, 1e-300)[:, None]
+    return mean.T @ (weight[:, None] * mean) * jnp.sum(weight**2)
 
 
 def symmetric_slope(raw: Array, spread: Array, leverage: Array) -> tuple[Array, SiteError]:

@@ -120,9 +120,8 @@ def _nested_draws(
     local_white = whitener(curvature[size:, size:])
     slope = -local_white.T @ (local_white @ curvature[size:, :size])
 
-    second = (
-        jnp.arange(len(noise)) >= len(noise) // 2
-    )  # halves of a Sobol sequence fill the space; alternate points don't
+    # each half of a Sobol sequence fills the space; every other point does not
+    second = jnp.arange(len(noise)) >= len(noise) // 2
     offset = noise[:, :size] * jnp.where(second, wide, 1.0)[:, None]
     squares = 0.5 * jnp.sum(offset**2, axis=1)
     log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - size * jnp.log(wide)) - jnp.log(2.0)
@@ -142,7 +141,7 @@ def _nested_draws(
     evidence = log_mean_exp(log_weight) + 0.5 * (noise.shape[1] * LOG_2PI - log_det(white))
     effective = 1.0 / jnp.sum(weight**2)
     mode = Mode(centre, tilted.log_density(centre), curvature, whitener(curvature), jnp.array(True))
-    draws = TiltedDraws(position, score, weight, centre, curvature, effective)
+    draws = TiltedDraws(position, score, weight, centre, curvature, effective, sides=2)
     return draws, _Found(k_hat, evidence, effective, mode)
 
 

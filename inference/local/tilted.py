@@ -85,7 +85,8 @@ class Tilted(NamedTuple):
         if self.guess is None:
             return find_mode(self.log_density, start, tolerance=tolerance, jacobian=self.factor.jacobian)
         size = self.cavity.size
-        guess = jnp.where(jnp.isfinite(self.guess), self.guess, start[:size])
+        known = jnp.isfinite(self.guess) & (self.guess != 0.0)  # zero is what a prior says, and no place to start
+        guess = jnp.where(known, self.guess, jnp.where(self.guess == 0.0, 1e-3 * cold_start(size), start[:size]))
         starts = jnp.stack([start, jnp.concatenate([guess, start[size:]])])
         return find_mode(self.log_density, starts, tolerance=tolerance, jacobian=self.factor.jacobian)
 

@@ -8,6 +8,7 @@ import pytest
 from scipy.linalg import helmert
 
 import fedbayes as fb
+from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import noise_limited
 from fedbayes.inference.local import moments
 
@@ -45,6 +46,20 @@ def uncentred(num: int = 4) -> dict:
         x = np.column_stack([np.ones(50), 50.0 + 5.0 * (common + 0.3 * rng.normal(size=(50, 4)))])
         found[f"client{k}"] = {"x": x, "y": x @ np.full(5, 0.1) + rng.normal(size=50)}
     return found
+
+
+def by_outcome() -> dict:
+    """Answers on a scale of three, sorted: the first and the last client have one answer only, the extreme ones."""
+    rng = np.random.default_rng(1)
+    x = np.column_stack([np.ones(400), rng.normal(size=(400, 2))])
+    y = np.round(x @ [0.0, 1.0, -1.0] + 1.5 * rng.normal(size=400)).clip(-1, 1)
+    parts = np.array_split(np.argsort(y, kind="stable"), 5)
+    return {f"client{k}": {"x": x[rows], "y": y[rows]} for k, rows in enumerate(parts)}
+
+
+def flat_linear(x, y) -> None:
+    scale = numpyro.sample("scale", dist.ImproperUniform(dist.constraints.positive, (), ()))
+    numpyro.sample("y", dist.Normal(x @ flat("beta", x.shape[1]), scale), obs=y)
 
 
 def fit(model, clients, **options) -> fb.FederatedFit:
@@ -99,6 +114,23 @@ def test_the_noise_of_uncentred_covariates_is_not_exaggerated() -> None:
     assert found.monte_carlo_error / 2.0 < noise < 10.0 * found.monte_carlo_error
     assert found.converged
     assert np.all(found.rounds["solver"].values[-1] == "importance")
+
+
+def test_a_client_whose_likelihood_grows_for_ever_waits_for_the_others() -> None:
+    """Under a flat prior a constant outcome has a likelihood without a maximum, and no Laplace approximation."""
+    clients = by_outcome()
+    ends = [len(np.unique(clients[name]["y"])) for name in ("client0", "client4")]
+    assert ends == [1, 1]
+    found = fit(flat_linear, clients)
+    first = found.rounds["code"][0].isel(replicate=0)
+    assert (first.sel(client=["client0", "client4"]) == ResultCode.IMPROPER).all()
+    assert found.converged
+    assert found.rounds.sizes["round"] <= 6
+    x, y = (np.concatenate([data[name] for data in clients.values()]) for name in ("x", "y"))
+    mean, sd = moments_of(found)
+    expected, spread = moments_of(fit(flat_linear, {"all": {"x": x, "y": y}}))
+    np.testing.assert_allclose((mean - expected) / spread, 0.0, atol=0.02)
+    np.testing.assert_allclose(sd / spread, 1.0, atol=0.02)
 
 
 @pytest.mark.parametrize("damping", [0.2, 0.5])

@@ -155,3 +155,23 @@ def test_the_noise_is_the_squared_error_over_replicates(estimator, uncentred):
     squared = squared + 0.5 * np.sum((white.T @ gap @ white) ** 2, axis=(1, 2))
     said = np.mean(jax.vmap(lambda error: error.noise(covariance))(found.error))
     assert abs(said / np.mean(squared) - 1.0) < 5.0 * np.std(squared) / np.mean(squared) / np.sqrt(len(squared))
+
+
+def test_opposite_draws_count_together() -> None:
+    """Two draws of the locals with the same globals, whose residuals cancel, leave no error; alone each has one."""
+    rng = np.random.default_rng(0)
+    theta, offset = rng.normal(size=(64, 2)), rng.normal(size=(64, 2))
+    score = -theta @ np.diag([2.0, 3.0])
+    draws = TiltedDraws(
+        jnp.asarray(np.concatenate([theta, theta])),
+        jnp.asarray(np.concatenate([score + offset, score - offset])),
+        jnp.full(128, 1.0 / 128),
+        jnp.zeros(2),
+        jnp.eye(2),
+        jnp.asarray(128.0),
+    )
+    cavity = Gaussian(jnp.zeros(2), jnp.eye(2), jnp.zeros(()))
+    together, apart = (score_regression(draws._replace(sides=sides), cavity) for sides in (2, 1))
+    np.testing.assert_allclose(together.precision, np.diag([2.0, 3.0]), atol=1e-12)
+    np.testing.assert_allclose(together.error.level, 0.0, atol=1e-24)
+    assert np.all(np.diagonal(apart.error.level) > 1e-3)
