@@ -59,6 +59,7 @@ from fedbayes.rounds.state import RunState
 
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
 _NEAR = 2.0  # change above which draws are a waste, because Laplace's sites lead as far
+_MORE = 8  # times as many draws for a client whose noise is too large
 _FEW = 0.1  # share of the clients with locals that may draw them given the globals, and the others not
 _MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that is worth compiling one more program
 
@@ -73,8 +74,8 @@ class EP:
         Draws per client, round and replicate, a power of two; ``None``: 256, or more where the globals need more.
     solver
         Local solver: ``"auto"`` (importance sampling; the nested kind for a client with locals whose k-hat exceeds 0.7
-        or whose noise is too large; once the global has settled, eight times the draws for a client without locals
-        whose noise is too large, and NUTS where k-hat stays above 0.7), ``"importance"``, ``"nested"`` (draws of the
+        or whose noise is too large; once the global has settled, eight times the draws for a client whose noise is
+        still too large, and NUTS where k-hat stays above 0.7), ``"importance"``, ``"nested"`` (draws of the
         locals given the globals, as hierarchical models need them), ``"nuts"``, ``"laplace"`` or ``"variational"``.
     damping
         Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for
@@ -191,12 +192,14 @@ def make_solvers(config: EP, num_samples: int) -> dict[str, solvers.Solver]:
     known = {
         "importance": solvers.importance(num_samples=num_samples, estimator=estimator),
         "nested": solvers.nested(num_samples=num_samples, estimator=estimator),
-        "importance_more": solvers.importance(num_samples=8 * num_samples, estimator=estimator),
+        "importance_more": solvers.importance(num_samples=_MORE * num_samples, estimator=estimator),
+        "nested_more": solvers.nested(num_samples=_MORE * num_samples, estimator=estimator),
         "nuts": solvers.nuts(num_samples=max(1024, num_samples), num_warmup=30, estimator=estimator),
         "laplace": solvers.laplace(),
         "variational": solvers.variational(num_samples=num_samples),
     }
-    names = ("importance", "nested", "importance_more", "nuts") if config.solver == "auto" else (config.solver,)
+    auto = ("importance", "nested", "importance_more", "nested_more", "nuts")
+    names = auto if config.solver == "auto" else (config.solver,)
     return {name: known[name] for name in names}
 
 
@@ -253,7 +256,7 @@ def _init(
         start = _prior_site(prior, refine, wide, wide, key).site
     white = _whitener_of(start)
     sites, opens = Gaussian.neutral(prior.size, (roster.num_clients,)), jnp.asarray(opening)
-    state = EPState(sites, start, white, jnp.ones(()), infinity, opens, jnp.zeros(()))
+    state = EPState(sites, start, white, jnp.ones(()), infinity, infinity, opens, jnp.zeros(()))
     if previous is None:
         return state
     # where the factors are not log-concave, the expansions may leave a cavity improper: then their convex part may do
@@ -295,13 +298,14 @@ def _aggregate(
     change = jnp.where(step > 0, rms / step, jnp.inf)
     change = jnp.where(jnp.any(used), jnp.where(jnp.isfinite(change), change, jnp.inf), state.change)
     oscillates = (change > state.change) & (change > ABOVE_NOISE * noise) & (change > config.tolerance)
-    at_noise = noise_limited(noise, change, state.change, step)
+    # where the noise has halved, as by a better solver, the last change says nothing of how far this one could shrink
+    comparable = jnp.where(state.noise <= 2.0 * noise, state.change, jnp.inf)
+    at_noise = noise_limited(noise, change, comparable, step)
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
     fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used)
     stuck = jnp.where(fine, 0.0, state.stuck + 1.0)
-    opening = state.opening & ~jnp.any(used)
     known = jnp.where(state.opening, jnp.inf, change)  # the opening round's change says nothing of the next one's
-    moved = moved._replace(ceiling=ceiling, change=known, opening=opening, stuck=stuck)
+    moved = moved._replace(ceiling=ceiling, change=known, noise=noise, opening=jnp.asarray(False), stuck=stuck)
     info = {
         "kl": kl,
         "change": change,
@@ -339,6 +343,7 @@ def _choose(
     if change > max(_SETTLED, ABOVE_NOISE * noise):  # early cavities are wide, and say little about the later ones
         return chosen.tolist()
     chosen = np.where(plain & ~has_locals & noisy, "importance_more", chosen)
+    chosen = np.where((np.asarray(variants) == "nested") & noisy, "nested_more", chosen)
     heavy = heavy_tailed.mean(axis=1) > 0.5  # in most replicates
     return np.where(heavy & ~(plain & has_locals), "nuts", chosen).tolist()
 

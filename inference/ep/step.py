@@ -32,6 +32,8 @@ class EPState(NamedTuple):
         Largest step allowed, lowered when the iteration oscillates.
     change
         Of the last round, see ``info``; infinite where it is not known.
+    noise
+        Monte Carlo noise of the global in the last round, in posterior sds; infinite before the first.
     opening
         Whether the coming round is the opening one, in which clients send Laplace approximations.
     stuck
@@ -43,6 +45,7 @@ class EPState(NamedTuple):
     white: Array
     ceiling: Array
     change: Array
+    noise: Array
     opening: Array
     stuck: Array
 

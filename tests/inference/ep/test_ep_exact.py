@@ -4,6 +4,8 @@ from functools import partial
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
@@ -206,3 +208,35 @@ def test_log_evidence_is_exact_for_a_gaussian_model() -> None:
             progress=False,
         )
         np.testing.assert_allclose(fit.log_evidence, exact, rtol=1e-10)
+
+
+def half_normal(y) -> None:
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
+
+
+def fixed_point_of(log_factors: list[np.ndarray], grid: np.ndarray) -> tuple[float, float]:
+    """Mean and sd of EP's global with one global, moments from the grid; the prior is one of the factors."""
+    shifts, precisions = np.zeros(len(log_factors)), np.full(len(log_factors), 0.1)
+    for _ in range(200):
+        for k, log_factor in enumerate(log_factors):
+            shift, precision = shifts.sum() - shifts[k], precisions.sum() - precisions[k]
+            weight = np.exp(log_factor + shift * grid - 0.5 * precision * grid**2 - np.max(log_factor))
+            mean = (weight @ grid) / weight.sum()
+            variance = (weight @ (grid - mean) ** 2) / weight.sum()
+            shifts[k], precisions[k] = mean / variance - shift, 1.0 / variance - precision
+    return shifts.sum() / precisions.sum(), 1.0 / np.sqrt(precisions.sum())
+
+
+def test_a_prior_that_is_not_gaussian_is_one_more_factor() -> None:
+    """The server refines its site in every round: the log of a half-normal scale, with two rows at each client."""
+    rng, grid = np.random.default_rng(5), np.linspace(-8.0, 6.0, 4001)
+    clients = {name: {"y": 2.5 * rng.normal(size=2)} for name in ("a", "b")}
+    prior = grid - 0.5 * np.exp(2.0 * grid)
+    factors = [-2.0 * grid - 0.5 * np.sum(data["y"] ** 2) * np.exp(-2.0 * grid) for data in clients.values()]
+    fit = fb.fit_federated(half_normal, clients, key=jax.random.key(0), progress=False)
+    mean, sd = fixed_point_of([prior, *factors], grid)
+    found, covariance = (value.mean(axis=0) for value in fit.moments())
+    assert fit.converged
+    np.testing.assert_allclose((found[0] - mean) / sd, 0.0, atol=0.03)
+    np.testing.assert_allclose(np.sqrt(covariance[0, 0]) / sd, 1.0, atol=0.03)

@@ -63,16 +63,17 @@ def nes_model(x, y=None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["age", "random"])
+@pytest.mark.parametrize("by", ["age", "outcome", "random"])
 def test_nes1980_in_five_clients_under_a_flat_prior(by: str) -> None:
     """Split by age, each group of ages misses the other groups' indicators: its site is improper, and its cavity nearly
-    so."""
+    so. Split by the outcome, some clients have one outcome only, and a likelihood without a maximum."""
     data = json.loads((DATA / "nes1980-nes.json").read_text())["data"]
     age = np.asarray(data["age_discrete"])
     columns = [np.ones(data["N"]), data["real_ideo"], data["race_adj"], age == 2, age == 3, age == 4]
     x = np.column_stack([*columns, data["educ1"], data["gender"], data["income"]]).astype(float)
     y = np.asarray(data["partyid7"], float)
-    order = np.argsort(age, kind="stable") if by == "age" else np.random.default_rng(0).permutation(len(y))
+    keys = {"age": age, "outcome": y, "random": np.random.default_rng(0).random(len(y))}
+    order = np.argsort(keys[by], kind="stable")
     clients = {f"client{k}": {"x": x[rows], "y": y[rows]} for k, rows in enumerate(np.array_split(order, 5))}
     fit = fb.fit_federated(nes_model, clients, key=jax.random.key(0), progress=False)
     reference, sd = np.asarray(list(MOMENTS["nes1980"].values())).T

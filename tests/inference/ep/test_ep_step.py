@@ -1,5 +1,7 @@
 """The server's step: how long it may be, when it counts as noise, and when rounds no longer help."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,8 @@ import fedbayes as fb
 from fedbayes.gaussian import Gaussian, whitener
 from fedbayes.inference.ep import step
 from fedbayes.inference.ep.answer import fixed_point_error
-from fedbayes.inference.ep.step import EPState, damping, largest_proper_step, makes_progress
+from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress
+from fedbayes.models import linear
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +46,7 @@ def precisions(*values: float) -> Gaussian:
 
 def state_of(sites: Gaussian, prior: float = 1.0) -> EPState:
     own = Gaussian(jnp.zeros(1), jnp.full((1, 1), prior), jnp.zeros(()))
-    state = EPState(sites, own, jnp.eye(1), jnp.ones(()), jnp.ones(()), jnp.asarray(False), jnp.zeros(()))
+    state = EPState(sites, own, jnp.eye(1), jnp.ones(()), jnp.ones(()), jnp.ones(()), jnp.asarray(False), jnp.zeros(()))
     return state._replace(white=whitener(state.global_().precision))
 
 
@@ -118,13 +121,55 @@ def separable(x, y) -> None:
     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
 
 
-def test_a_hopeless_fit_stops_early_and_says_why() -> None:
-    """Separable data under a flat prior: the posterior is improper, and the slope goes to infinity."""
+@pytest.fixture
+def separated() -> dict:
     rng = np.random.default_rng(0)
-    clients = {name: {"x": x, "y": (x > 0).astype(int)} for name in "abc" if (x := rng.normal(size=40)) is not None}
+    return {name: {"x": x, "y": (x > 0).astype(int)} for name in "abc" if (x := rng.normal(size=40)) is not None}
+
+
+def test_a_hopeless_fit_stops_early_and_says_why(separated) -> None:
+    """Separable data under a flat prior: the slope goes to infinity, by steps that do not shrink."""
+    method = fb.EP(num_replicates=1, init="newton", solver="laplace", damping=1.0)
     with pytest.warns(fb.NotConvergedWarning, match="no nearer to a fixed point.* proper priors"):
-        fit = fb.fit_federated(
-            separable, clients, method=fb.EP(num_replicates=1, init="newton"), key=jax.random.key(0), progress=False
-        )
+        fit = fb.fit_federated(separable, separated, method=method, key=jax.random.key(0), progress=False)
     assert not fit.converged
     assert int((fit.rounds["phase"] == "EP").sum()) < 30  # the budget
+    assert np.all(fit.rounds["stuck"].values[-1] == HOPELESS)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_improper_posterior_is_never_called_converged(separated, seed) -> None:
+    """Whether the cavities or the steps give out first is a matter of the draws."""
+    method, key = fb.EP(num_replicates=1, init="newton"), jax.random.key(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fb.NotConvergedWarning)
+        with pytest.raises(
+            (fb.NotConvergedWarning, fb.FederatedError), match=r"posterior is not proper|did not converge"
+        ):
+            fb.fit_federated(separable, separated, method=method, key=key, num_rounds=10, progress=False)
+
+
+def test_a_round_with_progress_forgets_those_without(rounds) -> None:
+    """Linear clients, from the prior: the first round brings the global to its fixed point."""
+    clients, _ = linear.simulate(jax.random.key(1))
+    run = rounds(linear.model, clients, fb.EP(init="prior", num_replicates=1, damping=0.5))
+    state = run.current.state
+    run.current.state = state._replace(stuck=np.full_like(state.stuck, HOPELESS - 1.0))
+    run.run()
+    assert np.all(np.asarray(run.current.state.stuck) == 0.0)
+    assert not np.any(run.current.history[-1]["stuck"])
+
+
+def test_the_convex_part_of_a_site_has_its_slope() -> None:
+    """At the position, exactly; and where the site is convex, it is the site."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(2, 3, 3))
+    precision = np.stack([root[0] + root[0].T, root[1] @ root[1].T])
+    sites = Gaussian(jnp.asarray(rng.normal(size=(2, 3))), jnp.asarray(precision), jnp.zeros(2))
+    position = jnp.asarray(rng.normal(size=3))
+    found = step.convex(sites, position)
+    slopes = [each.shift - each.precision @ position for each in (sites, found)]
+    np.testing.assert_allclose(*slopes, atol=1e-12)
+    assert np.linalg.eigvalsh(precision[0]).min() < -0.1
+    assert np.linalg.eigvalsh(found.precision[0]).min() > -1e-12
+    np.testing.assert_allclose(found.precision[1], precision[1], atol=1e-12)
