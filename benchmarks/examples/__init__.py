@@ -2,11 +2,28 @@
 
 from collections.abc import Mapping
 
-from examples import discrete, hierarchies, networks, regressions, series
+from examples import (
+    annotation,
+    capture,
+    chains,
+    gaussian_processes,
+    hierarchies,
+    mixtures,
+    networks,
+    regressions,
+    series,
+)
 from examples.example import Example
 
-EXAMPLES: Mapping[str, Example] = {
-    example.name: example
-    for module in (regressions, hierarchies, discrete, series, networks)
-    for example in module.EXAMPLES
-}
+_MODULES = (
+    regressions,
+    hierarchies,
+    annotation,
+    capture,
+    chains,
+    mixtures,
+    series,
+    gaussian_processes,
+    networks,
+)
+EXAMPLES: Mapping[str, Example] = {example.name: example for module in _MODULES for example in module.EXAMPLES}
