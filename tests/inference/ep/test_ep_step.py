@@ -173,3 +173,19 @@ def test_the_convex_part_of_a_site_has_its_slope() -> None:
     assert np.linalg.eigvalsh(precision[0]).min() < -0.1
     assert np.linalg.eigvalsh(found.precision[0]).min() > -1e-12
     np.testing.assert_allclose(found.precision[1], precision[1], atol=1e-12)
+
+
+def test_the_change_of_a_damped_round_is_that_of_a_whole_one() -> None:
+    """Linear clients: a whole round leads to the fixed point, and one of step 1/4 leaves 3/4 of the way."""
+    clients, _ = linear.simulate(jax.random.key(1))
+    damped = fb.EP(init="prior", num_replicates=1, damping=0.25, tolerance=1e-9)
+    with pytest.warns(fb.NotConvergedWarning):
+        fit = fb.fit_federated(
+            linear.model, clients, method=damped, key=jax.random.key(0), num_rounds=20, progress=False
+        )
+    (mean, covariance), (right, spread) = [part[0] for part in fit.moments()], linear.exact_posterior(clients)
+    ratio, gap = np.linalg.solve(covariance, spread), mean - right
+    divergence = np.trace(ratio) - len(gap) - np.linalg.slogdet(ratio)[1] + gap @ np.linalg.solve(covariance, gap)
+    left = np.sqrt(divergence / len(gap))
+    np.testing.assert_allclose(left, 0.75 * fit.rounds["change"].values[-1, 0], rtol=0.01)
+    assert left > 1e-4
