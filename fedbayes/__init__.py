@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from fedbayes.fit import fit_federated, load_fit
     from fedbayes.gaussian import Gaussian
-    from fedbayes.inference import EP, FALD, FedPA, Laplace, OneShot
+    from fedbayes.inference import EP, FALD, FedAvg, FedPA, FedProx, Laplace, OneShot
     from fedbayes.problem.split import local
     from fedbayes.problem.tables import clients_from_dataframe
     from fedbayes.results.fit import FederatedFit
@@ -32,7 +32,9 @@ __all__ = [
     "EP",
     "FALD",
     "ClientDataError",
+    "FedAvg",
     "FedPA",
+    "FedProx",
     "FederatedError",
     "FederatedFit",
     "Gaussian",
@@ -65,7 +67,7 @@ _HOMES = {
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],
     "fedbayes.gaussian": ["Gaussian"],
-    "fedbayes.inference": ["EP", "FALD", "FedPA", "Laplace", "OneShot"],
+    "fedbayes.inference": ["EP", "FALD", "FedAvg", "FedPA", "FedProx", "Laplace", "OneShot"],
     "fedbayes.problem.split": ["local"],
     "fedbayes.problem.tables": ["clients_from_dataframe"],
     "fedbayes.results.fit": ["FederatedFit"],

@@ -203,6 +203,8 @@ class Phase:
         Whether the user's number of rounds is this phase's: the phases before it prepare it, those after it conclude.
     once
         Whether all replicates share one run of it.
+    check
+        Raises where the phase can't start from the end of the phase before; it is called with that.
     """
 
     algorithm: Algorithm
@@ -211,6 +213,7 @@ class Phase:
     full_participation: bool = False
     main: bool = True
     once: bool = False
+    check: Callable[[RunState], None] | None = None
 
 
 class Method(Protocol):

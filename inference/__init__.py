@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from fedbayes.algorithm import Method
 from fedbayes.inference.ep.ep import EP
 from fedbayes.inference.fald.method import FALD
+from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.merging.one_shot import OneShot
 from fedbayes.inference.mode import Laplace
@@ -15,10 +16,12 @@ from fedbayes.inference.mode import Laplace
 METHODS: Mapping[str, Callable[..., Method]] = {
     "ep": EP,
     "fald": FALD,
+    "fedavg": FedAvg,
     "fedpa": FedPA,
+    "fedprox": FedProx,
     "laplace": Laplace,
     "one_shot": OneShot,
     "posterior_averaging": FedPA,
 }
 
-__all__ = ["EP", "FALD", "METHODS", "FedPA", "Laplace", "OneShot"]
+__all__ = ["EP", "FALD", "METHODS", "FedAvg", "FedPA", "FedProx", "Laplace", "OneShot"]

@@ -15,10 +15,9 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.answer import REPLICATE, Diagnostic, GaussianAnswer, cavities_of, product_of
-from fedbayes.errors import K_HAT_LIMIT, ResultCode
-from fedbayes.gaussian import LOG_2PI, Gaussian, packed, symmetrised, unpacked, where, whitener
-from fedbayes.inference.local.conditional import find_conditional
-from fedbayes.inference.local.importance import balanced_normal, log_mean_exp, pareto_smooth
+from fedbayes.errors import ResultCode
+from fedbayes.gaussian import Gaussian, packed, symmetrised, unpacked, where, whitener
+from fedbayes.inference.local.marginal import integrate_locals
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
@@ -210,33 +209,21 @@ def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array,
 def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[ModeMessage, Array]:
     """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``.
 
-    With locals by importance sampling of ``z`` given ``theta`` and Louis' identity: the slope is ``E[g]``, the Hessian
-    ``E[d g / d theta] + Cov(g)``. Where both nearly cancel, noise would look like a saddle: the draws have exact second
-    moments, which makes the result exact for linear-Gaussian clients, and there are at least four for each local.
+    With locals by importance sampling of ``z`` given ``theta`` (:func:`~fedbayes.inference.local.marginal`) and Louis'
+    identity: the slope is ``E[g]``, the Hessian ``E[d g / d theta] + Cov(g)``. Where both nearly cancel, noise would
+    look like a saddle, and so the draws have exact second moments.
     """
     size = theta.shape[0]
     if client.num_locals == 0:
         value, slope = jax.value_and_grad(client.log_factor)(theta)
         hessian = client.jacobian(jax.grad(client.log_factor))(theta)
     else:
-        at = lambda local: client.log_factor(jnp.concatenate([theta, local]))  # noqa: E731
-        groups = jnp.asarray(client.groups)
-        given = find_conditional(at, z, groups, max_steps=30, jacobian=client.jacobian)
-        z = given.mode
-        noise = jnp.asarray(balanced_normal(max(num_samples, 1 << (4 * z.shape[0]).bit_length()), z.shape[0]))
-        locals_ = jax.vmap(lambda one: given.draw(one, groups))(noise)
-        joint = jnp.concatenate([jnp.broadcast_to(theta, (len(noise), size)), locals_], axis=1)
-        logs, scores = jax.vmap(jax.value_and_grad(client.log_factor))(joint)
-        log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)
-        weight, k_hat = pareto_smooth(log_weight)
-        # the Laplace approximation of the locals is better than a few draws that hold all the weight
-        weight = jnp.where(k_hat <= K_HAT_LIMIT, weight, 1.0 / len(noise))
-        value = log_mean_exp(log_weight) + 0.5 * z.shape[0] * LOG_2PI + given.log_spread()
+        found = integrate_locals(client, theta, z, num_samples)
+        value, slope, z = found.value, found.slope, found.z
         slope_at = lambda t, local: jax.grad(client.log_factor)(jnp.concatenate([t, local]))[:size]  # noqa: E731
-        hessians = jax.vmap(lambda x: client.jacobian(slope_at)(x[:size], x[size:]))(joint)
-        slope = weight @ scores[:, :size]
-        gap = scores[:, :size] - slope
-        hessian = jnp.einsum("n,nij->ij", weight, hessians) + gap.T @ (weight[:, None] * gap)
+        hessians = jax.vmap(lambda x: client.jacobian(slope_at)(x[:size], x[size:]))(found.draws)
+        gap = found.scores[:, :size] - slope
+        hessian = jnp.einsum("n,nij->ij", found.weight, hessians) + gap.T @ (found.weight[:, None] * gap)
     precision = symmetrised(-hessian)
     shift = slope + precision @ theta
     site = Gaussian(shift, precision, value - Gaussian(shift, precision, jnp.zeros(())).log_value(theta))

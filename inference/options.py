@@ -8,6 +8,7 @@ import numpy as np
 from fedbayes.errors import ClientDataError
 from fedbayes.problem.roster import Roster
 
+DENSE_LIMIT = 512  # globals up to which clients send matrices
 TINY, HUGE = float(np.finfo(float).tiny), float(np.finfo(float).max)
 Range = tuple[float, float, str]
 
@@ -76,3 +77,40 @@ def check_batch(batch_size: int | None, roster: Roster) -> None:
             f"Client '{roster.names[int(np.argmin(rows))]}' has {int(rows.min())} rows, but `batch_size` is "
             f"{batch_size}. Write {int(rows.min())} or less."
         )
+
+
+def check_optimizer(name: str, optimizer: Any) -> None:
+    """An optax optimiser, or none."""
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(f"`{name}` is {optimizer!r}; write an optax optimiser, such as `optax.adam(0.05)`.")
+
+
+def check_start(init: Any, known: tuple[str, ...]) -> None:
+    """Where a method starts, before the globals are known."""
+    if not isinstance(init, Mapping) and not (isinstance(init, str) and init in known):
+        names = ", ".join(f"'{name}'" for name in known)
+        raise ValueError(f"`init` is {init!r}; write {names}, or arrays by global site, in unconstrained space.")
+
+
+def given_start(given: Mapping[str, Any], roster: Roster) -> np.ndarray:
+    """The user's start as a flat vector, shape ``(d,)``."""
+    shapes = dict(roster.globals.shapes)
+    if {*map(str, given)} != {*shapes}:
+        raise ValueError(
+            f"`init` has the sites {sorted(map(str, given))}; the globals are {sorted(shapes)}. Give each of them an "
+            "array."
+        )
+    flat = []
+    for name, shape in shapes.items():
+        try:
+            value = np.asarray(given[name], float)
+        except (TypeError, ValueError):
+            value = np.full(shape, np.nan)
+        fine = bool(np.all(np.isfinite(value)))
+        if value.shape != shape or not fine:
+            seen = f"has shape {value.shape}" if fine else f"is {given[name]!r}"
+            raise ValueError(
+                f"`init` of '{name}' {seen}; write finite numbers of shape {shape}, in unconstrained space."
+            )
+        flat.append(value.ravel())
+    return np.concatenate(flat)

@@ -49,11 +49,17 @@ class Client:
         size = self.program.globals.size
         return self.program.log_factor(position[:size], position[size:], self.data, self.mask)
 
-    def log_factor_of_rows(self, position: Array, rows: Array, scale: Array | float) -> Array:
-        """The same with the given rows alone, shape ``(batch,)``, their terms multiplied by ``scale``."""
+    def log_factor_of_rows(
+        self, position: Array, rows: Array, scale: Array | float, real: Array | None = None
+    ) -> Array:
+        """The same with the given rows alone, shape ``(batch,)``, their terms multiplied by ``scale``.
+
+        ``real`` says which of them count; ``None``: all.
+        """
         size, program = self.program.globals.size, self.program
         data = self.data | {name: self.data[name][rows] for name in program.row_arguments}
-        return program.log_factor(position[:size], position[size:], data, jnp.ones(rows.shape, bool), scale)
+        real = jnp.ones(rows.shape, bool) if real is None else real
+        return program.log_factor(position[:size], position[size:], data, real, scale)
 
     @property
     def num_locals(self) -> int:

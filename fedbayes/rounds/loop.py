@@ -54,6 +54,8 @@ class Run:
     def begin(self, index: int, before: RunState | None) -> RunState:
         """Start a phase from the end of the one before it."""
         phase, server, key = self.programs.phases[index], self.programs.server(index), self._phase_key(index)
+        if phase.check is not None and before is not None:
+            phase.check(before)
         state = on_host(server.init(key, None if before is None else before.state))
         shared, _ = server.broadcast(state)
         self.executor.begin(index, shared, key)

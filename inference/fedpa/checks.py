@@ -1,13 +1,10 @@
 """What can be wrong with FedPA's options on given clients."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from fedbayes.errors import ClientDataError
-from fedbayes.inference.fedpa.options import DENSE_LIMIT, STEPPING, Options
-from fedbayes.inference.options import check_batch
+from fedbayes.inference.fedpa.options import STEPPING, Options
+from fedbayes.inference.options import DENSE_LIMIT, check_batch
 from fedbayes.problem.roster import Roster
 
 
@@ -32,27 +29,3 @@ def check_roster(config: Options, roster: Roster) -> None:
             f"The model has {size} globals and local latents: above {DENSE_LIMIT} globals local latents can't be "
             "integrated out."
         )
-
-
-def given_start(given: Mapping[str, Any], roster: Roster) -> np.ndarray:
-    """The user's start as a flat vector, shape ``(d,)``."""
-    shapes = dict(roster.globals.shapes)
-    if {*map(str, given)} != {*shapes}:
-        raise ValueError(
-            f"`init` has the sites {sorted(map(str, given))}; the globals are {sorted(shapes)}. Give each of them an "
-            "array."
-        )
-    flat = []
-    for name, shape in shapes.items():
-        try:
-            value = np.asarray(given[name], float)
-        except (TypeError, ValueError):
-            value = np.full(shape, np.nan)
-        fine = bool(np.all(np.isfinite(value)))
-        if value.shape != shape or not fine:
-            seen = f"has shape {value.shape}" if fine else f"is {given[name]!r}"
-            raise ValueError(
-                f"`init` of '{name}' {seen}; write finite numbers of shape {shape}, in unconstrained space."
-            )
-        flat.append(value.ravel())
-    return np.concatenate(flat)

@@ -6,16 +6,18 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 
 from fedbayes.algorithm import its_key, no_inputs
 from fedbayes.gaussian import Gaussian
-from fedbayes.inference.coordinates import Coordinates, local_coordinates
+from fedbayes.inference.coordinates import Coordinates, LocalCoordinates, local_coordinates
 from fedbayes.inference.fedpa.options import STEPPING, Options
 from fedbayes.inference.fedpa.shrinkage import shrunk_delta, shrunk_factor, shrunk_precision
+from fedbayes.inference.local.descent import descend
 from fedbayes.inference.local.energy import Energy
 from fedbayes.inference.local.moments import TiltedDraws, covariance_inversion
-from fedbayes.inference.local.sgd import Steps, covariance_factor, gradient_samples
+from fedbayes.inference.local.sgd import Steps, covariance_factor, gradient_samples, step_keys
 from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary, samplers
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merging.estimators import ESTIMATORS, affordable
@@ -181,26 +183,45 @@ def _stepping(config: Options, roster: Roster, weights: Array) -> Clients:
     averages = config.solver == "iasg"
     inverts = config.covariance == "sample" and affordable("sample", num, prior.size) == "sample"
     window = (config.local_steps - config.burn_in) // num
-    # FedAvg's only sample is where the steps end
+    # a single sample is where the steps end
     single = Steps(config.local_steps - 1, 1, 1, average=False, noisy=False)
     several = Steps(config.local_steps - num * window, window, num, averages, noisy=not averages)
     steps = several if num > 1 else single
 
-    def sample(chosen: Steps, shared: Shared, private: Private, client: Client, key: Array) -> tuple[Samples, Private]:
+    def energy_of(shared: Shared, own: LocalCoordinates, client: Client) -> Energy:
+        share = jnp.asarray(1.0 / roster.num_clients)
+        return Energy(prior, weights[client.index], share, client, shared.coordinates, own, config.batch_size)
+
+    def average(shared: Shared, private: Private, client: Client, key: Array) -> tuple[Delta, Private]:
+        """FedAvg's delta, to where the steps end."""
         own, v = private
-        weight = weights[client.index]
-        energy = Energy(
-            prior, weight, jnp.asarray(1.0 / roster.num_clients), client, shared.coordinates, own, config.batch_size
+        energy = energy_of(shared, own, client)
+
+        def evaluate(i: Array, at: tuple[Array, Array], carry: tuple[()]) -> tuple[Array, Any, tuple[()]]:
+            return jnp.zeros(()), energy.slopes(*at, step_keys(key, i)[0]), ()
+
+        done = descend(
+            evaluate,
+            (shared.position, v),
+            (),
+            optimizer=optax.sgd(1.0),
+            num_steps=config.local_steps,
+            scale=shared.step_size,
         )
-        u, v = gradient_samples(energy, shared.position, v, key, step_size=shared.step_size, steps=chosen)
-        scale = weight
+        mean, v = done.position
+        return Delta(shared.position - mean, mean, jnp.zeros(()), jnp.array(True)), (own, v)
+
+    def sample(shared: Shared, private: Private, client: Client, key: Array) -> tuple[Samples, Private]:
+        own, v = private
+        scale, energy = weights[client.index], energy_of(shared, own, client)
+        u, v = gradient_samples(energy, shared.position, v, key, step_size=shared.step_size, steps=steps)
         if averages and config.batch_size is not None:
-            scale = weight * covariance_factor(rows[client.index], config.batch_size, window)
+            scale = scale * covariance_factor(rows[client.index], config.batch_size, window)
         return Samples(u, scale), (own, v)
 
-    def delta(chosen: Steps, shared: Shared, private: Private, client: Client, key: Array) -> tuple[Delta, Private]:
-        samples, after = sample(chosen, shared, private, client, key)
-        if inverts and chosen.num_samples > 1:
+    def delta(shared: Shared, private: Private, client: Client, key: Array) -> tuple[Delta, Private]:
+        samples, after = sample(shared, private, client, key)
+        if inverts:
             gaussian = _sample_gaussian(weights[client.index], samples)
             delta = (gaussian.precision @ shared.position - gaussian.shift) / weights[client.index]
             mean, _ = gaussian.moments()
@@ -209,7 +230,7 @@ def _stepping(config: Options, roster: Roster, weights: Array) -> Clients:
         return Delta(delta, mean, jnp.zeros(()), jnp.array(True)), after
 
     def summary(shared: Shared, private: Private, client: Client, key: Array) -> tuple[Summary, Private]:
-        samples, after = sample(steps, shared, private, client, key)
+        samples, after = sample(shared, private, client, key)
         weight = weights[client.index]
         if inverts:
             whitened = _sample_gaussian(weight, samples)
@@ -222,7 +243,7 @@ def _stepping(config: Options, roster: Roster, weights: Array) -> Clients:
         return Summary(gaussian, nothing, *known, samples.u[-1]), after
 
     def factor(shared: Shared, private: Private, client: Client, key: Array) -> tuple[Factor, Private]:
-        samples, after = sample(steps, shared, private, client, key)
+        samples, after = sample(shared, private, client, key)
         basis, rho = shrunk_factor(samples.u, config.shrinkage, samples.scale)
         return Factor(jnp.mean(samples.u, axis=0), basis, jnp.asarray(rho)), after
 
@@ -232,8 +253,8 @@ def _stepping(config: Options, roster: Roster, weights: Array) -> Clients:
     name = str(config.solver)
     return Clients(
         init=init,
-        deltas={name: LocalDelta(partial(delta, steps))},
-        averages={"sgd": LocalDelta(partial(delta, single))},
+        deltas={name: LocalDelta(delta if num > 1 else average)},
+        averages={"sgd": LocalDelta(average)},
         summaries={name: LocalSummary(summary, its_key)},
         factor=factor,
         retry=None,

@@ -29,7 +29,7 @@ from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
 from fedbayes.inference.fedpa.checks import check_roster
 from fedbayes.inference.fedpa.clients import Clients, Shared, make_clients
 from fedbayes.inference.fedpa.low_rank_merge import low_rank_merging, low_rank_product
-from fedbayes.inference.fedpa.options import DENSE_LIMIT, Options
+from fedbayes.inference.fedpa.options import Options
 from fedbayes.inference.fedpa.rounds import FedPAState, descending, first_state
 from fedbayes.inference.merging.answer import DIAGNOSTICS as MERGING
 from fedbayes.inference.merging.answer import MergedAnswer
@@ -39,7 +39,7 @@ from fedbayes.inference.merging.estimators import check_subposteriors
 from fedbayes.inference.merging.merge import merging
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
 from fedbayes.inference.mode import mode_phase
-from fedbayes.inference.options import client_weights
+from fedbayes.inference.options import DENSE_LIMIT, client_weights
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 

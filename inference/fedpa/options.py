@@ -6,9 +6,17 @@ from typing import Any, Literal
 
 import optax
 
-from fedbayes.inference.options import HUGE, TINY, check_choices, check_ranges, check_weights, check_whole
+from fedbayes.inference.options import (
+    HUGE,
+    TINY,
+    check_choices,
+    check_optimizer,
+    check_ranges,
+    check_start,
+    check_weights,
+    check_whole,
+)
 
-DENSE_LIMIT = 512  # globals up to which clients send matrices
 STEPPING = ("iasg", "sgld")
 _CHOICES = {
     "solver": ("auto", "importance", "nuts", "laplace", *STEPPING),
@@ -71,13 +79,8 @@ def check_options(config: Options) -> None:
     check_whole(config, _LEAST, _OPTIONAL)
     check_ranges(config, _RANGES, _OPTIONAL)
     check_weights(config.weights)
-    if not isinstance(config.init, Mapping) and not (isinstance(config.init, str) and config.init in ("mode", "zero")):
-        raise ValueError(
-            f"`init` is {config.init!r}; write 'mode', 'zero', or arrays by global site, in unconstrained space."
-        )
-    optimizer = config.server_optimizer
-    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"`server_optimizer` is {optimizer!r}; write an optax optimiser, such as `optax.adam(0.05)`.")
+    check_start(config.init, ("mode", "zero"))
+    check_optimizer("server_optimizer", config.server_optimizer)
     if config.init != "mode" and config.preconditioner != "none":
         raise ValueError(
             f"`preconditioner` is {config.preconditioner!r} without `init='mode'`: nothing is known of the curvature "

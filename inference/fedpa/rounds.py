@@ -14,11 +14,12 @@ from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.errors import ResultCode, usable
 from fedbayes.inference.coordinates import shared_coordinates
 from fedbayes.inference.fald.plan import largest_curvature
-from fedbayes.inference.fedpa.checks import given_start
+from fedbayes.inference.fedavg.rounds import server_step
 from fedbayes.inference.fedpa.clients import Clients, LocalDelta, Private, Shared
-from fedbayes.inference.fedpa.options import DENSE_LIMIT, Options
+from fedbayes.inference.fedpa.options import Options
 from fedbayes.inference.merging.merge import retry_unreliable
 from fedbayes.inference.mode import ModeState
+from fedbayes.inference.options import DENSE_LIMIT, given_start
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 
@@ -101,12 +102,8 @@ def descending(
 
     def aggregate(state: FedPAState, replies: Replies, key: Array) -> tuple[FedPAState, Info]:
         old, total = state.shared.position, replies.total
-        somebody = total.weight > 0
-        delta = total.delta / jnp.where(somebody, total.weight, 1.0)
-        moves, after = optimizer.update(delta, state.optimizer, old)
-        position = jnp.where(somebody, old + moves, old)
-        change = jnp.where(somebody, jnp.sqrt(jnp.mean((position - old) ** 2)), jnp.inf)
-        kept = jax.tree.map(lambda new, before: jnp.where(somebody, new, before), after, state.optimizer)
+        position, kept, taken = server_step(optimizer, state.optimizer, old, total.delta, total.weight)
+        change = jnp.where(taken, jnp.sqrt(jnp.mean((position - old) ** 2)), jnp.inf)
         info = {"change": change, "converged": change <= config.tolerance}
         if old.shape[0] <= DENSE_LIMIT:
             info["server"] = state.shared.coordinates.globals_at(position)

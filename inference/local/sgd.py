@@ -67,7 +67,7 @@ def gradient_samples(
 
     def step(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         u, v, total = carry
-        batch_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
+        batch_key, noise_key = step_keys(key, i)
         slope, slope_v = energy.slopes(u, v, batch_key)
         u, v = u - step_size * slope, v - step_size * slope_v
         if steps.noisy:
@@ -83,6 +83,11 @@ def gradient_samples(
     u, v, _ = jax.lax.fori_loop(0, steps.burn_in, step, (u, v, jnp.zeros_like(u)))
     (_, v), samples = jax.lax.scan(sample, (u, v), jnp.arange(steps.num_samples))
     return samples, v
+
+
+def step_keys(key: Array, i: Array) -> Array:
+    """The keys of a step's batch and of its noise."""
+    return jax.random.split(jax.random.fold_in(key, i))
 
 
 def covariance_factor(num_rows: Array, batch_size: int, window: int) -> Array:

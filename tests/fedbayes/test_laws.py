@@ -14,6 +14,7 @@ from fedbayes.algorithm import CONTROL, Replies, replicated
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.ep import EP
 from fedbayes.inference.fald.method import FALD
+from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.merging.one_shot import OneShot
@@ -42,6 +43,8 @@ ALGORITHMS = {
     "one-shot-consensus": OneShot(**ONCE, combine="consensus"),
     "one-shot-wasserstein": OneShot(**ONCE, combine="wasserstein"),
     "one-shot-density": OneShot(**ONCE, combine="density_product"),
+    "fedavg": FedAvg(local_steps=3, init="random", num_replicates=2),
+    "fedprox": FedProx(solver="newton"),
     "fedpa": FedPA(solver="laplace", num_replicates=1, tolerance=1e-9),
     "fedpa-sgld": FedPA(solver="sgld", num_samples=4, local_steps=12, burn_in=2, fedavg_rounds=1, num_replicates=2),
     "fald": FALD(**CHAINS, noise_correlation=0.5, refresh=2),
@@ -49,8 +52,12 @@ ALGORITHMS = {
 }
 SAMPLERS = ("fald", "fald-partial")
 GAUSSIANS = tuple(name for name in ALGORITHMS if name not in SAMPLERS)
-EXACT = tuple(name for name in GAUSSIANS if not name.endswith(("consensus", "wasserstein", "density", "sgld")))
-NO_DRAWS = ("laplace", "ep-from-mode", "one-shot-laplace", "fedpa")  # without locals no randomness at all
+EXACT = tuple(
+    name
+    for name in GAUSSIANS
+    if not name.endswith(("consensus", "wasserstein", "density", "sgld", "fedavg", "fedprox"))
+)
+NO_DRAWS = ("laplace", "ep-from-mode", "one-shot-laplace", "fedpa", "fedprox")  # without locals no randomness at all
 ROUNDS = 2
 
 

@@ -26,8 +26,15 @@ def limit_dense():
     """``(patch, limit)``: from now on clients send matrices for so many globals at most."""
 
     def limit(patch: pytest.MonkeyPatch, most: int) -> None:
-        for module in ("checks", "method", "rounds"):
-            patch.setattr(f"fedbayes.inference.fedpa.{module}.DENSE_LIMIT", most)
+        for module in (
+            "fedavg.method",
+            "fedavg.options",
+            "fedavg.rounds",
+            "fedpa.checks",
+            "fedpa.method",
+            "fedpa.rounds",
+        ):
+            patch.setattr(f"fedbayes.inference.{module}.DENSE_LIMIT", most)
         forget_programs()
 
     return limit

@@ -80,6 +80,7 @@ METHODS = {
     "laplace": (model, fb.Laplace()),
     "fald": (model, fb.FALD(num_chains=2, local_steps=2, thinning=2, num_warmup=0)),
     "one-shot": (shared_model, fb.OneShot(num_samples=64, num_replicates=2, solver="importance")),
+    "fedavg": (model, fb.FedAvg(local_steps=2, max_rounds=3)),
     "fedpa": (shared_model, fb.FedPA(solver="laplace", num_replicates=1)),
 }
 QUICK = ("laplace",)

@@ -304,5 +304,5 @@ def test_the_name_is_posterior_averaging() -> None:
     from fedbayes.inference import METHODS, posterior_averaging
 
     assert METHODS["posterior_averaging"] is METHODS["fedpa"] is posterior_averaging.FedPA is fb.FedPA
-    with pytest.raises(ValueError, match="'fedpa', 'laplace', 'one_shot', 'posterior_averaging'"):
-        fit("fedavg")
+    with pytest.raises(ValueError, match="'fedpa', 'fedprox', 'laplace', 'one_shot', 'posterior_averaging'"):
+        fit("fedpaa")

@@ -13,10 +13,9 @@ from fedbayes.answer import Answer
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedpa.clients import make_clients
 from fedbayes.inference.fedpa.method import FedPA
-from fedbayes.inference.fedpa.options import DENSE_LIMIT
 from fedbayes.inference.merging.answer import MergedAnswer
 from fedbayes.inference.merging.one_shot import OneShot
-from fedbayes.inference.options import client_weights
+from fedbayes.inference.options import DENSE_LIMIT, client_weights
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.programs import forget_programs

@@ -1,0 +1,159 @@
+"""A client's half of federated averaging: its loss, and how it goes down from the server's position."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from fedbayes.inference.fedavg.options import Options
+from fedbayes.inference.local.descent import Descended, descend, make_batches
+from fedbayes.inference.local.laplace import find_mode
+from fedbayes.inference.local.marginal import integrate_locals, profile_locals
+from fedbayes.inference.local.tilted import cold_start
+from fedbayes.problem.clients import Client
+from fedbayes.problem.prior import Prior
+from fedbayes.problem.roster import Roster
+
+_ITERATIONS = 20  # of the power method
+_NUDGE = 1e-3  # length of its finite differences
+
+
+class Energy(NamedTuple):
+    """``U(theta) = -log f(theta) - p log p(theta)`` of a client with weight p: summed, the negative log joint density.
+
+    The loss that clients go down is ``U / (p n)`` with ``n`` the rows of all clients: the mean loss of a row where
+    weights are those of the rows.
+
+    Attributes
+    ----------
+    client, prior
+        Give the factor and the prior.
+    weight
+        p.
+    locals
+        Whether the client's locals are integrated out (``"marginal"``) or put at their mode (``"joint"``).
+    num_samples
+        Draws of the locals.
+    """
+
+    client: Client
+    prior: Prior
+    weight: Array
+    locals: str
+    num_samples: int
+
+    def at(self, theta: Array, z: Array) -> tuple[Array, Array, Array]:
+        """``U``, its gradient, and the locals' mode, whose search starts at ``z``."""
+        if self.client.num_locals == 0:
+            value, slope = jax.value_and_grad(self.client.log_factor)(theta)
+        elif self.locals == "marginal":
+            found = integrate_locals(self.client, theta, z, self.num_samples)
+            value, slope, z = found.value, found.slope, found.z
+        else:
+            value, slope, z = profile_locals(self.client, theta, z)
+        return *self._with_prior(theta, value, slope), z
+
+    def at_rows(self, theta: Array, rows: Array, scale: Array, real: Array) -> tuple[Array, Array]:
+        """Unbiased estimates of ``U`` and its gradient from a batch of rows."""
+        factor = partial(self.client.log_factor_of_rows, rows=rows, scale=scale, real=real)
+        return self._with_prior(theta, *jax.value_and_grad(factor)(theta))
+
+    def _with_prior(self, theta: Array, value: Array, slope: Array) -> tuple[Array, Array]:
+        prior, its_slope = jax.value_and_grad(self.prior.log_density)(theta)
+        return -value - self.weight * prior, -slope - self.weight * its_slope
+
+
+Descent = Callable[[Energy, Array, Array, Array, Array], Descended]
+
+
+def make_energy(config: Options, roster: Roster, weights: np.ndarray, client: Client) -> Energy:
+    """A client's energy."""
+    return Energy(client, roster.prior, jnp.asarray(weights)[client.index], config.locals, config.num_samples)
+
+
+def make_descent(config: Options, roster: Roster) -> Descent:
+    """``(energy, position, z, scale, key) -> Descended`` of the configured method, with values and slopes of ``U``."""
+    if config.solver == "newton":
+        return partial(_exactly, config, int(roster.rows.sum()))
+    descent = _by_steps if config.batch_size is None else _by_batches
+    return partial(descent, config, roster)
+
+
+def local_optimizer(config: Options) -> optax.GradientTransformation:
+    """The clients' optimiser; plain steps get their size from the server."""
+    return optax.sgd(1.0) if config.optimizer is None else config.optimizer
+
+
+def _by_steps(
+    config: Options, roster: Roster, energy: Energy, start: Array, z: Array, scale: Array, key: Any
+) -> Descended:
+    """Steps with the gradient of all rows."""
+    unit = energy.weight * roster.rows.sum()
+
+    def evaluate(i: Array, theta: Array, z: Array) -> tuple[Array, Array, Array]:
+        value, slope, z = energy.at(theta, z)
+        return value, slope / unit + config.proximal * (theta - start), z
+
+    steps = config.local_steps or 10
+    done = descend(evaluate, start, z, optimizer=local_optimizer(config), num_steps=steps, scale=scale)
+    return done._replace(slope=unit * done.slope)
+
+
+def _by_batches(
+    config: Options, roster: Roster, energy: Energy, start: Array, z: Array, scale: Array, key: Array
+) -> Descended:
+    """Steps with gradients of mini-batches; the value is a mean over the steps, and the slope that of one batch."""
+    assert config.batch_size is not None  # noqa: S101
+    unit, size = energy.weight * roster.rows.sum(), config.batch_size
+    fewest = -(-int(roster.rows.min()) // size)
+    passes = config.epochs or -(-(config.local_steps or 10) // fewest)
+    batches = make_batches(energy.client.mask, key, size, passes)
+
+    def evaluate(i: Array, theta: Array, carry: tuple[()]) -> tuple[Array, Array, tuple[()]]:
+        rows, real, scale = batches.at(i, size)
+        value, slope = energy.at_rows(theta, rows, scale, real)
+        return value, slope / unit + config.proximal * (theta - start), ()
+
+    steps = config.local_steps or 10 if config.epochs is None else config.epochs * batches.per_pass
+    done = descend(evaluate, start, (), optimizer=local_optimizer(config), num_steps=steps, scale=scale)
+    return done._replace(carry=z, slope=unit * done.slope, value=done.mean_value)
+
+
+def _exactly(config: Options, rows: int, energy: Energy, start: Array, z: Array, scale: Array, key: Any) -> Descended:
+    """The minimum of the proximal loss, by Newton's method: one step where the factor is quadratic."""
+    unit, client = energy.weight * rows, energy.client
+    value, slope, _ = energy.at(start, z)
+
+    def log_density(theta: Array) -> Array:
+        distance = 0.5 * unit * config.proximal * jnp.sum((theta - start) ** 2)
+        return client.log_factor(theta) + energy.weight * energy.prior.log_density(theta) - distance
+
+    found = find_mode(log_density, start, tolerance=1e-20, jacobian=client.jacobian)
+    return Descended(found.position, z, slope, value, value)
+
+
+def start_locals(client: Client, shared: Any, key: Any) -> Array:
+    """A client's private state: where the search for its locals' mode begins, shape ``(m,)``."""
+    return cold_start(client.num_locals)
+
+
+def largest_curvature(energy: Energy, theta: Array, z: Array, rows: float) -> Array:
+    """The largest curvature of the client's loss at ``theta``, by the power method, from below."""
+
+    def slope(theta: Array) -> Array:
+        return energy.at(theta, z)[1] / (energy.weight * rows)
+
+    def multiply(_: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        direction, _largest = carry
+        image = (slope(theta + _NUDGE * direction) - slope(theta - _NUDGE * direction)) / (2.0 * _NUDGE)
+        norm = jnp.sqrt(jnp.sum(image**2))
+        return image / jnp.maximum(norm, 1e-300), norm
+
+    begin = jnp.cos(jnp.arange(theta.shape[0]) ** 2 + 1.0)
+    begin = begin / jnp.sqrt(jnp.sum(begin**2))
+    return jax.lax.fori_loop(0, _ITERATIONS, multiply, (begin, jnp.zeros(())))[1]

@@ -1,0 +1,76 @@
+"""The last round: clients expand their factors where the rounds have ended, which makes a Laplace posterior there."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update, no_inputs
+from fedbayes.errors import ResultCode
+from fedbayes.gaussian import Gaussian, packed, unpacked, where, whitener
+from fedbayes.inference.fedavg.clients import start_locals
+from fedbayes.inference.fedavg.options import Options
+from fedbayes.inference.fedavg.rounds import FedAvgState
+from fedbayes.inference.mode import expansion
+from fedbayes.problem.clients import Client
+from fedbayes.problem.roster import Roster
+
+
+class LaplaceState(NamedTuple):
+    """Where the rounds have ended, ``(d,)``, and the Gaussian there.
+
+    Attributes
+    ----------
+    position
+        Unconstrained globals.
+    sites, prior
+        Second-order expansions; their product has its mean at ``position``.
+    """
+
+    position: Array
+    sites: Gaussian
+    prior: Gaussian
+
+
+def expanding(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
+    """One round of second-order expansions.
+
+    Their product is centred one Newton step away, which measures how far the position is from the mode. The slope that
+    is left there is taken from the sites, by the clients' weights, so that the Gaussian is centred at the position.
+    """
+    prior, num = roster.prior, roster.num_clients
+
+    def init(key: Array, previous: FedAvgState | None) -> LaplaceState:
+        position = jnp.zeros(roster.size) if previous is None else previous.position
+        return LaplaceState(position, Gaussian.neutral(roster.size, (num,)), Gaussian.neutral(roster.size))
+
+    def update(
+        position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
+    ) -> tuple[Reply, Array]:
+        message, z = expansion(client, position, z, config.num_samples)
+        finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
+        code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
+        return Reply(each=packed(message.site), code=code), z
+
+    def aggregate(state: LaplaceState, replies: Replies, key: Array) -> tuple[LaplaceState, Info]:
+        sites = where(replies.used, unpacked(replies.each), state.sites)
+        own = prior.tangent(state.position)
+        model = (own + sites.summed()).symmetrised()
+        slope = model.shift - model.precision @ state.position
+        white = whitener(model.precision)
+        gap = jnp.sqrt(jnp.mean((white @ slope) ** 2))
+        left = jnp.asarray(weights)[:, None] * slope
+        level = sites.log_scale + left @ state.position
+        centred = Gaussian(sites.shift - left, sites.precision, level)
+        info = {"gap": gap, "converged": jnp.array(True), "proper": jnp.all(jnp.isfinite(white))}
+        return LaplaceState(state.position, centred, own), info
+
+    return Algorithm(
+        name="curvature",
+        init=init,
+        broadcast=lambda state: (state.position, ()),
+        init_client=start_locals,
+        updates={"expansion": Update(update, no_inputs)},
+        aggregate=aggregate,
+    )

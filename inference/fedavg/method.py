@@ -1,0 +1,120 @@
+"""Federated averaging (McMahan, Moore, Ramage, Hampson and Aguera y Arcas 2017) and FedProx (Li et al. 2020).
+
+With ``U_c(theta) = -log f_c(theta) - p_c log p(theta)`` the energy of client c, whose weights ``p_c`` sum to one, and
+``n`` rows in all, a client goes down its loss from the server's position,
+
+    theta_c <- theta_c - eta grad [ U_c(theta_c) / (p_c n) + proximal / 2 |theta_c - theta|^2 ],    K times,
+    theta   <- sum_c p_c theta_c,
+
+or by other optimisers in place of both steps (Reddi et al. 2021: FedAdam, FedYogi). The energies' sum is minus the log
+joint density with the prior counted once, in unconstrained space. Its minimum, the mode, is the rounds' fixed point for
+``K = 1``. For more steps, or with the proximal term, it is not where clients differ (Su, Xu and Yang 2023): a linear
+model's rounds end at ``(sum_c p_c C_c)^-1 sum_c p_c C_c optimum_c`` with ``C_c = I - (I - eta H_c)^K``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbayes.algorithm import Phase
+from fedbayes.answer import Diagnostic
+from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer
+from fedbayes.inference.fedavg.checks import check_step
+from fedbayes.inference.fedavg.curvature import expanding
+from fedbayes.inference.fedavg.options import Options, check_roster
+from fedbayes.inference.fedavg.rounds import averaging, probing
+from fedbayes.inference.options import DENSE_LIMIT, client_weights
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Options):
+    """Federated averaging: the mode of the posterior by clients' gradient steps, and a Laplace posterior around it.
+
+    The mode is that of the density in unconstrained space, with the Jacobian of the transforms: it moves with the
+    parametrisation, and for a scale lies above the mode of the density of the scale itself.
+
+    Parameters
+    ----------
+    optimizer
+        An optax optimiser of the clients, which starts anew in each round; ``None``: plain gradient steps.
+    step_size
+        Of plain gradient steps, on the mean loss of a row; ``None``: half of the inverse of the clients' largest
+        curvature at the start, asked for in one exchange, or less where a round shows a larger one. A fit is refused
+        from two over that curvature on.
+    schedule
+        A function of the round, from 0 on, that multiplies the clients' steps, such as ``lambda round: 0.99 ** (round
+        // 10)``.
+    local_steps
+        Steps K of a client in a round; ``None``: 10, or as ``epochs`` say.
+    epochs
+        Passes over a client's rows in a round, with ``batch_size``.
+    batch_size
+        Rows per gradient, cut from a fresh random order of the client's rows in each pass; ``None``: all rows.
+    proximal
+        Weight ``mu`` of FedProx's term ``mu / 2 |theta - server|^2``, on the scale of the mean loss; 0 is FedAvg.
+    solver
+        ``"steps"``, or ``"newton"``: the exact minimum of the client's proximal loss, for models without locals.
+    server_optimizer
+        An optax optimiser of the server, which takes the clients' mean way, reversed, for a gradient; ``None``:
+        ``optax.sgd(1.0)``, the mean. ``optax.adam(0.1)`` is FedAdam, ``optax.yogi(0.1)`` FedYogi.
+    weights
+        ``p_c`` of the mean: ``"rows"``, ``"equal"``, or one number per client name, summing to one.
+    locals
+        Local latents are integrated out (``"marginal"``, by importance sampling) or put at their mode given the globals
+        (``"joint"``, whose mode may lie at a scale of zero). They stay with the client.
+    num_samples
+        Draws that integrate them out.
+    init
+        ``"zero"``; ``"random"`` (uniform in (-2, 2), as NumPyro's samplers, and as networks need); or arrays by global
+        site, in unconstrained space.
+    laplace
+        End with a round of Hessians, which makes a Laplace posterior; ``None``: up to 512 globals. Without it
+        ``fit.idata`` holds one draw, the point.
+    tolerance
+        The rounds end when the way left to their fixed point, estimated from how moves shrink, is shorter, in posterior
+        sds. With mini-batches, partial participation or more than 512 globals they end at their limit.
+    max_rounds
+        Limit of the rounds.
+    num_replicates
+        Independent runs, which differ by ``init="random"`` and mini-batches alone.
+    """
+
+    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether gradients are taken of batches."""
+        return self.batch_size is not None
+
+    def phases(self, roster: Roster) -> list[Phase]:
+        """The clients' curvature at the start where steps need it, the rounds, and the curvature at the end."""
+        check_roster(self, roster)
+        weights = client_weights(self.weights, roster)
+        phases, check = [], None
+        if self.probes:
+            probe = probing(self, roster, weights)
+            phases.append(Phase(algorithm=probe, max_rounds=1, full_participation=True, main=False))
+            check = check_step(self.step_size, roster.names)
+        phases.append(Phase(algorithm=averaging(self, roster, weights), max_rounds=self.max_rounds, check=check))
+        if self._ends_with_curvature(roster):
+            last = expanding(self, roster, weights)
+            phases.append(Phase(algorithm=last, max_rounds=1, full_participation=True, main=False))
+        return phases
+
+    def answer(self, roster: Roster, run: RunState) -> LaplaceAnswer | PointAnswer:
+        """The Laplace posterior, or the point."""
+        if self._ends_with_curvature(roster):
+            return LaplaceAnswer(run, self.tolerance)
+        return PointAnswer(roster, run, self.tolerance)
+
+    def _ends_with_curvature(self, roster: Roster) -> bool:
+        return roster.size <= DENSE_LIMIT if self.laplace is None else self.laplace
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """Federated averaging with a proximal term, see :class:`FedAvg`: clients are held near the server."""
+
+    proximal: float = 0.1

@@ -1,0 +1,131 @@
+"""FedAvg's options, and what can be wrong with them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import optax
+
+from fedbayes.inference.options import (
+    DENSE_LIMIT,
+    HUGE,
+    TINY,
+    check_choices,
+    check_optimizer,
+    check_ranges,
+    check_start,
+    check_weights,
+    check_whole,
+    given_start,
+)
+from fedbayes.problem.roster import Roster
+
+Schedule = Callable[[Any], Any]
+
+_CHOICES = {"solver": ("steps", "newton"), "locals": ("marginal", "joint"), "laplace": (None, True, False)}
+_LEAST = {"local_steps": 1, "epochs": 1, "batch_size": 1, "num_samples": 16, "max_rounds": 1, "num_replicates": 1}
+_RANGES = {
+    "step_size": (TINY, HUGE, "a positive number, or leave it out"),
+    "proximal": (0.0, HUGE, "a finite number, zero or more: zero leaves the term out"),
+    "tolerance": (TINY, HUGE, "a distance in posterior sds, such as 0.01"),
+}
+_OPTIONAL = ("local_steps", "epochs", "batch_size", "step_size")
+_STARTS = ("zero", "random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of :class:`~fedbayes.FedAvg`, which documents them."""
+
+    optimizer: optax.GradientTransformation | None = None
+    step_size: float | None = None
+    schedule: Schedule | None = None
+    local_steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    proximal: float = 0.0
+    solver: Literal["steps", "newton"] = "steps"
+    server_optimizer: optax.GradientTransformation | None = None
+    weights: str | Mapping[str, float] = "rows"
+    locals: Literal["marginal", "joint"] = "marginal"
+    num_samples: int = 64
+    init: str | Mapping[str, Any] = "zero"
+    laplace: bool | None = None
+    tolerance: float = 0.01
+    max_rounds: int = 200
+    num_replicates: int = 1
+
+    def __post_init__(self) -> None:
+        check_choices(self, _CHOICES)
+        check_whole(self, _LEAST, _OPTIONAL)
+        check_ranges(self, _RANGES, _OPTIONAL)
+        check_weights(self.weights)
+        check_start(self.init, _STARTS)
+        for name in ("optimizer", "server_optimizer"):
+            check_optimizer(name, getattr(self, name))
+        _check_steps(self)
+
+    @property
+    def probes(self) -> bool:
+        """Whether the clients' curvature at the start is asked for: plain gradient steps need it."""
+        return self.solver == "steps" and self.optimizer is None
+
+
+def _check_steps(config: Options) -> None:
+    if config.num_samples & (config.num_samples - 1):
+        raise ValueError(f"`num_samples` is {config.num_samples}; write a power of two, such as 64.")
+    if config.schedule is not None and not callable(config.schedule):
+        raise ValueError(
+            f"`schedule` is {config.schedule!r}; write a function of the round, such as "
+            "`lambda round: 0.99 ** (round // 10)`, which multiplies the steps."
+        )
+    if config.optimizer is not None and config.step_size is not None:
+        raise ValueError(
+            f"`step_size` is {config.step_size} beside `optimizer`, which has a step size of its own. Leave one of "
+            "them out."
+        )
+    if config.epochs is not None and config.local_steps is not None:
+        raise ValueError(
+            f"`epochs` is {config.epochs} and `local_steps` is {config.local_steps}: both say how long a client works "
+            "in a round. Leave one of them out."
+        )
+    if config.epochs is not None and config.batch_size is None:
+        raise ValueError(
+            f"`epochs` is {config.epochs} without `batch_size`: with all rows in each gradient a pass is one step. "
+            f"Write `local_steps={config.epochs}`, or `batch_size=...`."
+        )
+    if config.solver == "newton":
+        _check_newton(config)
+
+
+def _check_newton(config: Options) -> None:
+    for name in ("optimizer", "step_size", "schedule", "local_steps", "epochs", "batch_size"):
+        if getattr(config, name) is not None:
+            raise ValueError(
+                f"`{name}` is {getattr(config, name)!r} with `solver='newton'`, which minimises the client's proximal "
+                "loss exactly and takes no gradient steps. Leave it out."
+            )
+    if config.proximal == 0.0:
+        raise ValueError(
+            "`proximal` is 0 with `solver='newton'`: each client would go to its own optimum in every round. Write "
+            "`proximal=1.0`, the weight of the distance from the server, or `solver='steps'`."
+        )
+
+
+def check_roster(config: Options, roster: Roster) -> None:
+    """Refuse options that don't fit the clients and the globals."""
+    has_locals = bool(roster.num_locals.any())
+    for name, wrong in (("batch_size", config.batch_size), ("solver", config.solver == "newton" or None)):
+        if has_locals and wrong is not None:
+            raise ValueError(
+                f"`{name}` is {getattr(config, name)!r}, but the model has local latents, which are integrated out "
+                "over all rows of a client at each gradient step. Leave it out."
+            )
+    if roster.size > DENSE_LIMIT and (config.laplace or config.solver == "newton"):
+        name = "laplace" if config.laplace else "solver"
+        raise ValueError(
+            f"`{name}` is {getattr(config, name)!r}, but the model has {roster.size} globals, more than the "
+            f"{DENSE_LIMIT} for which clients factorise or send matrices. Leave it out."
+        )
+    if isinstance(config.init, Mapping):
+        given_start(config.init, roster)

@@ -1,0 +1,405 @@
+"""FedAvg and FedProx against closed forms: fixed points, single rounds, modes and Laplace posteriors."""
+
+import warnings
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import fedbayes as fb
+from fedbayes.inference.local.descent import make_batches
+from fedbayes.models import eight_schools, heart_disease, linear
+
+KEY = jax.random.key(0)
+
+
+def line(x, y) -> None:
+    slope = numpyro.sample("slope", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+
+def plane(x, y) -> None:
+    theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real_vector, (), (x.shape[1],)))
+    numpyro.sample("y", dist.Normal(x @ theta, 1.0), obs=y)
+
+
+GOLDEN = {
+    "a": {"x": np.array([1.0, 2.0]), "y": np.array([1.0, 3.0])},
+    "b": {"x": np.array([3.0]), "y": np.array([2.0])},
+}
+ORIGIN = {"slope": 0.0}
+# steps, after one round and two, at the end, and the gradient of the mean loss there (Su, Xu and Yang 2023, their 2.4)
+FEDAVG = [
+    (1, 0.2166666667, 0.3827777778, 0.9285714286, 0.0),
+    (5, 0.6656564518, 0.9044376963, 1.0380047944, 0.5106890407),
+    (10, 0.9094554730, 1.0697270236, 1.1040136242, 0.8187302464),
+]
+FEDPROX = (0.1726692209, 0.3146857960, 0.9726618705, 0.2057553957)
+
+
+def fitted(model, clients, method, num_rounds=None, **options):
+    """A fit that may end before its rounds have arrived."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fb.NotConvergedWarning)
+        return fb.fit_federated(
+            model, clients, method=method, key=KEY, num_rounds=num_rounds, progress=False, **options
+        )
+
+
+def ended(fit) -> np.ndarray:
+    return fit.moments()[0][0]
+
+
+def planes(rows=(4, 9, 6), dim=3, seed=3) -> dict:
+    rng = np.random.default_rng(seed)
+    return {
+        f"c{k}": {"x": x, "y": x @ rng.normal(size=dim) + rng.normal(size=n)}
+        for k, n in enumerate(rows)
+        if (x := rng.normal(size=(n, dim))) is not None
+    }
+
+
+def quadratic(clients) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights, and curvatures and slopes at zero of the clients' mean losses."""
+    rows = np.array([len(c["y"]) for c in clients.values()])
+    hessians = np.stack([c["x"].T @ c["x"] / len(c["y"]) for c in clients.values()])
+    slopes = np.stack([c["x"].T @ c["y"] / len(c["y"]) for c in clients.values()])
+    return rows / rows.sum(), hessians, slopes
+
+
+@pytest.mark.parametrize(("steps", "first", "second", "last", "gradient"), FEDAVG)
+def test_golden_fedavg(steps, first, second, last, gradient) -> None:
+    method = fb.FedAvg(step_size=0.05, local_steps=steps, init=ORIGIN, tolerance=1e-12, max_rounds=1000)
+    np.testing.assert_allclose(ended(fitted(line, GOLDEN, method, 1)), first, atol=1e-10)
+    np.testing.assert_allclose(ended(fitted(line, GOLDEN, method, 2)), second, atol=1e-10)
+    fit = fb.fit_federated(line, GOLDEN, method=method, key=KEY, progress=False)
+    np.testing.assert_allclose(ended(fit), last, atol=1e-10)
+    norm = fit.rounds["gradient_norm"].dropna("round").values[-1, 0]
+    np.testing.assert_allclose(norm, gradient, atol=1e-9)
+    # the mean loss has the curvature 14/3, so a posterior sd is 1/sqrt(14): the Newton step there is known
+    gap = gradient / (14.0 / 3.0) * np.sqrt(14.0)
+    np.testing.assert_allclose(fit.rounds.attrs["distance_from_mode"], gap, atol=1e-8)
+    assert ("the clients' drift keeps it" in repr(fit)) == (gap > 0.1)
+
+
+@pytest.mark.parametrize("solver", ["newton", "steps"])
+def test_golden_fedprox(solver) -> None:
+    """The proximal weight is the inverse of the notes' step; 400 gradient steps solve it as Newton's one does."""
+    steps = {} if solver == "newton" else {"step_size": 0.05, "local_steps": 400}
+    method = fb.FedProx(proximal=20.0, solver=solver, init=ORIGIN, tolerance=1e-12, max_rounds=1000, **steps)
+    for rounds, expected in ((1, FEDPROX[0]), (2, FEDPROX[1]), (None, FEDPROX[2])):
+        fit = fitted(line, GOLDEN, method, rounds)
+        np.testing.assert_allclose(ended(fit), expected, atol=1e-10)
+    np.testing.assert_allclose(fit.rounds["gradient_norm"].dropna("round").values[-1, 0], FEDPROX[3], atol=1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 10])
+def test_rounds_follow_the_linear_recursion(steps) -> None:
+    """``theta <- theta - sum_c p_c (I - (I - eta H_c)^K) (theta - optimum_c)``."""
+    clients, eta = planes(), 0.1
+    weights, hessians, slopes = quadratic(clients)
+    theta = np.zeros(3)
+    for rounds in range(1, 4):
+        moved = np.repeat(theta[None], 3, axis=0)
+        for _ in range(steps):
+            moved = moved - eta * (np.einsum("cij,cj->ci", hessians, moved) - slopes)
+        theta = weights @ moved
+        method = fb.FedAvg(step_size=eta, local_steps=steps, init={"theta": np.zeros(3)}, laplace=False)
+        found = fitted(plane, clients, method, rounds).idata.posterior["theta"].values[0, 0]
+        np.testing.assert_allclose(found, theta, atol=1e-12)
+
+
+def test_one_step_is_gradient_descent_on_the_pooled_data() -> None:
+    """With the prior counted once; the curvature is asked for, and the step is half its inverse."""
+    clients = heart_disease.clients()
+    fit = fitted(heart_disease.model, clients, fb.FedAvg(local_steps=1), 5)
+    pooled = {"all": {name: np.concatenate([c[name] for c in clients.values()]) for name in ("x", "y")}}
+    step = 0.5 / fit.rounds["curvature"].max().item()
+    alone = fitted(heart_disease.model, pooled, fb.FedAvg(local_steps=1, step_size=step), 5)
+    np.testing.assert_allclose(ended(fit), ended(alone), atol=1e-12)
+    np.testing.assert_allclose(
+        fit.rounds["objective"].dropna("round"), alone.rounds["objective"].dropna("round"), rtol=1e-12
+    )
+
+
+def test_no_proximal_term_is_fedavg_bit_for_bit() -> None:
+    clients = planes()
+    one = fitted(plane, clients, fb.FedProx(proximal=0.0, local_steps=4), 6)
+    other = fitted(plane, clients, fb.FedAvg(local_steps=4), 6)
+    np.testing.assert_array_equal(ended(one), ended(other))
+
+
+@pytest.mark.parametrize("name", ["heart", "schools"])
+def test_one_step_ends_at_the_mode_with_its_laplace_posterior(name) -> None:
+    """With locals integrated out, too: the mode, the covariance and the evidence of the Newton rounds."""
+    model, clients = {
+        "heart": (heart_disease.model, heart_disease.clients()),
+        "schools": (eight_schools.model_noncentered, eight_schools.clients()),
+    }[name]
+    server = {"heart": optax.sgd(1.0, momentum=0.9, nesterov=True), "schools": None}[name]
+    method = fb.FedAvg(local_steps=1, server_optimizer=server, num_samples=256, tolerance=1e-7, max_rounds=2000)
+    fit = fb.fit_federated(model, clients, method=method, key=KEY, progress=False)
+    exact = fb.fit_federated(model, clients, method=fb.Laplace(tolerance=1e-9), key=KEY, progress=False)
+    (mean, covariance), (right, spread) = ([part[0] for part in each.moments()] for each in (fit, exact))
+    sd = np.sqrt(np.diagonal(spread))
+    np.testing.assert_allclose((mean - right) / sd, 0.0, atol=1e-5)
+    np.testing.assert_allclose(covariance / np.outer(sd, sd), spread / np.outer(sd, sd), atol=1e-5)
+    np.testing.assert_allclose(fit.log_evidence, exact.log_evidence, atol=1e-6)
+    assert fit.converged
+    assert fit.rounds.attrs["distance_from_mode"] < 1e-5
+
+
+def test_steps_shrink_where_the_curvature_grows() -> None:
+    """The default step is right at the start; at the mode of the schools' log scale that would oscillate for ever."""
+    fit = fitted(eight_schools.model_noncentered, eight_schools.clients(), fb.FedAvg(local_steps=1), 60)
+    steps = fit.rounds["step_size"].dropna("round").values[:, 0]
+    np.testing.assert_allclose(steps[0], 0.5 / fit.rounds["curvature"].max(), rtol=1e-12)
+    assert steps[-1] < 0.75 * steps[0]
+    assert fit.rounds.attrs["distance_from_mode"] < 0.1
+
+
+def test_a_slope_without_end_is_no_arrival() -> None:
+    """Thrown far below, the log of a scale has a constant slope: moves without curvature, and without an end."""
+
+    def scale(y) -> None:
+        tau = numpyro.sample("tau", dist.HalfCauchy(5.0))
+        numpyro.sample("y", dist.Normal(0.0, jnp.sqrt(100.0 + tau**2)), obs=y)
+
+    clients = {name: {"y": np.array([float(y)])} for name, y in (("a", 20), ("b", 30))}
+    method = fb.FedAvg(local_steps=1, init={"tau": -20.0}, step_size=0.01, laplace=False)
+    fit = fitted(scale, clients, method, 20)
+    assert np.nanmin(fit.rounds["change"].values[2:]) < 1e-6
+    assert int((fit.rounds["phase"] == "FedAvg").sum()) == 20
+    assert not fit.converged
+
+
+def test_the_posterior_is_centred_where_the_rounds_end() -> None:
+    """And a client's cavity is the Gaussian without its site: the cavities' precisions add up to K - 1 times it."""
+    clients = planes()
+    fit = fitted(plane, clients, fb.FedAvg(local_steps=10), 3)
+    point = fitted(plane, clients, fb.FedAvg(local_steps=10, laplace=False), 3)
+    np.testing.assert_allclose(ended(fit), point.idata.posterior["theta"].values[0, 0], atol=1e-10)
+    x = np.concatenate([c["x"] for c in clients.values()])
+    np.testing.assert_allclose(fit.moments()[1][0], np.linalg.inv(x.T @ x), rtol=1e-9)
+    cavities = fit._answer.cavities()
+    np.testing.assert_allclose(np.asarray(cavities.precision)[0].sum(axis=0), 2.0 * x.T @ x, rtol=1e-9)
+
+
+def test_lengths_in_posterior_sds_come_from_gradients_alone() -> None:
+    clients = planes(rows=(40, 90, 60))
+    fit = fitted(plane, clients, fb.FedAvg(local_steps=2, step_size=0.05, init={"theta": np.zeros(3)}), 25)
+    ends = [ended(fitted(plane, clients, fit.method, n)) for n in (23, 24, 25, 300)]
+    x = np.concatenate([c["x"] for c in clients.values()])
+
+    def length(move: np.ndarray) -> float:
+        return float(np.sqrt(move @ (x.T @ x) @ move / 3.0))
+
+    last = fit.rounds.isel(round=fit.rounds["phase"].values == "FedAvg").isel(round=-1, replicate=0)
+    np.testing.assert_allclose(last["change"], length(ends[1] - ends[0]), rtol=1e-6)
+    # the moves shrink by the slowest direction's ratio, which it takes for that of all
+    np.testing.assert_allclose(last["left"], length(ends[3] - ends[1]), rtol=0.2)
+
+
+def test_a_pass_takes_each_row_once() -> None:
+    mask = np.array([True] * 7 + [False] * 3)
+    batches = make_batches(jnp.asarray(mask), KEY, 3, 2)
+    assert int(batches.per_pass) == 3
+    seen = []
+    for i in range(6):
+        rows, real, scale = batches.at(jnp.asarray(i), 3)
+        seen.append(np.asarray(rows)[np.asarray(real)])
+        np.testing.assert_allclose(scale, 7 / len(seen[-1]), rtol=1e-6)
+    for first in (0, 3):
+        assert sorted(np.concatenate(seen[first : first + 3])) == list(range(7))
+    assert not np.array_equal(np.concatenate(seen[:3]), np.concatenate(seen[3:]))
+
+
+def test_a_batch_of_all_rows_is_a_whole_step() -> None:
+    clients = planes()
+    whole = fitted(plane, clients, fb.FedAvg(local_steps=4, step_size=0.1, laplace=False), 3)
+    batch = fitted(plane, clients, fb.FedAvg(epochs=4, batch_size=9, step_size=0.1, laplace=False), 3)
+    found, expected = (each.idata.posterior["theta"].values for each in (batch, whole))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_batches_of_one_row_follow_the_gradients_of_rows() -> None:
+    """One client, a pass of single rows, in the order that its key gives."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=5), rng.normal(size=5)
+    fit = fitted(line, {"a": {"x": x, "y": y}}, fb.FedAvg(epochs=1, batch_size=1, step_size=0.1, init=ORIGIN), 1)
+    reached = []
+    for order in permutations(range(5)):
+        theta = 0.0
+        for i in order:
+            theta -= 0.1 * x[i] * (theta * x[i] - y[i])
+        reached.append(theta)
+    assert np.min(np.abs(np.array(reached) - ended(fit))) < 1e-12
+
+
+def test_joint_locals_end_at_the_joint_mode() -> None:
+    """Gaussian groups: the joint mode of the shared mean is that of its marginal posterior."""
+
+    def groups(y) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 3.0))
+        with fb.local(), numpyro.plate("group", y.shape[0]):
+            theta = numpyro.sample("theta", dist.Normal(mu, 0.7))
+        numpyro.sample("y", dist.Normal(theta[:, None], 1.3).to_event(1), obs=y)
+
+    rng = np.random.default_rng(5)
+    clients = {name: {"y": rng.normal(2.0, 1.5, size=(n, 4))} for name, n in (("a", 3), ("b", 5))}
+    precision = 8 / (0.7**2 + 1.3**2 / 4) + 1 / 9
+    mean = sum(c["y"].mean(axis=1).sum() for c in clients.values()) / (0.7**2 + 1.3**2 / 4) / precision
+    for how in ("joint", "marginal"):
+        method = fb.FedAvg(locals=how, local_steps=1, tolerance=1e-10, max_rounds=1000)
+        fit = fb.fit_federated(groups, clients, method=method, key=KEY, progress=False)
+        np.testing.assert_allclose(ended(fit), mean, rtol=1e-7)  # the search for locals ends at a gain of 1e-9
+        np.testing.assert_allclose(fit.moments()[1].ravel(), 1 / precision, rtol=1e-8)
+    own = fit.client_posterior("a").posterior["theta"]
+    assert own.shape[2:] == (3,)
+
+
+def test_other_optimisers_are_one_argument() -> None:
+    """FedAdam at the server, Adam at the clients with a schedule by round: both end at the mode."""
+    clients = planes()
+    x, y = (np.concatenate([c[name] for c in clients.values()]) for name in "xy")
+    mode = np.linalg.lstsq(x, y, rcond=None)[0]
+    adam = fb.FedAvg(local_steps=1, server_optimizer=optax.adam(0.1), max_rounds=400)
+    np.testing.assert_allclose(ended(fitted(plane, clients, adam)), mode, atol=2e-2)
+    decaying = fb.FedAvg(local_steps=1, optimizer=optax.adam(0.1), schedule=lambda r: 0.98**r, max_rounds=400)
+    found = ended(fitted(plane, clients, decaying))
+    assert np.all(np.isfinite(found))
+    still = fb.FedAvg(optimizer=optax.adam(0.1), schedule=lambda r: 0.0 * r, init={"theta": np.ones(3)}, max_rounds=3)
+    np.testing.assert_array_equal(ended(fitted(plane, clients, still)).round(12), np.ones(3))
+
+
+def test_partial_participation_hears_everybody_in_turn() -> None:
+    clients = planes(rows=(5, 6, 7, 8))
+    fit = fitted(plane, clients, fb.FedAvg(local_steps=2, max_rounds=40), participation=0.5)
+    active = fit.rounds["active"].values[fit.rounds["phase"].values == "FedAvg"]
+    np.testing.assert_array_equal(active.sum(axis=1), 2)
+    assert active.any(axis=0).all()
+    assert len(active) == 40  # its gradients are those of some clients: they never tell that it has arrived
+    assert np.all(np.isfinite(ended(fit)))
+
+
+def test_random_starts_are_replicates() -> None:
+    fit = fitted(plane, planes(), fb.FedAvg(init="random", num_replicates=3, laplace=False), 1)
+    theta = fit.idata.posterior["theta"].values
+    assert theta.shape == (3, 1, 3)
+    assert len(np.unique(theta[:, 0, 0])) == 3
+
+
+def test_a_point_says_that_it_is_one() -> None:
+    clients, _ = linear.simulate(jax.random.key(2))
+    fit = fb.fit_federated(linear.model, clients, method=fb.FedAvg(laplace=False), key=KEY, progress=False)
+    assert fit.converged
+    assert "a point estimate" in repr(fit)
+    assert fit.idata.posterior["beta"].shape[:2] == (1, 1)
+    assert fit.idata.posterior.attrs["inference"] == "point-estimate"
+    assert "no draw of the posterior" in fit.idata.posterior.attrs["draws"]
+    lp = fit.idata["sample_stats"]["lp"].values[0, 0]
+    np.testing.assert_allclose(-fit.rounds["objective"].values[-1, 0], lp, rtol=1e-4)  # before the last round
+    with pytest.raises(ValueError, match="moments"):
+        fit.moments()
+
+
+def test_a_network_of_more_globals_than_matrices_allow(limit_dense, monkeypatch) -> None:
+    limit_dense(monkeypatch, 2)
+    fit = fb.fit_federated(plane, planes(), method=fb.FedAvg(max_rounds=60), key=KEY, progress=False)
+    assert fit.posterior is None
+    assert np.all(np.isnan(fit.rounds["gradient_norm"].values))
+    assert fit.converged  # its objective has stopped falling
+
+
+def fragile() -> optax.GradientTransformation:
+    """An optimiser that breaks where a slope is huge."""
+
+    def update(slope, state, params=None):
+        broken = (jnp.abs(slope) > 1e6).any()
+        return jax.tree.map(lambda g: jnp.where(broken, jnp.nan, -0.05 * g), slope), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def test_an_optimiser_that_fails_is_named_with_its_client_and_round() -> None:
+    clients = planes()
+    clients["c1"]["y"] = 1e9 * clients["c1"]["y"]
+    method = fb.FedAvg(optimizer=fragile(), local_steps=2, max_rounds=3)
+    with pytest.warns(fb.NotConvergedWarning, match=r"Round 3. Clients c1: .*finite"):
+        fit = fb.fit_federated(plane, clients, method=method, key=KEY, progress=False)
+    assert not fit.converged
+    assert np.all(np.isfinite(ended(fit)))
+
+
+def test_a_server_that_fails_keeps_its_last_good_state() -> None:
+    def update(slope, state, params=None):
+        return jax.tree.map(lambda g: jnp.where(state >= 2, jnp.nan, -g), slope), state + 1
+
+    broken = optax.GradientTransformation(lambda params: jnp.zeros(()), update)
+    clients = planes()
+    with pytest.warns(fb.NotConvergedWarning, match="The server could take no step"):
+        fit = fb.fit_federated(
+            plane, clients, method=fb.FedAvg(server_optimizer=broken, local_steps=3), key=KEY, progress=False
+        )
+    np.testing.assert_array_equal(ended(fit), ended(fitted(plane, clients, fb.FedAvg(local_steps=3), 2)))
+    assert int((fit.rounds["phase"] == "FedAvg").sum()) == 3  # the third failed, and was the last
+
+
+def test_steps_beyond_the_limit_of_stability() -> None:
+    """The curvatures are 2.5 and 9: from 2/9 on client 'b' diverges, and from 1/9 on the theory is silent."""
+    with pytest.raises(ValueError, match=r"`step_size` is 0.23, but the loss of client 'b' has the curvature 9 "):
+        fb.fit_federated(line, GOLDEN, method=fb.FedAvg(step_size=0.23), key=KEY, progress=False)
+    with pytest.warns(UserWarning, match="overshoot"):
+        fitted(line, GOLDEN, fb.FedAvg(step_size=0.12), 2)
+    fit = fitted(line, GOLDEN, fb.FedAvg(step_size=0.11), 2)
+    np.testing.assert_allclose(fit.rounds["curvature"].values[0, :, 0], [2.5, 9.0], rtol=1e-6)
+
+
+BAD = [
+    ({"proximal": -1.0}, "`proximal` is -1.0"),
+    ({"step_size": 0.0}, "`step_size` is 0.0"),
+    ({"optimizer": optax.sgd(0.1), "step_size": 0.1}, "beside `optimizer`"),
+    ({"optimizer": 0.1}, "write an optax optimiser"),
+    ({"server_optimizer": "adam"}, "write an optax optimiser"),
+    ({"schedule": 0.99}, "write a function of the round"),
+    ({"epochs": 2, "local_steps": 5, "batch_size": 4}, "both say how long"),
+    ({"epochs": 2}, "without `batch_size`"),
+    ({"solver": "newton"}, "`proximal` is 0"),
+    ({"solver": "newton", "proximal": 1.0, "batch_size": 3}, "takes no gradient steps"),
+    ({"solver": "exact"}, "one of"),
+    ({"init": "prior"}, "write 'zero', 'random'"),
+    ({"num_samples": 48}, "power of two"),
+    ({"local_steps": 0}, "whole number"),
+    ({"weights": "size"}, "`weights`"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_options_that_make_no_sense(options, message) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        fb.FedAvg(**options)
+
+
+def test_options_that_do_not_fit_the_clients() -> None:
+    schools = eight_schools.clients()
+    for options, message in (
+        ({"batch_size": 1}, "`batch_size` is 1, but the model has local latents"),
+        ({"solver": "newton", "proximal": 1.0}, "`solver` is 'newton', but the model has local latents"),
+        ({"init": {"nu": 0.0}}, "`init` has the sites"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fb.fit_federated(eight_schools.model, schools, method=fb.FedAvg(**options), key=KEY, progress=False)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_both_names(method) -> None:
+    clients, _ = linear.simulate(jax.random.key(2))
+    fit = fb.fit_federated(linear.model, clients, method=method, key=KEY, progress=False)
+    exact, covariance = linear.exact_posterior(clients)
+    assert np.sqrt(np.mean((ended(fit) - exact) ** 2 / np.diagonal(covariance))) < 1.0
+    assert type(fit.method).__name__.lower() == method
