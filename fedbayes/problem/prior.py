@@ -13,6 +13,8 @@ from fedbayes.compiling import jit_cheaply
 from fedbayes.errors import ModelError
 from fedbayes.gaussian import Gaussian, symmetrised
 
+_MOST = 2048  # globals up to which the prior's Hessian is looked at: beyond it no method uses dense Gaussians
+
 
 @dataclass(frozen=True)
 class Prior:
@@ -25,7 +27,8 @@ class Prior:
     size
         Dimension d.
     gaussian
-        The prior in natural parameters where its log density is quadratic (Gaussian, log-normal, flat), else ``None``.
+        The prior in natural parameters where its log density is quadratic (Gaussian, log-normal, flat), else ``None``;
+        ``None`` also beyond 2,048 globals.
     """
 
     log_density: Callable[[Array], Array]
@@ -86,13 +89,21 @@ def make_prior(log_density: Callable[[Array], Array], size: int, tolerance: floa
     log_density = jax.jit(log_density)  # traced once, however many programs contain it
     prior = Prior(log_density, size, None)
     probes = np.random.default_rng(0).normal(size=(4, size))
+    if size > _MOST:
+        _check_finite(np.asarray(jit_cheaply(lambda at: jax.lax.map(log_density, at))(probes)))
+        return prior
     tangents = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(prior.tangent))(probes))
-    if not np.all(np.isfinite(tangents.log_scale)):
-        raise ModelError(
-            f"The log prior of the globals, or its curvature, is {tangents.log_scale.min()} at a random point of "
-            "unconstrained space. Check its scales, and the supports of the global sites."
-        )
+    _check_finite(tangents.log_scale)
     spread = np.max(np.abs(tangents.precision - tangents.precision[0]))
     if spread <= tolerance * (1.0 + np.max(np.abs(tangents.precision))):
         return Prior(log_density, size, jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), tangents))
     return prior
+
+
+def _check_finite(levels: np.ndarray) -> None:
+    """Of the log prior at random points."""
+    if not np.all(np.isfinite(levels)):
+        raise ModelError(
+            f"The log prior of the globals, or its curvature, is {levels.min()} at a random point of unconstrained "
+            "space. Check its scales, and the supports of the global sites."
+        )

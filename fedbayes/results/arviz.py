@@ -89,18 +89,23 @@ def plate_coords(dims: Mapping[str, Sequence[str]], values: Mapping[str, np.ndar
     return coords
 
 
-_BATCH = 1024  # draws of one compiled call
+_BATCH, _NUMBERS = 1024, 1 << 22  # draws of one compiled call, and the numbers in them, at most
 _VALUES: Kept[Any] = Kept(64)
 
 
 def constrained(program: Program, data: Arrays, draws: np.ndarray) -> dict[str, np.ndarray]:
     """Latents and deterministic sites at joint unconstrained draws ``(chain, draw, d + m)``."""
-    flat = draws.reshape(-1, draws.shape[-1])
-    parts = [_values(program, data, flat[begin : begin + _BATCH]) for begin in range(0, len(flat), _BATCH)]
+    flat, batch = draws.reshape(-1, draws.shape[-1]), _batch(program)
+    parts = [_values(program, data, flat[begin : begin + batch]) for begin in range(0, len(flat), batch)]
     return {
         name: np.concatenate([part[name] for part in parts]).reshape(*draws.shape[:2], *parts[0][name].shape[1:])
         for name in parts[0]
     }
+
+
+def _batch(program: Program) -> int:
+    """Draws of one compiled call."""
+    return max(1, min(_BATCH, _NUMBERS // max(program.globals.size + program.locals.size, 1)))
 
 
 def _values(program: Program, data: Arrays, positions: np.ndarray) -> dict[str, np.ndarray]:
@@ -111,7 +116,7 @@ def _values(program: Program, data: Arrays, positions: np.ndarray) -> dict[str, 
         return program.values(position[:size], position[size:], data)
 
     batched = _VALUES.get(program, lambda: jit_quickly(jax.vmap(values, (0, None))))
-    full = np.resize(positions, (_BATCH, positions.shape[1]))
+    full = np.resize(positions, (_batch(program), positions.shape[1]))
     return {name: np.asarray(value)[: len(positions)] for name, value in batched(full, dict(data)).items()}
 
 
@@ -139,7 +144,8 @@ def global_values(clients: Sequence[Shapes], theta: np.ndarray) -> dict[str, np.
     theta
         Draws.
     """
-    rng, flat = np.random.default_rng(4), theta.reshape(-1, theta.shape[-1])[:_BATCH]
+    rng = np.random.default_rng(4)
+    flat = theta.reshape(-1, theta.shape[-1])[: min(map(_batch, (client.program for client in clients)))]
 
     def at(program: Program, data: Arrays) -> dict[str, np.ndarray]:
         locals_ = rng.normal(size=(len(flat), program.locals.size)) * 0.3

@@ -403,3 +403,22 @@ def test_both_names(method) -> None:
     exact, covariance = linear.exact_posterior(clients)
     assert np.sqrt(np.mean((ended(fit) - exact) ** 2 / np.diagonal(covariance))) < 1.0
     assert type(fit.method).__name__.lower() == method
+
+
+def test_a_network_of_two_hundred_thousand_weights() -> None:
+    """No matrix of that size anywhere: checks, rounds in mini-batches, and the one draw for ArviZ."""
+    hidden, rng = 2000, np.random.default_rng(0)
+
+    def network(x, y) -> None:
+        first = numpyro.sample("first", dist.Normal(0.0, 1.0).expand([90, hidden]).to_event(2))
+        last = numpyro.sample("last", dist.Normal(0.0, 1.0).expand([hidden, 10]).to_event(2))
+        logits = jnp.tanh(x @ first / np.sqrt(90.0)) @ last / np.sqrt(hidden)
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    clients = {f"c{k}": {"x": rng.normal(size=(16, 90)), "y": rng.integers(0, 10, size=16)} for k in range(3)}
+    method = fb.FedAvg(optimizer=optax.sgd(0.1), epochs=1, batch_size=8, init="random", max_rounds=3)
+    fit = fitted(network, clients, method, dtype=np.float32)
+    assert fit.roster.prior.gaussian is None
+    assert fit.idata.posterior["first"].shape == (1, 1, 90, hidden)
+    objective = fit.rounds["objective"].values[:, 0]
+    assert objective[-1] < objective[0]
