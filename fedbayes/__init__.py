@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ResultCode,
     )
     from fedbayes.fit import fit_federated, load_fit
+    from fedbayes.gain import federation_gain
     from fedbayes.gaussian import Gaussian
     from fedbayes.inference import EP, FALD, FedAvg, FedPA, FedProx, Laplace, OneShot
     from fedbayes.problem.split import local
@@ -47,6 +48,7 @@ __all__ = [
     "cache_programs",
     "clients_from_dataframe",
     "excludes",
+    "federation_gain",
     "fit_federated",
     "load_fit",
     "local",
@@ -66,6 +68,7 @@ _HOMES = {
         "ResultCode",
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],
+    "fedbayes.gain": ["federation_gain"],
     "fedbayes.gaussian": ["Gaussian"],
     "fedbayes.inference": ["EP", "FALD", "FedAvg", "FedPA", "FedProx", "Laplace", "OneShot"],
     "fedbayes.problem.split": ["local"],

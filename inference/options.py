@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+import jax
 import numpy as np
 
 from fedbayes.errors import ClientDataError
@@ -80,9 +81,19 @@ def check_batch(batch_size: int | None, roster: Roster) -> None:
 
 
 def check_optimizer(name: str, optimizer: Any) -> None:
-    """An optax optimiser, or none."""
-    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+    """An optax optimiser that needs no more than gradients, or none."""
+    if optimizer is None:
+        return
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(f"`{name}` is {optimizer!r}; write an optax optimiser, such as `optax.adam(0.05)`.")
+    point = jax.ShapeDtypeStruct((1,), np.float32)
+    try:
+        jax.eval_shape(lambda at: optimizer.update(at, optimizer.init(at), at), point)
+    except TypeError as error:
+        raise TypeError(
+            f"`{name}` needs more than the gradient ({error}). Write an optimiser that does not, such as "
+            "`optax.adam(0.05)`."
+        ) from error
 
 
 def check_start(init: Any, known: tuple[str, ...]) -> None:

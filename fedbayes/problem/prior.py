@@ -61,7 +61,13 @@ class Prior:
 
     def is_flat(self) -> bool:
         """Whether some direction of the globals has no prior information at all."""
-        return self.gaussian is not None and bool(np.linalg.eigvalsh(np.asarray(self.gaussian.precision))[0] < 1e-12)
+        return self.num_flat() > 0
+
+    def num_flat(self) -> int:
+        """Number of directions of the globals without prior information; zero where the prior is not Gaussian."""
+        if self.gaussian is None:
+            return 0
+        return int(np.sum(np.linalg.eigvalsh(np.asarray(self.gaussian.precision)) < 1e-12))
 
     def tangent(self, position: Array) -> Gaussian:
         """Second-order expansion at ``position``."""

@@ -19,7 +19,7 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.personal import Clients, Personal, newcomer
-from fedbayes.results.predictive import check_call, predictive_draws, read_arguments
+from fedbayes.results.predictive import check_call, log_densities, predictive_draws, read_arguments
 from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
@@ -242,7 +242,7 @@ class FederatedFit:
         values, dims, coords = stacked(groups, {str(name) for name in self.idata.posterior.data_vars})
         return arviz.to_arviz({"posterior": values}, coords, dims, self._attrs())
 
-    def check(self, num_draws: int = 100) -> Any:
+    def check(self, num_draws: int | None = None) -> Any:
         """Posterior predictive replicates of the clients' own outcomes, added to :attr:`idata` for ``az.plot_ppc``.
 
         Each client's outcomes are drawn anew with its own posterior, locals included. The outcomes themselves go into
@@ -264,13 +264,14 @@ class FederatedFit:
         ValueError
             ``num_draws`` is no number from 1 to that of the draws of a chain.
         """
+        num_draws = min(100, self.num_draws) if num_draws is None else num_draws
         if not isinstance(num_draws, int) or not 1 <= num_draws <= self.num_draws:
             raise ValueError(f"`num_draws` is {num_draws}; write a number from 1 to {self.num_draws}, a chain's draws.")
         seen, drawn = {}, {}
         for place, name in enumerate(self.client_names):
             program, data = self._problem.client(name).program, self._problem.arrays[place].arrays
             key = jax.random.fold_in(jax.random.fold_in(self._key, _PREDICTIVE), place)
-            posterior = self.client_posterior(name).posterior
+            posterior = self._posterior_of(name, program).posterior
             with jax.enable_x64(True):
                 seen[name] = observed_outcomes(program, data)
                 found = replicated(program, data, posterior, key, num_draws)
@@ -365,11 +366,7 @@ class FederatedFit:
         like = self.client_names[0] if client is None else client
         program, arguments = self._problem.client(like).program, read_arguments(self._problem, like, arguments)
         check_call(program.model, arguments)
-        source = self.idata if client is None else self.client_posterior(client)
-        latents = {*program.globals.names, *program.locals.names}
-        draws = {
-            str(name): np.asarray(source.posterior[name]) for name in source.posterior.data_vars if name in latents
-        }
+        draws = self._latents(client, program)
         key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
         with jax.enable_x64(True):
             predictive = predictive_draws(program, draws, key, arguments)
@@ -378,6 +375,66 @@ class FederatedFit:
         return arviz.to_arviz(
             {"posterior_predictive": predicted}, self._shown.coords, dims | self._shown.dims, self._attrs()
         )
+
+    def log_predictive_density(self, client: str, **arguments: Any) -> dict[str, np.ndarray]:
+        """Log density of a client's new outcomes, each by itself, under the posterior given everybody's data.
+
+        ``log mean_s p(y_i | theta_s, z_s)`` over the draws, by NumPyro's ``log_likelihood``. Sums of it over
+        held-out rows compare fits (:func:`fedbayes.federation_gain`).
+
+        Parameters
+        ----------
+        client
+            Whose rows they are; its local latents are those of the fit.
+        **arguments
+            The model's keyword arguments with the outcomes, in all forms that the fit takes.
+
+        Returns
+        -------
+        dict
+            By observed site, in the shape of its outcomes.
+
+        Raises
+        ------
+        KeyError, TypeError, ClientDataError
+            As in :meth:`predict`.
+        """
+        program, arguments = self._problem.client(client).program, read_arguments(self._problem, client, arguments)
+        check_call(program.model, arguments)
+        draws = self._latents(client, program)
+        with jax.enable_x64(True):
+            return log_densities(program, draws, arguments)
+
+    def arguments_of(self, client: str) -> dict[str, Any]:
+        """What :func:`fedbayes.fit_federated` was called with, for one client alone; without the method."""
+        place = self._problem.place(client)
+        program, mine = self._problem.client(client).program, self._problem.arrays[place]
+        return {
+            "model": program.model,
+            "clients": {client: {**program.static, **mine.arrays}},
+            "key": self._key,
+            "local": self._shown.local,
+            "num_draws": self._shown.num_draws,
+            "dtype": program.dtype,
+        }
+
+    def num_outcomes(self, client: str) -> int:
+        """Number of values that the client has observed."""
+        place = self._problem.place(client)
+        with jax.enable_x64(True):
+            seen = observed_outcomes(self._problem.client(client).program, self._problem.arrays[place].arrays)
+        return sum(value.size for value in seen.values())
+
+    def _latents(self, client: str | None, program: Program) -> dict[str, np.ndarray]:
+        """Draws of the globals, or of a client's globals and locals, constrained."""
+        source = self._posterior_of(client, program)
+        latents = {*program.globals.names, *program.locals.names}
+        return {str(name): np.asarray(source.posterior[name]) for name in source.posterior.data_vars if name in latents}
+
+    def _posterior_of(self, client: str | None, program: Program) -> Any:
+        """A client's own posterior; that of the globals for a new client, or where it holds all that there is."""
+        shared = not program.locals.size and not isinstance(self.posterior, Gaussian)
+        return self.idata if client is None or shared else self.client_posterior(client)
 
     def _to_arviz(
         self,
@@ -444,6 +501,11 @@ class FederatedFit:
             f"  globals   {globals_.size} unconstrained: {sites}",
             *self._verdict.headline,
             f"  network   {self.communication}{asked}",
-            "  look at   fit.idata, fit.rounds, fit.client_posterior(name), fit.adapt(data), fit.predict(...)",
+            f"  look at   {', '.join(self._worth_a_look())}",
         ]
         return "\n".join(lines)
+
+    def _worth_a_look(self) -> list[str]:
+        """What this kind of answer can be asked."""
+        dense = ["fit.client_posterior(name)", "fit.adapt(data)"] if isinstance(self.posterior, Gaussian) else []
+        return ["fit.idata", "fit.rounds", *dense, "fit.predict(...)"]

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from jax.scipy.special import logsumexp
 from numpyro.primitives import Messenger
 
 from fedbayes.kept import Kept
@@ -47,6 +48,17 @@ def predictive_draws(
     traced = jax.jit(run).trace(*arguments_)
     kept = _PREDICTORS.get(digest_of(traced.jaxpr), lambda: traced.lower().compile())
     return kept(*arguments_)
+
+
+def log_densities(
+    program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Log predictive density of each outcome: the log of its mean density over the draws, by observed site."""
+    from numpyro.infer import log_likelihood
+
+    given = log_likelihood(program.model, dict(draws), batch_ndims=2, **arguments)
+    num = next(iter(draws.values())).shape[:2]
+    return {name: np.asarray(logsumexp(value, axis=(0, 1))) - np.log(np.prod(num)) for name, value in given.items()}
 
 
 def _is_array(value: Any) -> bool:

@@ -54,6 +54,10 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     ),
 }
 _GAP_LIMIT = 0.1  # distance from the mode, in posterior sds, that is worth a remark
+_TOO_LONG = (
+    "The objective has risen: the steps are too long. Write smaller ones, at the clients (`step_size`, `optimizer`) or "
+    "in `server_optimizer`."
+)
 _FALL = 0.01  # relative fall of the objective over the last half of the rounds that counts as none
 
 
@@ -72,11 +76,22 @@ class _Ended:
     def lines(self) -> list[str]:
         """Objective and drift."""
         last = self.rounds[-1]
-        drift, objective = np.nanmax(last["drift"]), float(np.mean(last["objective"]))
-        return [
-            f"  objective {objective:,.6g} nats before the last round",
-            f"  drift     a client's steps lead {drift:.2g} away from the server at most, in unconstrained units",
-        ]
+        lines = [f"  objective {float(np.max(last['objective'])):,.6g} nats before the last round"]
+        if np.any(np.isfinite(last["drift"])):
+            drift = np.nanmax(last["drift"])
+            lines.append(f"  drift     a client's steps lead {drift:.2g} away at most, in unconstrained units")
+        return lines
+
+    @property
+    def steady(self) -> bool:
+        """Whether every round is the same function of the server's position: all clients, all rows."""
+        return bool(np.all(np.isfinite(self.rounds[-1]["change"])))
+
+    @property
+    def rose(self) -> bool:
+        """Whether the objective has risen by half or more, or is no number: steps were too long, not just drifting."""
+        first, last = (float(np.max(self.rounds[i]["objective"])) for i in (0, -1))
+        return not last <= first + 0.5 * abs(first)
 
     @property
     def arrived(self) -> bool:
@@ -84,7 +99,7 @@ class _Ended:
 
         That is over the last half of the rounds, by a percent or more.
         """
-        if np.all(np.isfinite(self.rounds[-1]["change"])):
+        if self.steady:
             return self.left <= self.tolerance
         values = np.array([np.mean(record["objective"]) for record in self.rounds])
         late = values[len(values) // 2 :]
@@ -131,29 +146,39 @@ class LaplaceAnswer(GaussianAnswer):
         return {"distance_from_mode": self.gap}
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
-        """Whether the rounds have arrived, every client heard, and how far from the mode that is."""
-        near = self.gap <= _GAP_LIMIT
-        failures = self._ended.failures(rounds)
-        fine = (self._ended.arrived or near) and np.isfinite(self.gap) and not failures and self._run.converged
-        remarks = []
-        if not near:
-            remarks = [f"but the clients' drift keeps it {self.gap:.2g} posterior sds from the mode"]
+        """Whether the rounds have arrived, every client heard, and how far from the mode that is.
+
+        Rounds that differ, by their clients or batches, never arrive: they count as converged near the mode.
+        """
+        ended, near = self._ended, self.gap <= _GAP_LIMIT
+        failures = ended.failures(rounds)
+        fine = (ended.arrived if ended.steady else near) and np.isfinite(self.gap) and not failures
+        drifts = [] if near else [f"but the clients' drift keeps it {self.gap:.2g} posterior sds from the mode"]
         trouble = "" if fine else " ".join(failures or self._stopped())
-        lines = [*self._ended.lines(), f"  mode      {self.gap:.2g} posterior sds away, by a Newton step"]
-        return Verdict(fine, spread_of_means(self.posterior), lines, trouble, remarks if fine else [])
+        lines = ended.lines()
+        if np.isfinite(self.gap):
+            lines.append(f"  mode      {self.gap:.2g} posterior sds away, by a Newton step")
+        return Verdict(bool(fine), spread_of_means(self.posterior), lines, trouble, drifts if fine else [])
 
     def _stopped(self) -> list[str]:
         """Why the rounds have not arrived, and what to try."""
+        if self._ended.rose:
+            return [_TOO_LONG]
         if not np.isfinite(self.gap):
             return [
                 "Where the rounds ended the curvature is no precision matrix, so there is no Laplace posterior: they "
-                "are far from a mode, or it is at infinity. Raise `num_rounds`, give the globals proper priors, or "
-                "write `laplace=False` for the point alone."
+                "are far from a mode, or it is at infinity. Raise `num_rounds`, scale the data to unit size, give the "
+                "globals proper priors, or write `laplace=False` for the point alone."
+            ]
+        where = f"The rounds ended {self.gap:.2g} posterior sds from the mode"
+        if not self._ended.steady:
+            return [
+                f"{where}: they differ in their clients or batches, and end in noise as wide as their steps. Let the "
+                "steps shrink, `schedule=lambda round: 1.0 / (1.0 + round / 20)`, or take more rows and clients."
             ]
         return [
-            f"The rounds were spent {self.gap:.2g} posterior sds from the mode: raise `num_rounds`, or take another "
-            "optimiser at the server, such as `server_optimizer=optax.sgd(1.0, momentum=0.9)`. `method='laplace'` "
-            "finds the mode by Newton steps."
+            f"{where}, and were still on their way: raise `num_rounds`, or take another optimiser at the server, such "
+            "as `server_optimizer=optax.sgd(1.0, momentum=0.9)`. `method='laplace'` finds the mode by Newton steps."
         ]
 
     def attrs(self) -> dict[str, Any]:
@@ -210,7 +235,8 @@ class PointAnswer:
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
         """Whether the rounds have arrived, or the objective has stopped falling, with every client heard."""
         arrived, failures = self._ended.arrived, self._ended.failures(rounds)
-        stopped = [] if arrived else ["The rounds were spent before they had arrived: raise `num_rounds`."]
+        late = _TOO_LONG if self._ended.rose else "The rounds were spent before they had arrived: raise `num_rounds`."
+        stopped = [] if arrived and not self._ended.rose else [late]
         trouble = " ".join(failures or stopped)
         return Verdict(not trouble, float("nan"), self._ended.lines(), trouble, ["a point estimate"])
 

@@ -38,14 +38,15 @@ class FedAvg(Options):
     Parameters
     ----------
     optimizer
-        An optax optimiser of the clients, which starts anew in each round; ``None``: plain gradient steps.
+        An optax optimiser of the clients, which starts anew in each round; ``None``: plain gradient steps. A fit with
+        an optimiser or a schedule can't be saved by ``fit.save``, as these are functions.
     step_size
         Of plain gradient steps, on the mean loss of a row; ``None``: half of the inverse of the clients' largest
         curvature at the start, asked for in one exchange, or less where a round shows a larger one. A fit is refused
         from two over that curvature on.
     schedule
         A function of the round, from 0 on, that multiplies the clients' steps, such as ``lambda round: 0.99 ** (round
-        // 10)``.
+        // 10)``; the round is traced, as by ``jax.jit``.
     local_steps
         Steps K of a client in a round; ``None``: 10, or as ``epochs`` say.
     epochs

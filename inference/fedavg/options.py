@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedbayes.inference.options import (
@@ -74,11 +77,8 @@ class Options:
 def _check_steps(config: Options) -> None:
     if config.num_samples & (config.num_samples - 1):
         raise ValueError(f"`num_samples` is {config.num_samples}; write a power of two, such as 64.")
-    if config.schedule is not None and not callable(config.schedule):
-        raise ValueError(
-            f"`schedule` is {config.schedule!r}; write a function of the round, such as "
-            "`lambda round: 0.99 ** (round // 10)`, which multiplies the steps."
-        )
+    if config.schedule is not None:
+        _check_schedule(config.schedule)
     if config.optimizer is not None and config.step_size is not None:
         raise ValueError(
             f"`step_size` is {config.step_size} beside `optimizer`, which has a step size of its own. Leave one of "
@@ -96,6 +96,21 @@ def _check_steps(config: Options) -> None:
         )
     if config.solver == "newton":
         _check_newton(config)
+
+
+def _check_schedule(schedule: Any) -> None:
+    hint = "write a function of the round, such as `lambda round: 0.99 ** (round // 10)`, which multiplies the steps"
+    if not callable(schedule):
+        raise ValueError(f"`schedule` is {schedule!r}; {hint}.")
+    try:
+        found = jax.eval_shape(lambda at: jnp.asarray(schedule(at), float), jax.ShapeDtypeStruct((), np.float32))
+    except Exception as error:
+        raise ValueError(
+            f"`schedule` can't be compiled ({type(error).__name__}): {hint}. The round is traced: in place of `if` "
+            "write `jnp.where(round < 3, 1.0, 0.5)`."
+        ) from error
+    if found.shape:
+        raise ValueError(f"`schedule` returns an array of shape {found.shape}; {hint}.")
 
 
 def _check_newton(config: Options) -> None:

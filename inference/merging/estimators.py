@@ -2,8 +2,6 @@
 
 import warnings
 
-import numpy as np
-
 from fedbayes.errors import ClientDataError, MergeWarning
 from fedbayes.inference.local.moments import Estimator, covariance_inversion, proper_regression, shrunk_covariance
 from fedbayes.problem.roster import Roster
@@ -42,10 +40,7 @@ def check_subposteriors(roster: Roster) -> None:
     ClientDataError
         It names the clients.
     """
-    if roster.prior.gaussian is None:
-        return
-    eigenvalues = np.linalg.eigvalsh(np.asarray(roster.prior.gaussian.precision))
-    flat, rows = int(np.sum(eigenvalues < 1e-12)), roster.rows
+    flat, rows = roster.prior.num_flat(), roster.rows
     short = [name for name, num in zip(roster.names, rows, strict=True) if num < flat]
     if short:
         first = int(rows[roster.names.index(short[0])])

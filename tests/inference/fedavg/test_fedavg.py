@@ -350,6 +350,42 @@ def test_a_server_that_fails_keeps_its_last_good_state() -> None:
     assert int((fit.rounds["phase"] == "FedAvg").sum()) == 3  # the third failed, and was the last
 
 
+def test_steps_that_are_too_long_are_called_so() -> None:
+    with pytest.warns(fb.NotConvergedWarning, match="The objective has risen: the steps are too long"):
+        fb.fit_federated(
+            line, GOLDEN, method=fb.FedAvg(optimizer=optax.sgd(0.5)), num_rounds=5, key=KEY, progress=False
+        )
+
+
+def test_rounds_in_noise_are_not_called_drift() -> None:
+    clients = planes(rows=(30, 40, 50))
+    method = fb.FedAvg(batch_size=2, epochs=1, step_size=0.05, max_rounds=30)
+    with pytest.warns(fb.NotConvergedWarning, match="end in noise as wide as their steps"):
+        fb.fit_federated(plane, clients, method=method, key=KEY, progress=False)
+
+
+def test_a_mode_at_infinity_is_never_reached() -> None:
+    """Its Newton step gets shorter and shorter, and the rounds do not arrive."""
+
+    def always(y) -> None:
+        level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.sample("y", dist.Bernoulli(logits=level + jnp.zeros(y.shape)), obs=y)
+
+    clients = {"a": {"y": np.ones(20, int)}, "b": {"y": np.ones(5, int)}}
+    fit = fitted(always, clients, fb.FedAvg())
+    assert not fit.converged
+
+
+def test_a_point_can_be_asked() -> None:
+    clients, _ = linear.simulate(jax.random.key(2))
+    fit = fb.fit_federated(linear.model, clients, method=fb.FedAvg(laplace=False), key=KEY, progress=False)
+    name = next(iter(clients))
+    predicted = fit.predict(name, x=np.asarray(clients[name]["x"])[:4])
+    assert predicted.posterior_predictive["y"].shape == (1, 1, 4)
+    assert fit.check()["posterior_predictive"]["y"].shape[:2] == (1, 1)
+    assert "client_posterior" not in repr(fit)
+
+
 def test_steps_beyond_the_limit_of_stability() -> None:
     """The curvatures are 2.5 and 9: from 2/9 on client 'b' diverges, and from 1/9 on the theory is silent."""
     with pytest.raises(ValueError, match=r"`step_size` is 0.23, but the loss of client 'b' has the curvature 9 "):
@@ -367,6 +403,9 @@ BAD = [
     ({"optimizer": 0.1}, "write an optax optimiser"),
     ({"server_optimizer": "adam"}, "write an optax optimiser"),
     ({"schedule": 0.99}, "write a function of the round"),
+    ({"schedule": lambda r: 1.0 if r < 3 else 0.5}, "jnp.where"),
+    ({"schedule": lambda r: jnp.ones(2)}, r"shape \(2,\)"),
+    ({"optimizer": optax.polyak_sgd()}, "needs more than the gradient"),
     ({"epochs": 2, "local_steps": 5, "batch_size": 4}, "both say how long"),
     ({"epochs": 2}, "without `batch_size`"),
     ({"solver": "newton"}, "`proximal` is 0"),
