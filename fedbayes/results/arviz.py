@@ -32,7 +32,8 @@ def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[
         name: np.asarray(value) for name, value in coords.items() if any(name in value for value in dims.values())
     }
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="More chains")  # which is no mistake here
+        # more chains than draws are no mistake here; ArviZ 0.x and 1.x have words of their own for it
+        warnings.filterwarnings("ignore", message="More chains|Found chain dimension to be longer")
         if int(az.__version__.split(".")[0]) >= 1:
             result = az.from_dict(groups, coords=coords, dims=dims)
         else:  # ArviZ 0.x takes groups as keywords, and sorts their variables where dm-tree is installed
