@@ -1,6 +1,6 @@
 """What a fit ends with: the posterior of the globals, whether it can be trusted, and what diagnostics mean."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -275,6 +275,24 @@ def log_integrals(posterior: Gaussian) -> np.ndarray:
     half = np.einsum("ri,ri->r", mean, np.asarray(posterior.shift))
     scale = np.asarray(posterior.log_scale)
     return scale + 0.5 * (half - _log_det(np.asarray(posterior.precision)) + mean.shape[1] * LOG_2PI)
+
+
+def log_joint(
+    log_densities: Callable[[np.ndarray], Array], theta: np.ndarray, log_likelihood: np.ndarray
+) -> np.ndarray:
+    """Log joint density of draws ``(chain, draw, d)``, unnormalised, in unconstrained space, shape ``(chain, draw)``.
+
+    Parameters
+    ----------
+    log_densities
+        Of the prior, at many points.
+    theta
+        The draws.
+    log_likelihood
+        Each client's, shape ``(chain, draw, client)``.
+    """
+    prior = np.asarray(log_densities(theta.reshape(-1, theta.shape[-1])))
+    return prior.reshape(theta.shape[:2]) + log_likelihood.sum(axis=-1)
 
 
 def spread_of_means(posterior: Gaussian) -> float:

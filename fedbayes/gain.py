@@ -99,7 +99,7 @@ def _flat(densities: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _alone(fit: FederatedFit, name: str) -> FederatedFit | None:
     """The same fit to one client's data; ``None`` where its posterior is not proper."""
-    if fit.num_outcomes(name) < fit.roster.prior.num_flat():
+    if fit.problem.num_outcomes(name) < fit.roster.prior.num_flat():
         return None
     arguments = fit.arguments_of(name)
     key = jax.random.fold_in(arguments.pop("key"), _ALONE)

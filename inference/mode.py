@@ -62,6 +62,10 @@ Ready = Callable[[ModeState], Array]
 _NEAR = 3.0  # length of a step, damped by half at most, in posterior sds, from which another method may take over
 
 
+_POWER = 0.2  # of the precision: a step of central differences, 7e-4 in float64 and 0.04 in float32
+_AT_ONCE = 8  # differences in one call: each holds all draws of the locals
+
+
 class ModeMessage(NamedTuple):
     """A client's log factor at the position, and its expansion there."""
 
@@ -171,10 +175,7 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
         position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
     ) -> tuple[Reply, Array]:
         # the same draws of the locals in every round: Newton's method needs one function, not a noisy one
-        message, z = expansion(client, position, z, num_samples)
-        finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
-        code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
-        return Reply(each=message._replace(site=packed(message.site)), code=code), z
+        return expanded(client, position, z, num_samples)
 
     return Algorithm(
         name="mode",
@@ -206,25 +207,45 @@ def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array,
     return step, slope @ step, (first == 1) & (damping <= 0.01), proper[0], ladder[first]
 
 
-def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[ModeMessage, Array]:
-    """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``.
+def expanded(client: Client, position: Array, z: Array, num_samples: int) -> tuple[Reply, Array]:
+    """A client's reply that holds its :func:`expansion`, the site packed, and where its locals' mode is."""
+    message, z = expansion(client, position, z, num_samples)
+    finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
+    code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
+    return Reply(each=message._replace(site=packed(message.site)), code=code), z
 
-    With locals by importance sampling of ``z`` given ``theta`` (:func:`~fedbayes.inference.local.marginal`) and Louis'
-    identity: the slope is ``E[g]``, the Hessian ``E[d g / d theta] + Cov(g)``. Where both nearly cancel, noise would
-    look like a saddle, and so the draws have exact second moments.
+
+def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[ModeMessage, Array]:
+    """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``, and the locals' mode.
+
+    Locals are integrated out by importance sampling of ``z`` given ``theta``
+    (:func:`~fedbayes.inference.local.marginal.integrate_locals`). The slope follows by Fisher's identity,
+    ``E[d log f / d theta]``, and the curvature by central differences of it. Louis' identity would need no differences,
+    but ``Cov(d log f / d theta)`` holds fourth moments of the locals where they are centred: 64 draws, whose second
+    moments are exact, were wrong by a factor of ten on eight schools.
     """
-    size = theta.shape[0]
     if client.num_locals == 0:
         value, slope = jax.value_and_grad(client.log_factor)(theta)
         hessian = client.jacobian(jax.grad(client.log_factor))(theta)
     else:
-        found = integrate_locals(client, theta, z, num_samples)
-        value, slope, z = found.value, found.slope, found.z
-        slope_at = lambda t, local: jax.grad(client.log_factor)(jnp.concatenate([t, local]))[:size]  # noqa: E731
-        hessians = jax.vmap(lambda x: client.jacobian(slope_at)(x[:size], x[size:]))(found.draws)
-        gap = found.scores[:, :size] - slope
-        hessian = jnp.einsum("n,nij->ij", found.weight, hessians) + gap.T @ (found.weight[:, None] * gap)
+        value, slope, z = integrate_locals(client, theta, z, num_samples)
+        hessian = _differences(client, theta, z, lambda at: integrate_locals(client, at, z, num_samples).slope)
     precision = symmetrised(-hessian)
     shift = slope + precision @ theta
     site = Gaussian(shift, precision, value - Gaussian(shift, precision, jnp.zeros(())).log_value(theta))
     return ModeMessage(value, site), z
+
+
+def _differences(client: Client, theta: Array, z: Array, slope: Callable[[Array], Array]) -> Array:
+    """Jacobian of ``slope`` by central differences, shape ``(d, d)``.
+
+    Steps are short beside one, the scale on which the log of a positive global matters, and beside each global's sd
+    given the locals, which raw units may make far smaller.
+    """
+    own = client.jacobian(jax.grad(lambda at: client.log_factor(jnp.concatenate([at, z]))))(theta)
+    steps = jnp.finfo(client.program.dtype).eps ** _POWER / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(own)), 1.0))
+
+    def row(step: Array) -> Array:
+        return (slope(theta + step) - slope(theta - step)) / (2.0 * jnp.sum(step))
+
+    return jax.lax.map(row, jnp.diag(steps), batch_size=_AT_ONCE)

@@ -13,8 +13,6 @@ from fedbayes.compiling import jit_cheaply
 from fedbayes.errors import ModelError
 from fedbayes.gaussian import Gaussian, symmetrised
 
-_MOST = 2048  # globals up to which the prior's Hessian is looked at: beyond it no method uses dense Gaussians
-
 
 @dataclass(frozen=True)
 class Prior:
@@ -26,14 +24,33 @@ class Prior:
         ``(d,) -> ()``.
     size
         Dimension d.
-    gaussian
-        The prior in natural parameters where its log density is quadratic (Gaussian, log-normal, flat), else ``None``;
-        ``None`` also beyond 2,048 globals.
+    tolerance
+        Relative difference of Hessians that counts as none: the round-off of the model's precision.
     """
 
     log_density: Callable[[Array], Array]
     size: int
-    gaussian: Gaussian | None
+    tolerance: float = 1e-9
+
+    @cached_property
+    def gaussian(self) -> Gaussian | None:
+        """The prior in natural parameters where its log density is quadratic, else ``None``.
+
+        It is quadratic (Gaussian, log-normal, flat) where its Hessian is the same at random points. That is found out
+        when a method first asks: for very many globals no method does, and a Hessian would not fit into memory.
+
+        Raises
+        ------
+        ModelError
+            The curvature is not finite there.
+        """
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():  # whoever asks, even a program that is being traced
+            tangents = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(self.tangent))(_probes(self.size)))
+            _check_finite(tangents.log_scale)
+            spread = np.max(np.abs(tangents.precision - tangents.precision[0]))
+            if spread > self.tolerance * (1.0 + np.max(np.abs(tangents.precision))):
+                return None
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), tangents)
 
     @property
     def num_locals(self) -> int:
@@ -78,36 +95,29 @@ class Prior:
 
 
 def make_prior(log_density: Callable[[Array], Array], size: int, tolerance: float = 1e-9) -> Prior:
-    """Find out whether a prior is Gaussian in unconstrained space: its Hessian is the same everywhere.
+    """A prior, whose log density has been checked to be finite at random points.
 
     Parameters
     ----------
-    log_density, size
+    log_density, size, tolerance
         See :class:`Prior`.
-    tolerance
-        Relative difference of Hessians that counts as none: the round-off of the model's precision.
 
     Raises
     ------
     ModelError
-        The log prior is not finite at a random point.
+        It is not.
     """
     log_density = jax.jit(log_density)  # traced once, however many programs contain it
-    prior = Prior(log_density, size, None)
-    probes = np.random.default_rng(0).normal(size=(4, size))
-    if size > _MOST:
-        _check_finite(np.asarray(jit_cheaply(lambda at: jax.lax.map(log_density, at))(probes)))
-        return prior
-    tangents = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(prior.tangent))(probes))
-    _check_finite(tangents.log_scale)
-    spread = np.max(np.abs(tangents.precision - tangents.precision[0]))
-    if spread <= tolerance * (1.0 + np.max(np.abs(tangents.precision))):
-        return Prior(log_density, size, jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), tangents))
-    return prior
+    _check_finite(np.array([log_density(probe) for probe in _probes(size)]))
+    return Prior(log_density, size, tolerance)
+
+
+def _probes(size: int) -> np.ndarray:
+    """A few random points of unconstrained space, shape ``(4, d)``."""
+    return np.random.default_rng(0).normal(size=(4, size))
 
 
 def _check_finite(levels: np.ndarray) -> None:
-    """Of the log prior at random points."""
     if not np.all(np.isfinite(levels)):
         raise ModelError(
             f"The log prior of the globals, or its curvature, is {levels.min()} at a random point of unconstrained "

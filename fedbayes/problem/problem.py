@@ -106,6 +106,12 @@ class Problem:
         bucket, at = self.locate(self.place(name))
         return jax.tree.map(lambda leaf: leaf[at], self.buckets[bucket].clients)
 
+    def num_outcomes(self, name: str) -> int:
+        """Number of values that a client has observed."""
+        program, data = self.client(name).program, self.arrays[self.place(name)].arrays
+        at = np.zeros(program.globals.size), np.zeros(program.locals.size)
+        return sum(seen.size for seen in jax.eval_shape(program.observed, *at, dict(data)).values())
+
     def locate(self, place: int) -> tuple[int, int]:
         """Bucket of the client at ``place`` among all clients, and its place in it."""
         found = [(b, np.flatnonzero(bucket.members == place)) for b, bucket in enumerate(self.buckets)]

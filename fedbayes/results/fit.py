@@ -44,6 +44,8 @@ class FederatedFit:
         moments; for FedPA with very many globals a :class:`~fedbayes.low_rank.LowRankGaussian`.
     roster
         What the server knows of the clients: names, rows, globals, prior.
+    problem
+        The model and the clients as they were read: for a process that may hold the clients' data.
     num_draws
         Posterior draws per chain.
     """
@@ -59,7 +61,7 @@ class FederatedFit:
         shown: Presentation,
         saved: SavedPosterior | None = None,
     ) -> None:
-        self._problem, self._method, self._run, self._programs = problem, method, run, programs
+        self.problem, self._method, self._run, self._programs = problem, method, run, programs
         self._executor, self._key, self._shown, self._saved = executor, key, shown, saved
         self.roster = problem.roster
         with jax.enable_x64(True):
@@ -179,7 +181,7 @@ class FederatedFit:
     def _shapes(self) -> list[arviz.Shapes]:
         """The clients' programs, each with the shapes of some client's arrays."""
         found: dict[Program, dict[str, jax.ShapeDtypeStruct]] = {}
-        for bucket in self._problem.buckets:
+        for bucket in self.problem.buckets:
             like = {
                 name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in bucket.clients.data.items()
             }
@@ -215,10 +217,10 @@ class FederatedFit:
             The posterior has low rank.
         """
         self._dense("client_posterior")
-        place = self._problem.place(name)
+        place = self.problem.place(name)
         with jax.enable_x64(True):
             mine = self._clients.posterior(place, self._theta)
-        return self._personal(self._problem, place, mine)
+        return self._personal(self.problem, place, mine)
 
     def client_posteriors(self) -> Any:
         """All clients' local latents in one ArviZ object, for ``az.plot_forest`` and its like.
@@ -269,7 +271,7 @@ class FederatedFit:
             raise ValueError(f"`num_draws` is {num_draws}; write a number from 1 to {self.num_draws}, a chain's draws.")
         seen, drawn = {}, {}
         for place, name in enumerate(self.client_names):
-            program, data = self._problem.client(name).program, self._problem.arrays[place].arrays
+            program, data = self.problem.client(name).program, self.problem.arrays[place].arrays
             key = jax.random.fold_in(jax.random.fold_in(self._key, _PREDICTIVE), place)
             posterior = self._posterior_of(name, program).posterior
             with jax.enable_x64(True):
@@ -307,7 +309,7 @@ class FederatedFit:
         posterior, shown = self._dense("adapt"), self._shown
         with jax.enable_x64(True):
             problem, mine = newcomer(
-                self._problem,
+                self.problem,
                 new_client,
                 posterior,
                 self._programs,
@@ -364,7 +366,7 @@ class FederatedFit:
             An argument holds no numbers, missing values, or other columns than in the fit; outcomes may be missing.
         """
         like = self.client_names[0] if client is None else client
-        program, arguments = self._problem.client(like).program, read_arguments(self._problem, like, arguments)
+        program, arguments = self.problem.client(like).program, read_arguments(self.problem, like, arguments)
         check_call(program.model, arguments)
         draws = self._latents(client, program)
         key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
@@ -396,10 +398,12 @@ class FederatedFit:
 
         Raises
         ------
-        KeyError, TypeError, ClientDataError
+        KeyError, TypeError
             As in :meth:`predict`.
+        ClientDataError
+            As there, or outcomes are missing.
         """
-        program, arguments = self._problem.client(client).program, read_arguments(self._problem, client, arguments)
+        program, arguments = self.problem.client(client).program, read_arguments(self.problem, client, arguments)
         check_call(program.model, arguments)
         draws = self._latents(client, program)
         with jax.enable_x64(True):
@@ -407,8 +411,8 @@ class FederatedFit:
 
     def arguments_of(self, client: str) -> dict[str, Any]:
         """What :func:`fedbayes.fit_federated` was called with, for one client alone; without the method."""
-        place = self._problem.place(client)
-        program, mine = self._problem.client(client).program, self._problem.arrays[place]
+        place = self.problem.place(client)
+        program, mine = self.problem.client(client).program, self.problem.arrays[place]
         return {
             "model": program.model,
             "clients": {client: {**program.static, **mine.arrays}},
@@ -417,13 +421,6 @@ class FederatedFit:
             "num_draws": self._shown.num_draws,
             "dtype": program.dtype,
         }
-
-    def num_outcomes(self, client: str) -> int:
-        """Number of values that the client has observed."""
-        place = self._problem.place(client)
-        with jax.enable_x64(True):
-            seen = observed_outcomes(self._problem.client(client).program, self._problem.arrays[place].arrays)
-        return sum(value.size for value in seen.values())
 
     def _latents(self, client: str | None, program: Program) -> dict[str, np.ndarray]:
         """Draws of the globals, or of a client's globals and locals, constrained."""
@@ -473,10 +470,10 @@ class FederatedFit:
             An option of the method is or holds a function, which can't be written to a file.
         """
         options = check_savable(self._method)
-        dtype = str(self._problem.programs[0].dtype)
+        dtype = str(self.problem.programs[0].dtype)
         idata, name = self.idata, type(self._method).__name__
         saved = Saved(name, options, self._key, dtype, self._shown, about(self.roster), self._cost())
-        write_fit(Path(path), idata, self.rounds, saved, self._problem.description(), self._run, self._executor)
+        write_fit(Path(path), idata, self.rounds, saved, self.problem.description(), self._run, self._executor)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

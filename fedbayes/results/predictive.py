@@ -11,6 +11,7 @@ from jax import Array
 from jax.scipy.special import logsumexp
 from numpyro.primitives import Messenger
 
+from fedbayes.errors import ClientDataError
 from fedbayes.kept import Kept
 from fedbayes.problem.clients import prepare_like
 from fedbayes.problem.problem import Problem
@@ -53,10 +54,27 @@ def predictive_draws(
 def log_densities(
     program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Log predictive density of each outcome: the log of its mean density over the draws, by observed site."""
+    """Log predictive density of each outcome: the log of its mean density over the draws, by observed site.
+
+    Raises
+    ------
+    ClientDataError
+        No outcome is given, or some are missing.
+    """
     from numpyro.infer import log_likelihood
 
+    missing = [name for name, value in arguments.items() if _with_missing(value) is not None]
+    if missing:
+        raise ClientDataError(
+            f"The outcomes in {missing} have missing values (NaN), which have no predictive density. Leave those rows "
+            "out of all arguments."
+        )
     given = log_likelihood(program.model, dict(draws), batch_ndims=2, **arguments)
+    if not given:
+        raise ClientDataError(
+            f"The arguments {sorted(arguments)} hold no outcome of the model, so that there is nothing to take the "
+            "predictive density of. Give the held-out rows with their outcomes, such as `y=...`."
+        )
     num = next(iter(draws.values())).shape[:2]
     return {name: np.asarray(logsumexp(value, axis=(0, 1))) - np.log(np.prod(num)) for name, value in given.items()}
 

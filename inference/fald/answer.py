@@ -8,7 +8,16 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, normal_from_moments, shortened
+from fedbayes.answer import (
+    CLIENT,
+    COORDINATE,
+    REPLICATE,
+    Diagnostic,
+    Verdict,
+    log_joint,
+    normal_from_moments,
+    shortened,
+)
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import Gaussian
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
@@ -107,9 +116,7 @@ class ChainsAnswer:
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp`` and ``energy = -lp`` of the joint posterior, unnormalised, in unconstrained space."""
-        prior = self._roster.prior.log_densities(theta.reshape(-1, theta.shape[-1]))
-        lp = np.asarray(prior).reshape(theta.shape[:2])
-        lp = lp + log_likelihood.sum(axis=-1)
+        lp = log_joint(self._roster.prior.log_densities, theta, log_likelihood)
         return {"lp": lp, "energy": -lp}
 
     def log_evidence(self) -> np.ndarray:

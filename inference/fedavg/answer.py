@@ -14,6 +14,7 @@ from fedbayes.answer import (
     Verdict,
     bad_clients,
     cavities_of,
+    log_joint,
     product_of,
     spread_of_means,
 )
@@ -41,8 +42,10 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     "change": Diagnostic(
         (REPLICATE,), "length of the move of the round before, root mean square over the globals", "posterior sds"
     ),
-    "left": Diagnostic((REPLICATE,), "estimated way to where the rounds lead", "posterior sds"),
-    "step_size": Diagnostic((REPLICATE,), "of plain gradient steps on the mean loss, before the schedule; else one"),
+    "left": Diagnostic((REPLICATE,), "estimated distance to the rounds' fixed point", "posterior sds"),
+    "step_size": Diagnostic(
+        (REPLICATE,), "step size of plain gradient steps on the mean loss, before the schedule; otherwise one"
+    ),
     "drift": Diagnostic(
         (CLIENT, REPLICATE),
         "how far the client's steps led from the server, root mean square over the globals",
@@ -70,7 +73,7 @@ class _Ended:
 
     @property
     def left(self) -> float:
-        """Estimated way to where the rounds lead, in posterior sds; not finite where it is not known."""
+        """Estimated distance to the rounds' fixed point, in posterior sds; not finite where it is not known."""
         return float(np.max(self.rounds[-1]["left"]))
 
     def lines(self) -> list[str]:
@@ -84,8 +87,8 @@ class _Ended:
 
     @property
     def steady(self) -> bool:
-        """Whether every round is the same function of the server's position: all clients, all rows."""
-        return bool(np.all(np.isfinite(self.rounds[-1]["change"])))
+        """Whether gradients tell where the rounds are: they were sent, by all clients, and of all rows."""
+        return all(np.all(np.isfinite(each["gradient_norm"])) and np.all(each["active"]) for each in self.rounds)
 
     @property
     def rose(self) -> bool:
@@ -95,9 +98,9 @@ class _Ended:
 
     @property
     def arrived(self) -> bool:
-        """Whether the way left is short; where it can't be known, whether the objective has stopped falling.
+        """Whether the fixed point is near; where that can't be known, whether the objective has stopped falling.
 
-        That is over the last half of the rounds, by a percent or more.
+        It has, if over the last half of the rounds it fell by less than a percent.
         """
         if self.steady:
             return self.left <= self.tolerance
@@ -128,7 +131,7 @@ class LaplaceAnswer(GaussianAnswer):
     run
         How the rounds went.
     tolerance
-        Way to the rounds' fixed point that counts as none, in posterior sds.
+        Distance to the rounds' fixed point that counts as none, in posterior sds.
     """
 
     def __init__(self, run: RunState, tolerance: float) -> None:
@@ -173,7 +176,7 @@ class LaplaceAnswer(GaussianAnswer):
         where = f"The rounds ended {self.gap:.2g} posterior sds from the mode"
         if not self._ended.steady:
             return [
-                f"{where}: they differ in their clients or batches, and end in noise as wide as their steps. Let the "
+                f"{where}. They differ in their clients or batches, and end in noise as wide as their steps. Let the "
                 "steps shrink, `schedule=lambda round: 1.0 / (1.0 + round / 20)`, or take more rows and clients."
             ]
         return [
@@ -221,8 +224,7 @@ class PointAnswer:
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: the log joint density at the point."""
-        prior = self._roster.prior.log_densities(theta.reshape(-1, theta.shape[-1]))
-        return {"lp": np.asarray(prior).reshape(theta.shape[:2]) + log_likelihood.sum(axis=-1)}
+        return {"lp": log_joint(self._roster.prior.log_densities, theta, log_likelihood)}
 
     def log_evidence(self) -> np.ndarray:
         """See :class:`~fedbayes.answer.Answer`: a point has none."""

@@ -52,8 +52,7 @@ class Energy(NamedTuple):
         if self.client.num_locals == 0:
             value, slope = jax.value_and_grad(self.client.log_factor)(theta)
         elif self.locals == "marginal":
-            found = integrate_locals(self.client, theta, z, self.num_samples)
-            value, slope, z = found.value, found.slope, found.z
+            value, slope, z = integrate_locals(self.client, theta, z, self.num_samples)
         else:
             value, slope, z = profile_locals(self.client, theta, z)
         return *self._with_prior(theta, value, slope), z
@@ -79,9 +78,8 @@ def make_energy(config: Options, roster: Roster, weights: np.ndarray, client: Cl
 def make_descent(config: Options, roster: Roster) -> Descent:
     """``(energy, position, z, scale, key) -> Descended`` of the configured method, with values and slopes of ``U``."""
     if config.solver == "newton":
-        return partial(_exactly, config, int(roster.rows.sum()))
-    descent = _by_steps if config.batch_size is None else _by_batches
-    return partial(descent, config, roster)
+        return partial(_exactly, config, roster)
+    return partial(_by_steps if config.batch_size is None else _by_batches, config, roster)
 
 
 def local_optimizer(config: Options) -> optax.GradientTransformation:
@@ -99,19 +97,18 @@ def _by_steps(
         value, slope, z = energy.at(theta, z)
         return value, slope / unit + config.proximal * (theta - start), z
 
-    steps = config.local_steps or 10
-    done = descend(evaluate, start, z, optimizer=local_optimizer(config), num_steps=steps, scale=scale)
+    done = descend(evaluate, start, z, optimizer=local_optimizer(config), num_steps=config.steps, scale=scale)
     return done._replace(slope=unit * done.slope)
 
 
 def _by_batches(
     config: Options, roster: Roster, energy: Energy, start: Array, z: Array, scale: Array, key: Array
 ) -> Descended:
-    """Steps with gradients of mini-batches; the value is a mean over the steps, and the slope that of one batch."""
+    """Steps with gradients of mini-batches; the value is a mean over the steps, and the slope is not known."""
     assert config.batch_size is not None  # noqa: S101
     unit, size = energy.weight * roster.rows.sum(), config.batch_size
     fewest = -(-int(roster.rows.min()) // size)
-    passes = config.epochs or -(-(config.local_steps or 10) // fewest)
+    passes = config.epochs or -(-config.steps // fewest)
     batches = make_batches(energy.client.mask, key, size, passes)
 
     def evaluate(i: Array, theta: Array, carry: tuple[()]) -> tuple[Array, Array, tuple[()]]:
@@ -119,14 +116,16 @@ def _by_batches(
         value, slope = energy.at_rows(theta, rows, scale, real)
         return value, slope / unit + config.proximal * (theta - start), ()
 
-    steps = config.local_steps or 10 if config.epochs is None else config.epochs * batches.per_pass
+    steps = config.steps if config.epochs is None else config.epochs * batches.per_pass
     done = descend(evaluate, start, (), optimizer=local_optimizer(config), num_steps=steps, scale=scale)
-    return done._replace(carry=z, slope=unit * done.slope, value=done.mean_value)
+    return done._replace(carry=z, slope=jnp.full_like(start, jnp.nan), value=done.mean_value)
 
 
-def _exactly(config: Options, rows: int, energy: Energy, start: Array, z: Array, scale: Array, key: Any) -> Descended:
+def _exactly(
+    config: Options, roster: Roster, energy: Energy, start: Array, z: Array, scale: Array, key: Any
+) -> Descended:
     """The minimum of the proximal loss, by Newton's method: one step where the factor is quadratic."""
-    unit, client = energy.weight * rows, energy.client
+    unit, client = energy.weight * roster.rows.sum(), energy.client
     value, slope, _ = energy.at(start, z)
 
     def log_density(theta: Array) -> Array:

@@ -7,12 +7,11 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update, no_inputs
-from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, packed, unpacked, where, whitener
+from fedbayes.gaussian import Gaussian, unpacked, where, whitener
 from fedbayes.inference.fedavg.clients import start_locals
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.fedavg.rounds import FedAvgState
-from fedbayes.inference.mode import expansion
+from fedbayes.inference.mode import expanded
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 
@@ -48,13 +47,10 @@ def expanding(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm
     def update(
         position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
     ) -> tuple[Reply, Array]:
-        message, z = expansion(client, position, z, config.num_samples)
-        finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
-        code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
-        return Reply(each=packed(message.site), code=code), z
+        return expanded(client, position, z, config.num_samples)
 
     def aggregate(state: LaplaceState, replies: Replies, key: Array) -> tuple[LaplaceState, Info]:
-        sites = where(replies.used, unpacked(replies.each), state.sites)
+        sites = where(replies.used, unpacked(replies.each.site), state.sites)
         own = prior.tangent(state.position)
         model = (own + sites.summed()).symmetrised()
         slope = model.shift - model.precision @ state.position

@@ -42,8 +42,8 @@ class FedAvg(Options):
         an optimiser or a schedule can't be saved by ``fit.save``, as these are functions.
     step_size
         Of plain gradient steps, on the mean loss of a row; ``None``: half of the inverse of the clients' largest
-        curvature at the start, asked for in one exchange, or less where a round shows a larger one. A fit is refused
-        from two over that curvature on.
+        curvature at the start, asked for in one exchange, or less where a round shows a larger one. A step size of two
+        over that curvature, or more, is refused.
     schedule
         A function of the round, from 0 on, that multiplies the clients' steps, such as ``lambda round: 0.99 ** (round
         // 10)``; the round is traced, as by ``jax.jit``.
@@ -74,8 +74,9 @@ class FedAvg(Options):
         End with a round of Hessians, which makes a Laplace posterior; ``None``: up to 512 globals. Without it
         ``fit.idata`` holds one draw, the point.
     tolerance
-        The rounds end when the way left to their fixed point, estimated from how moves shrink, is shorter, in posterior
-        sds. With mini-batches, partial participation or more than 512 globals they end at their limit.
+        The rounds end when they are nearer to their fixed point than this, in posterior sds; the distance is estimated
+        from how fast moves shrink. With mini-batches, partial participation or more than 512 globals they end at their
+        limit.
     max_rounds
         Limit of the rounds.
     num_replicates

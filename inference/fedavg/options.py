@@ -69,6 +69,11 @@ class Options:
         _check_steps(self)
 
     @property
+    def steps(self) -> int:
+        """Local steps of a round, where ``epochs`` doesn't say."""
+        return 10 if self.local_steps is None else self.local_steps
+
+    @property
     def probes(self) -> bool:
         """Whether the clients' curvature at the start is asked for: plain gradient steps need it."""
         return self.solver == "steps" and self.optimizer is None
@@ -129,13 +134,12 @@ def _check_newton(config: Options) -> None:
 
 def check_roster(config: Options, roster: Roster) -> None:
     """Refuse options that don't fit the clients and the globals."""
-    has_locals = bool(roster.num_locals.any())
-    for name, wrong in (("batch_size", config.batch_size), ("solver", config.solver == "newton" or None)):
-        if has_locals and wrong is not None:
-            raise ValueError(
-                f"`{name}` is {getattr(config, name)!r}, but the model has local latents, which are integrated out "
-                "over all rows of a client at each gradient step. Leave it out."
-            )
+    unfit = {"batch_size": config.batch_size is not None, "solver": config.solver == "newton"}
+    for name in (name for name, wrong in unfit.items() if wrong and roster.num_locals.any()):
+        raise ValueError(
+            f"`{name}` is {getattr(config, name)!r}, but the model has local latents, which are integrated out over "
+            "all rows of a client at each gradient step. Leave it out."
+        )
     if roster.size > DENSE_LIMIT and (config.laplace or config.solver == "newton"):
         name = "laplace" if config.laplace else "solver"
         raise ValueError(

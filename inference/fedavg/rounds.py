@@ -144,15 +144,8 @@ def averaging(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm
     known, num_rows = size if reports else 0, float(roster.rows.sum())
 
     def init(key: Array, previous: ProbeState | None) -> FedAvgState:
-        step = jnp.ones(())
-        if previous is None:
-            position = first_position(config, roster, key)
-        else:
-            position = previous.position
-            step = (
-                _STEP / jnp.nanmax(previous.curvatures) if config.step_size is None else config.step_size + 0.0 * step
-            )
-        nothing = jnp.zeros(known)
+        position = first_position(config, roster, key) if previous is None else previous.position
+        step, nothing = _first_step(config, previous), jnp.zeros(known)
         return FedAvgState(position, optimizer.init(position), step, jnp.zeros(()), nothing, nothing)
 
     def broadcast(state: FedAvgState) -> tuple[Shared, tuple[()]]:
@@ -201,6 +194,16 @@ def averaging(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm
     )
 
 
+def _first_step(config: Options, probed: ProbeState | None) -> Array:
+    """Of plain gradient steps, from the clients' curvatures; one where they have an optimiser of their own."""
+    if probed is None:
+        return jnp.ones(())
+    if config.step_size is not None:
+        return jnp.asarray(config.step_size)
+    most = jnp.nanmax(probed.curvatures)
+    return _STEP / jnp.where(most > 0.0, most, 1.0)  # a flat start tells nothing
+
+
 class _Way(NamedTuple):
     """What gradients at both ends of the last move tell, see :func:`_way`.
 
@@ -209,7 +212,7 @@ class _Way(NamedTuple):
     change
         The move's length in posterior sds.
     left
-        The way that was left after it, in posterior sds, estimated.
+        Estimated distance that was left after it, in posterior sds.
     curvature
         Of the mean loss along it; zero where it is not known.
     """

@@ -13,9 +13,8 @@ from fedbayes.gaussian import symmetrised, whitener
 # Levenberg-Marquardt damping values, all tried at once: under vmap a search by backtracking would wait for the worst
 # client
 _LADDER = (0.0, 0.03, 1.0, 30.0, 1e3)
-_GROWTH = (
-    2.0  # a saddle needs damping, which makes steps short: for each value of too little damping a longer one is tried
-)
+# a saddle needs damping, which makes steps short: for each value of too little damping a longer one is tried
+_GROWTH = 2.0
 
 
 class Mode(NamedTuple):

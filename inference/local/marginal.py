@@ -14,7 +14,7 @@ from fedbayes.problem.clients import Client
 
 
 class Marginal(NamedTuple):
-    """``log f(theta) = log int f(theta, z) dz`` by importance sampling, and what it is made of.
+    """``log f(theta) = log int f(theta, z) dz`` by importance sampling, and its slope.
 
     Attributes
     ----------
@@ -24,18 +24,11 @@ class Marginal(NamedTuple):
         In the globals, by Fisher's identity ``E[grad log f(theta, z)]``, shape ``(d,)``.
     z
         Mode of the locals given the globals, shape ``(m,)``: where the next search may start.
-    draws, weight
-        Joint positions ``(n, d + m)`` and their normalised weights ``(n,)``.
-    scores
-        Gradients of ``log f`` there, shape ``(n, d + m)``.
     """
 
     value: Array
     slope: Array
     z: Array
-    draws: Array
-    weight: Array
-    scores: Array
 
 
 def integrate_locals(client: Client, theta: Array, z: Array, num_samples: int) -> Marginal:
@@ -66,7 +59,7 @@ def integrate_locals(client: Client, theta: Array, z: Array, num_samples: int) -
     # the Laplace approximation of the locals is better than a few draws that hold all the weight
     weight = jnp.where(k_hat <= K_HAT_LIMIT, weight, 1.0 / len(noise))
     value = log_mean_exp(log_weight) + 0.5 * z.shape[0] * LOG_2PI + given.log_spread()
-    return Marginal(value, weight @ scores[:, :size], z, draws, weight, scores)
+    return Marginal(value, weight @ scores[:, :size], z)
 
 
 def profile_locals(client: Client, theta: Array, z: Array) -> tuple[Array, Array, Array]:

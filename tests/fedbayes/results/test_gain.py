@@ -113,3 +113,12 @@ def test_bad_input(fitted) -> None:
         fb.federation_gain(fit, {"nowhere": next(iter(test.values()))})
     with pytest.raises(ValueError, match="`held_out` is empty"):
         fb.federation_gain(fit, {})
+
+
+def test_outcomes_that_are_missing_have_no_density(fitted) -> None:
+    fit, _, test = fitted
+    first, rows = next(iter(test.items()))
+    with pytest.raises(fb.ClientDataError, match=r"hold no outcome.*`y=\.\.\.`"):
+        fit.log_predictive_density(first, x=rows["x"])
+    with pytest.raises(fb.ClientDataError, match=r"The outcomes in \['y'\] have missing values"):
+        fit.log_predictive_density(first, x=rows["x"], y=np.where(np.arange(8) == 3, np.nan, rows["y"]))
