@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from fedbayes.fit import fit_federated, load_fit
     from fedbayes.gain import federation_gain
     from fedbayes.gaussian import Gaussian
-    from fedbayes.inference import EP, FALD, FedAvg, FedPA, FedProx, Laplace, OneShot
+    from fedbayes.inference import EP, FALD, GIFAIR, FedAvg, FedEnsemble, FedPA, FedProx, Laplace, OneShot
     from fedbayes.problem.split import local
     from fedbayes.problem.tables import clients_from_dataframe
+    from fedbayes.results.fairness import fairness_report
     from fedbayes.results.fit import FederatedFit
     from fedbayes.results.hypothesis import excludes, probability_of_direction
 
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 __all__ = [
     "EP",
     "FALD",
+    "GIFAIR",
     "ClientDataError",
     "FedAvg",
+    "FedEnsemble",
     "FedPA",
     "FedProx",
     "FederatedError",
@@ -48,6 +51,7 @@ __all__ = [
     "cache_programs",
     "clients_from_dataframe",
     "excludes",
+    "fairness_report",
     "federation_gain",
     "fit_federated",
     "load_fit",
@@ -70,9 +74,10 @@ _HOMES = {
     "fedbayes.fit": ["fit_federated", "load_fit"],
     "fedbayes.gain": ["federation_gain"],
     "fedbayes.gaussian": ["Gaussian"],
-    "fedbayes.inference": ["EP", "FALD", "FedAvg", "FedPA", "FedProx", "Laplace", "OneShot"],
+    "fedbayes.inference": ["EP", "FALD", "GIFAIR", "FedAvg", "FedEnsemble", "FedPA", "FedProx", "Laplace", "OneShot"],
     "fedbayes.problem.split": ["local"],
     "fedbayes.problem.tables": ["clients_from_dataframe"],
+    "fedbayes.results.fairness": ["fairness_report"],
     "fedbayes.results.fit": ["FederatedFit"],
     "fedbayes.results.hypothesis": ["excludes", "probability_of_direction"],
 }

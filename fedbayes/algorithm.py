@@ -73,6 +73,23 @@ class Replies(NamedTuple):
     used: Array
 
 
+class Teams(NamedTuple):
+    """A broadcast of which each client gets one of a few parts; the server's sums are kept apart in the same way.
+
+    A client's update takes its team's part for ``shared``, and ``Replies.total`` has a leading axis of teams.
+
+    Attributes
+    ----------
+    shared
+        Leading axis of teams.
+    team
+        Each client's team in this round, shape ``(K,)``.
+    """
+
+    shared: Shared
+    team: Array
+
+
 def its_key(key: Key, shared: Shared, num_locals: int) -> Key:
     """The inputs of an update that draws inside its own program."""
     return key
@@ -135,8 +152,8 @@ class Algorithm(NamedTuple):
     init
         ``(key, previous) -> state``; ``previous`` is the last state of the phase before, or ``None``.
     broadcast
-        ``(state) -> (shared, personal)``: the same for all, and a part addressed to each client (leading axis of
-        clients), which may be ``()``.
+        ``(state) -> (shared, personal)``: the same for all, or :class:`Teams`, and a part addressed to each client
+        (leading axis of clients), which may be ``()``.
     init_client
         ``(client, shared, key) -> private``: never leaves the client; ``shared`` is the first broadcast.
     updates

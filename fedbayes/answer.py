@@ -25,7 +25,8 @@ class Diagnostic(NamedTuple):
     Attributes
     ----------
     dims
-        Its dimensions, in the order of the arrays: of ``"client"``, ``"replicate"`` and ``"coordinate"``.
+        Its dimensions, in the order of the arrays: of ``"client"``, ``"replicate"``, ``"coordinate"``, or the method's
+        own.
     meaning
         In words.
     unit

@@ -12,6 +12,7 @@ from fedbayes.algorithm import Method
 from fedbayes.errors import FederatedError, NotConvergedWarning
 from fedbayes.fit import fit_federated
 from fedbayes.results.fit import FederatedFit
+from fedbayes.results.predictive import side_by_side
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -40,7 +41,8 @@ def federation_gain(fit: FederatedFit, held_out: Mapping[str, Mapping[str, Any]]
     xarray.Dataset
         By client: ``together`` and ``alone``, in nats per outcome; ``gain``, and ``gain_se``, its standard error over
         the held-out outcomes, which knows nothing of other training rows; ``outcomes``, their number; and
-        ``alone_converged``. A client whose own posterior is not proper has NaN in ``alone``, and an infinite gain.
+        ``alone_converged``. A client whose own posterior is not proper, or predicts nothing finite, has NaN in
+        ``alone``, and an infinite gain.
 
     Raises
     ------
@@ -75,12 +77,12 @@ def federation_gain(fit: FederatedFit, held_out: Mapping[str, Mapping[str, Any]]
 
 def _compared(fit: FederatedFit, name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """One client."""
-    together = _flat(fit.log_predictive_density(name, **data))
+    together = side_by_side(fit.log_predictive_density(name, **data))
     alone = _alone(fit, name)
-    if alone is None:
+    own = None if alone is None else side_by_side(alone.log_predictive_density(name, **data))
+    if alone is None or own is None or not np.all(np.isfinite(own)):
         nothing = {"alone": np.nan, "gain": np.inf, "gain_se": np.nan}
         return {"together": together.mean(), **nothing, "outcomes": together.size, "alone_converged": False}
-    own = _flat(alone.log_predictive_density(name, **data))
     gain = together - own
     return {
         "together": together.mean(),
@@ -90,11 +92,6 @@ def _compared(fit: FederatedFit, name: str, data: Mapping[str, Any]) -> dict[str
         "outcomes": gain.size,
         "alone_converged": alone.converged,
     }
-
-
-def _flat(densities: Mapping[str, np.ndarray]) -> np.ndarray:
-    """All outcomes' log densities, one after the other."""
-    return np.concatenate([np.ravel(value) for value in densities.values()])
 
 
 def _alone(fit: FederatedFit, name: str) -> FederatedFit | None:
@@ -112,7 +109,10 @@ def _alone(fit: FederatedFit, name: str) -> FederatedFit | None:
 
 
 def _for_one(method: Method) -> Method:
-    """The method, without weights by client names, which one client alone does not have."""
+    """The method, without what names other clients: their weights and their groups."""
+    changes: dict[str, Any] = {}
     if isinstance(getattr(method, "weights", None), Mapping):
-        return replace(method, weights="rows")  # type: ignore[type-var]  # methods are dataclasses
-    return method
+        changes["weights"] = "rows"
+    if getattr(method, "fairness", None) is not None:
+        changes["fairness"] = None
+    return replace(method, **changes) if changes else method  # type: ignore[type-var]  # methods are dataclasses

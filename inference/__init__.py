@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from fedbayes.algorithm import Method
 from fedbayes.inference.ep.ep import EP
 from fedbayes.inference.fald.method import FALD
+from fedbayes.inference.fed_ensemble.method import FedEnsemble
+from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.merging.one_shot import OneShot
@@ -16,6 +18,7 @@ from fedbayes.inference.mode import Laplace
 METHODS: Mapping[str, Callable[..., Method]] = {
     "ep": EP,
     "fald": FALD,
+    "fed_ensemble": FedEnsemble,
     "fedavg": FedAvg,
     "fedpa": FedPA,
     "fedprox": FedProx,
@@ -24,4 +27,4 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "posterior_averaging": FedPA,
 }
 
-__all__ = ["EP", "FALD", "METHODS", "FedAvg", "FedPA", "FedProx", "Laplace", "OneShot"]
+__all__ = ["EP", "FALD", "GIFAIR", "METHODS", "FedAvg", "FedEnsemble", "FedPA", "FedProx", "Laplace", "OneShot"]

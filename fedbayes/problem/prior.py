@@ -26,11 +26,15 @@ class Prior:
         Dimension d.
     tolerance
         Relative difference of Hessians that counts as none: the round-off of the model's precision.
+    draw
+        ``(key) -> (d,)``: a draw of the unconstrained globals; it raises ``NotImplementedError`` where a prior is
+        improper, and leaves out what the program says of the globals beside their priors.
     """
 
     log_density: Callable[[Array], Array]
     size: int
     tolerance: float = 1e-9
+    draw: Callable[[Array], Array] | None = None
 
     @cached_property
     def gaussian(self) -> Gaussian | None:
@@ -94,12 +98,17 @@ class Prior:
         return Gaussian(expansion.shift, precision, self.log_density(position) - expansion.log_value(position))
 
 
-def make_prior(log_density: Callable[[Array], Array], size: int, tolerance: float = 1e-9) -> Prior:
+def make_prior(
+    log_density: Callable[[Array], Array],
+    size: int,
+    tolerance: float = 1e-9,
+    draw: Callable[[Array], Array] | None = None,
+) -> Prior:
     """A prior, whose log density has been checked to be finite at random points.
 
     Parameters
     ----------
-    log_density, size, tolerance
+    log_density, size, tolerance, draw
         See :class:`Prior`.
 
     Raises
@@ -109,7 +118,7 @@ def make_prior(log_density: Callable[[Array], Array], size: int, tolerance: floa
     """
     log_density = jax.jit(log_density)  # traced once, however many programs contain it
     _check_finite(np.array([log_density(probe) for probe in _probes(size)]))
-    return Prior(log_density, size, tolerance)
+    return Prior(log_density, size, tolerance, draw)
 
 
 def _probes(size: int) -> np.ndarray:

@@ -110,7 +110,8 @@ class Problem:
         """Number of values that a client has observed."""
         program, data = self.client(name).program, self.arrays[self.place(name)].arrays
         at = np.zeros(program.globals.size), np.zeros(program.locals.size)
-        return sum(seen.size for seen in jax.eval_shape(program.observed, *at, dict(data)).values())
+        with jax.enable_x64(True):
+            return sum(seen.size for seen in jax.eval_shape(program.observed, *at, dict(data)).values())
 
     def locate(self, place: int) -> tuple[int, int]:
         """Bucket of the client at ``place`` among all clients, and its place in it."""
@@ -304,10 +305,16 @@ def _prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) ->
     """The prior of a program, which does not look at the values of the data; it is made once."""
     tolerance = 1e-9 if program.dtype == jnp.float64 else 1e-5
 
-    def log_density(theta: Array) -> Array:
-        return program.log_prior(theta, {name: jnp.ones(like.shape, like.dtype) for name, like in template.items()})
+    def shapes() -> dict[str, Array]:
+        return {name: jnp.ones(like.shape, like.dtype) for name, like in template.items()}
 
-    return _PRIORS.get(program, lambda: make_prior(log_density, program.globals.size, tolerance=tolerance))
+    def log_density(theta: Array) -> Array:
+        return program.log_prior(theta, shapes())
+
+    def draw(key: Array) -> Array:
+        return program.draw_prior(key, shapes())
+
+    return _PRIORS.get(program, lambda: make_prior(log_density, program.globals.size, tolerance, draw))
 
 
 def _with_rows(problem: Problem, options: _Options) -> Problem:

@@ -6,7 +6,7 @@ space.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from numpyro.distributions.transforms import IdentityTransform
 from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs
+from numpyro.primitives import Messenger
 
 Model = Callable[..., Any]
 Arrays = Mapping[str, Array] | Mapping[str, np.ndarray]
@@ -126,6 +127,19 @@ class Outcome(NamedTuple):
     support: Constraint | None
 
 
+class Replaced(Messenger):
+    """The model with other values for some of its observed sites."""
+
+    def __init__(self, model: Model, values: Mapping[str, Array]) -> None:
+        super().__init__(model)
+        self.values = values
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """See NumPyro's ``Messenger``."""
+        if msg["type"] == "sample" and msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """One client's program for one shape of data.
@@ -191,6 +205,19 @@ class Program:
         """
         terms = self.site_log_probs(theta, jnp.zeros(self.locals.size), data)
         return self._prior_terms(terms)
+
+    def draw_prior(self, key: Array, data: Arrays) -> Array:
+        """A draw of the unconstrained globals from their prior, shape ``(d,)``; ``data`` only fixes the shapes.
+
+        Raises
+        ------
+        NotImplementedError
+            A prior is improper.
+        """
+        with numpyro.validation_enabled(False):
+            sites = trace(seed(self.model, key)).get_trace(**self.static, **data)
+        drawn = (biject_to(sites[name]["fn"].support).inv(sites[name]["value"]) for name in self.globals.names)
+        return jnp.concatenate([jnp.ravel(value).astype(jnp.float64) for value in drawn])
 
     def _prior_terms(self, terms: Mapping[str, Array]) -> Array:
         return _total(terms[name] for name in self.prior_sites if name in terms)
@@ -260,16 +287,32 @@ class Program:
 
     def observed(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """The values of the observed sites that are outcomes: those with a distribution of their own."""
+        return {name: jnp.asarray(site["value"]) for name, site in self._outcome_sites(theta, z, data).items()}
+
+    def _outcome_sites(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict]:
         with numpyro.validation_enabled(False):
             sites = trace(self._substituted(theta, z)).get_trace(**self.static, **data)
         return {
-            name: jnp.asarray(site["value"])
+            name: site
             for name, site in sites.items()
             if site["type"] == "sample"
             and site["is_observed"]
             and name not in self.prior_terms
             and not isinstance(site["fn"], dist.Unit)
         }
+
+    def simulated_score(self, theta: Array, data: Arrays, mask: Array | None, key: Array) -> Array:
+        """Slope of the log factor in the globals, ``(d,)``, with outcomes drawn anew at ``theta``; without locals.
+
+        Its mean is zero, and its covariance the Fisher information of the client's outcomes.
+        """
+        z = jnp.zeros(0)
+        drawn = {
+            name: site["fn"].sample(jax.random.fold_in(key, place)).astype(jnp.asarray(site["value"]).dtype)
+            for place, (name, site) in enumerate(self._outcome_sites(theta, z, data).items())
+        }
+        anew = replace(self, model=Replaced(self.model, drawn))
+        return jax.grad(lambda at: anew._log_factor(at, z, data, mask, None))(theta)
 
     def values(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """Constrained latents and deterministic sites at one position of globals and locals."""

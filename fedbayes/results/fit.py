@@ -19,7 +19,7 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.personal import Clients, Personal, newcomer
-from fedbayes.results.predictive import check_call, log_densities, predictive_draws, read_arguments
+from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
 from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
@@ -377,6 +377,36 @@ class FederatedFit:
         return arviz.to_arviz(
             {"posterior_predictive": predicted}, self._shown.coords, dims | self._shown.dims, self._attrs()
         )
+
+    def predict_probabilities(self, client: str | None = None, **arguments: Any) -> dict[str, np.ndarray]:
+        """Probability of each value that an outcome can take, averaged over the draws: the prediction of a classifier.
+
+        ``p(y = v) = mean_s p(y = v | theta_s, z_s)``; for the modes of an ensemble that is their average prediction.
+
+        Parameters
+        ----------
+        client, **arguments
+            As in :meth:`predict`.
+
+        Returns
+        -------
+        dict
+            By observed site; the last axis runs over the values, in the order of the distribution's support, such as
+            0 and 1.
+
+        Raises
+        ------
+        KeyError, TypeError, ClientDataError
+            As in :meth:`predict`.
+        ValueError
+            No outcome has finitely many values.
+        """
+        like = self.client_names[0] if client is None else client
+        program, arguments = self.problem.client(like).program, read_arguments(self.problem, like, arguments)
+        check_call(program.model, arguments)
+        draws = self._latents(client, program)
+        with jax.enable_x64(True):
+            return class_probabilities(program, draws, arguments)
 
     def log_predictive_density(self, client: str, **arguments: Any) -> dict[str, np.ndarray]:
         """Log density of a client's new outcomes, each by itself, under the posterior given everybody's data.

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import logsumexp
+from numpyro.handlers import seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from fedbayes.errors import ClientDataError
@@ -20,6 +22,7 @@ from fedbayes.problem.split import trace_sites
 from fedbayes.problem.tracing import digest_of
 
 _PREDICTORS: Kept[Any] = Kept(32)
+_AT_ONCE = 64  # draws whose probabilities are computed side by side
 
 
 class _Unobserved(Messenger):
@@ -69,7 +72,7 @@ def log_densities(
             f"The outcomes in {missing} have missing values (NaN), which have no predictive density. Leave those rows "
             "out of all arguments."
         )
-    given = log_likelihood(program.model, dict(draws), batch_ndims=2, **arguments)
+    given = log_likelihood(seed(program.model, 0), dict(draws), batch_ndims=2, **arguments)
     if not given:
         raise ClientDataError(
             f"The arguments {sorted(arguments)} hold no outcome of the model, so that there is nothing to take the "
@@ -77,6 +80,54 @@ def log_densities(
         )
     num = next(iter(draws.values())).shape[:2]
     return {name: np.asarray(logsumexp(value, axis=(0, 1))) - np.log(np.prod(num)) for name, value in given.items()}
+
+
+def side_by_side(densities: Mapping[str, np.ndarray]) -> np.ndarray:
+    """All outcomes' log densities, one after the other."""
+    return np.concatenate([np.ravel(value) for value in densities.values()])
+
+
+def class_probabilities(
+    program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Mean over the draws of the probability of each value that an outcome can take, by observed site.
+
+    Raises
+    ------
+    ValueError
+        No observed site of the model has finitely many values.
+    """
+    arrays = {name: np.asarray(value) for name, value in arguments.items() if _is_array(value)}
+    fixed = {name: value for name, value in arguments.items() if name not in arrays}
+
+    def one(values: Mapping[str, Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
+        model = substitute(seed(_Unobserved(program.model), 0), data=dict(values))
+        sites = trace(model).get_trace(**fixed, **arrays).values()
+        drawn = [site for site in sites if site["type"] == "sample" and site["name"] not in values]
+        return {site["name"]: _probabilities(site["fn"]) for site in drawn if _is_finite(site["fn"])}
+
+    def mean(draws: Mapping[str, Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
+        each = jax.lax.map(lambda values: one(values, arrays), draws, batch_size=_AT_ONCE)
+        return {name: jnp.mean(value, axis=0) for name, value in each.items()}
+
+    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
+    found = jax.jit(mean)(flat, arrays)
+    if not found:
+        raise ValueError(
+            "No outcome of the model has a distribution over finitely many values, such as Bernoulli or Categorical: "
+            "there are no classes to give probabilities of. Write `fit.predict(...)`."
+        )
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+def _is_finite(law: Any) -> bool:
+    return bool(law.has_enumerate_support)
+
+
+def _probabilities(law: Any) -> Array:
+    """Of each value in the support, along the last axis."""
+    values = law.enumerate_support(expand=False)
+    return jnp.moveaxis(jnp.exp(law.log_prob(values)), 0, -1)
 
 
 def _is_array(value: Any) -> bool:

@@ -90,6 +90,8 @@ def rounds_dataset(history: Sequence[Record], roster: Roster, diagnostics: Mappi
     variables: dict[str, Any] = {}
     for name in (name for name in known if name in found):
         dims = known[name].dims
+        first = next(record[name] for record in history if name in record)
+        sizes |= {dim: first.shape[axis] for axis, dim in enumerate(dims) if dim not in sizes}  # a method's own
         variables[name] = (("round", *dims), _gathered(history, name, tuple(sizes[dim] for dim in dims)))
     coords: dict[str, Any] = {"round": np.cumsum(variables["rounds"][1]), CLIENT: list(roster.names)}
     if any(COORDINATE in dims for dims, _ in variables.values()):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Key, Personal, Replies, Reply, Shared
+from fedbayes.algorithm import Key, Personal, Replies, Reply, Shared, Teams
 from fedbayes.compiling import num_bytes
 from fedbayes.errors import ResultCode, usable
 
@@ -60,13 +60,31 @@ class Heard(NamedTuple):
     bytes_up: int
 
 
+def told(shared: Shared, places: Array | np.ndarray) -> Shared:
+    """What some clients are told by :class:`~fedbayes.algorithm.Teams`, along a leading axis of these clients."""
+    team = jnp.asarray(shared.team)[:, places]
+    pick = jax.vmap(lambda parts, which: parts[which], out_axes=1)  # over the replicates
+    return jax.tree.map(lambda leaf: pick(jnp.asarray(leaf), team), shared.shared)
+
+
 def sum_of_used(total: Any, used: Array) -> Any:
     """The sum over the leading axis of clients, of those that are used, shape ``(K, ...)``."""
+    return jax.tree.map(lambda leaf: jnp.sum(_where(used, leaf), axis=0), total)
 
-    def add(leaf: Array) -> Array:
-        return jnp.sum(jnp.where(used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim)), leaf, 0), axis=0)
 
-    return jax.tree.map(add, total)
+def sums_by_team(total: Any, used: Array, shared: Teams, places: Array | np.ndarray) -> Any:
+    """The same team by team: leaves ``(replicate, team, ...)``."""
+    team = jnp.asarray(shared.team)[:, places]
+    num = jax.tree.leaves(shared.shared)[0].shape[1]
+
+    def add(leaf: Array, which: Array) -> Array:
+        return jnp.zeros((num, *leaf.shape[1:]), leaf.dtype).at[which].add(leaf)
+
+    return jax.tree.map(lambda leaf: jax.vmap(add, (1, 0))(_where(used, leaf), team), total)
+
+
+def _where(used: Array, leaf: Array) -> Array:
+    return jnp.where(used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim)), leaf, 0)
 
 
 class Collected:
@@ -96,8 +114,11 @@ class Collected:
             values[missing] = np.nan if values.dtype.kind == "f" else 0
         total = jax.tree.map(np.asarray, self._total)
         one = jax.tree.map(lambda leaf: leaf[0], (each, codes, infos, self._order.personal))
-        down = num_bytes((self._order.shared, one[3])) + num_bytes(jax.random.key_data(self._order.key))
-        return Heard(Replies(total, each, usable(codes)), codes, infos, down, num_bytes((total, *one[:3])))
+        shared, sent = self._order.shared, total
+        if isinstance(shared, Teams):  # a client is told, and adds to, its own team's part
+            shared, sent = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], (shared.shared, total))
+        down = num_bytes((shared, one[3])) + num_bytes(jax.random.key_data(self._order.key))
+        return Heard(Replies(total, each, usable(codes)), codes, infos, down, num_bytes((sent, *one[:3])))
 
     def _placed(self, host: list[tuple[np.ndarray, Any]], leaves: tuple[np.ndarray, ...]) -> np.ndarray:
         full = np.zeros((self._num, *leaves[0].shape[1:]), leaves[0].dtype)

@@ -16,13 +16,13 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from fedbayes.algorithm import Key, Personal, Private, Reply, Shared, State, Update
+from fedbayes.algorithm import Key, Personal, Private, Reply, Shared, State, Teams, Update
 from fedbayes.compiling import jit_quickly
 from fedbayes.errors import usable
 from fedbayes.problem.clients import Client
 from fedbayes.problem.problem import Problem, naming
 from fedbayes.rounds.chains import fused_block
-from fedbayes.rounds.exchange import Collected, Heard, Round, sum_of_used
+from fedbayes.rounds.exchange import Collected, Heard, Round, sum_of_used, sums_by_team, told
 from fedbayes.rounds.programs import Programs, client_key, client_secrets
 from fedbayes.rounds.wire import arrays_of, decode, encode
 
@@ -190,13 +190,16 @@ class Batched(InProcess):
         parts = [jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[:n], state) for n, state in after]
         self._keep(order.phase, b, at, jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
 
-    def batched(self, update: Update) -> Callable:
-        """``(shared, personal, states, clients, inputs)`` for clients along a leading axis, not yet compiled."""
-        batched: Callable = jax.vmap(update.run, in_axes=(None, 0, 0, 0, 0))
-        return batched if self.mesh is None else _sharded(batched, self.mesh)
+    def batched(self, update: Update, *, teams: bool = False) -> Callable:
+        """``(shared, personal, states, clients, inputs)`` for clients along a leading axis, not yet compiled.
+
+        With teams ``shared`` has that axis too.
+        """
+        batched: Callable = jax.vmap(update.run, in_axes=(0 if teams else None, 0, 0, 0, 0))
+        return batched if self.mesh is None else _sharded(batched, self.mesh, teams=teams)
 
     def _program(self, phase: int | None, name: str) -> Callable:
-        batched = self.batched(self._programs.update(phase, name))
+        update = self._programs.update(phase, name)
 
         def program(
             shared: Shared,
@@ -209,9 +212,11 @@ class Batched(InProcess):
             inputs: Any,
         ) -> tuple[Reply, Private]:
             take = partial(jax.tree.map, lambda leaf: leaf[at])
-            mine = jax.tree.map(lambda leaf: leaf[places], personal)
-            reply, after = batched(shared, mine, take(states), take(clients), inputs)
-            return reply._replace(total=summed(reply, real)), after
+            mine, teams = jax.tree.map(lambda leaf: leaf[places], personal), isinstance(shared, Teams)
+            batched = self.batched(update, teams=teams)
+            part = told(shared, places) if teams else shared
+            reply, after = batched(part, mine, take(states), take(clients), inputs)
+            return reply._replace(total=summed(reply, real, shared, places)), after
 
         return self._programs.kept(("batched", phase, name, self.mesh), lambda: jit_quickly(program))
 
@@ -247,17 +252,24 @@ class Batched(InProcess):
         return run
 
 
-def summed(reply: Reply, real: Array | np.ndarray) -> Any:
-    """The sum of ``reply.total`` over the leading axis of clients, of those that are real and usable."""
-    return sum_of_used(reply.total, usable(reply.code) & real.reshape(real.shape + (1,) * (reply.code.ndim - 1)))
+def summed(reply: Reply, real: Array | np.ndarray, shared: Shared, places: Array | np.ndarray) -> Any:
+    """The sum of ``reply.total`` over the leading axis of clients, of those that are real and usable; or by team."""
+    used = usable(reply.code) & real.reshape(real.shape + (1,) * (reply.code.ndim - 1))
+    if isinstance(shared, Teams):
+        return sums_by_team(reply.total, used, shared, places)
+    return sum_of_used(reply.total, used)
 
 
-def _sharded(batched: Callable, mesh: Mesh) -> Callable:
+def _sharded(batched: Callable, mesh: Mesh, *, teams: bool) -> Callable:
     axis = PartitionSpec(mesh.axis_names[0])
     everywhere = PartitionSpec()
     # check_vma=False: with the default, jax.grad inside shard_map silently sums over the devices
     return jax.shard_map(
-        batched, mesh=mesh, in_specs=(everywhere, axis, axis, axis, axis), out_specs=axis, check_vma=False
+        batched,
+        mesh=mesh,
+        in_specs=(axis if teams else everywhere, axis, axis, axis, axis),
+        out_specs=axis,
+        check_vma=False,
     )
 
 
@@ -281,10 +293,13 @@ class Sequential(InProcess):
             b, at = self._problem.locate(place)
             client = jax.tree.map(lambda leaf, at=at: leaf[at], self._problem.buckets[b].clients)
             personal = jax.tree.map(lambda leaf, place=place: leaf[place], order.personal)
+            shared, places = order.shared, np.asarray([place])
+            if isinstance(shared, Teams):
+                shared = jax.tree.map(lambda leaf: leaf[0], told(shared, places))
             with naming(self._problem.names[place], f"the update '{order.updates[place]}'"):
-                reply = self._one(place, order._replace(personal=personal), client)
+                reply = self._one(place, order._replace(shared=shared, personal=personal), client)
             alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], reply)
-            heard.add(np.asarray([place]), alone._replace(total=summed(alone, np.ones(1, bool))))
+            heard.add(places, alone._replace(total=summed(alone, np.ones(1, bool), order.shared, places)))
         return heard.finish()
 
     def _one(self, place: int, order: Round, client: Client) -> Reply:

@@ -55,8 +55,9 @@ def fixed_point_error(history: Sequence[Record]) -> float:
     rounds = [record for record in history if "monte_carlo_noise" in record][-2:]
     if len(rounds) < 2:
         return float("nan")
-    before, last = (np.sqrt(np.maximum(r["change"] ** 2 - 2.0 * r["monte_carlo_noise"] ** 2, 0.0)) for r in rounds)
-    ratio = np.divide(last, before, out=np.ones_like(last), where=before > 0.0)
+    with np.errstate(invalid="ignore"):  # a round without a usable client has infinite noise: its ratio is not known
+        before, last = (np.sqrt(np.maximum(r["change"] ** 2 - 2.0 * r["monte_carlo_noise"] ** 2, 0.0)) for r in rounds)
+        ratio = np.divide(last, before, out=np.ones_like(last), where=before > 0.0)
     known = (last == 0.0) | (ratio < 0.95) | (last > _UNLIKELY * rounds[-1]["monte_carlo_noise"])
     slow = np.clip(ratio, 0.0, 0.95)
     distance = np.where(last == 0.0, 0.0, rounds[-1]["step"] * last * slow / (1.0 - slow))

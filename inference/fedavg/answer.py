@@ -24,6 +24,7 @@ from fedbayes.rounds.state import RunState
 if TYPE_CHECKING:
     import xarray as xr
 
+GROUP = "group"  # a dimension of the diagnostics, by GIFAIR
 DIAGNOSTICS: Mapping[str, Diagnostic] = {
     "objective": Diagnostic(
         (REPLICATE,),
@@ -52,6 +53,8 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
         "unconstrained units",
     ),
     "curvature": Diagnostic((CLIENT, REPLICATE), "largest curvature of the client's loss at the start"),
+    "group_loss": Diagnostic((REPLICATE, GROUP), "mean loss of the group's clients, each the mean of its rows", "nats"),
+    "group_rank": Diagnostic((REPLICATE, GROUP), "how many groups fare better, less how many fare worse"),
     "gap": Diagnostic(
         (REPLICATE,), "length of the Newton step to the mode, root mean square over the globals", "posterior sds"
     ),
@@ -61,15 +64,17 @@ _TOO_LONG = (
     "The objective has risen: the steps are too long. Write smaller ones, at the clients (`step_size`, `optimizer`) or "
     "in `server_optimizer`."
 )
+_LATE = 10  # rounds that tell whether groups still take turns
 _FALL = 0.01  # relative fall of the objective over the last half of the rounds that counts as none
 
 
 class _Ended:
     """How the averaging rounds ended, whatever came after them."""
 
-    def __init__(self, run: RunState, tolerance: float) -> None:
-        self.rounds = [record for record in run.history if "objective" in record]
-        self.tolerance = tolerance
+    def __init__(self, run: RunState, tolerance: float, *, steady: bool = True) -> None:
+        self._places = [place for place, record in enumerate(run.history) if "objective" in record]
+        self.rounds = [run.history[place] for place in self._places]
+        self.tolerance, self._steady = tolerance, steady
 
     @property
     def left(self) -> float:
@@ -79,7 +84,7 @@ class _Ended:
     def lines(self) -> list[str]:
         """Objective and drift."""
         last = self.rounds[-1]
-        lines = [f"  objective {float(np.max(last['objective'])):,.6g} nats before the last round"]
+        lines = [f"  objective {self._level(-1):,.6g} nats before the last round"]
         if np.any(np.isfinite(last["drift"])):
             drift = np.nanmax(last["drift"])
             lines.append(f"  drift     a client's steps lead {drift:.2g} away at most, in unconstrained units")
@@ -88,13 +93,20 @@ class _Ended:
     @property
     def steady(self) -> bool:
         """Whether gradients tell where the rounds are: they were sent, by all clients, and of all rows."""
-        return all(np.all(np.isfinite(each["gradient_norm"])) and np.all(each["active"]) for each in self.rounds)
+        known = all(np.all(np.isfinite(each["gradient_norm"])) and np.all(each["active"]) for each in self.rounds)
+        return self._steady and known
 
     @property
     def rose(self) -> bool:
         """Whether the objective has risen by half or more, or is no number: steps were too long, not just drifting."""
-        first, last = (float(np.max(self.rounds[i]["objective"])) for i in (0, -1))
+        first, last = self._level(0), self._level(-1)
         return not last <= first + 0.5 * abs(first)
+
+    def _level(self, place: int) -> float:
+        """The objective in a round, the largest of the replicates; a mode that idles has none."""
+        values = self.rounds[place]["objective"]
+        known = values if self._steady else values[~np.isnan(values)]
+        return float(np.max(known)) if known.size else float("nan")
 
     @property
     def arrived(self) -> bool:
@@ -104,16 +116,33 @@ class _Ended:
         """
         if self.steady:
             return self.left <= self.tolerance
-        values = np.array([np.mean(record["objective"]) for record in self.rounds])
+        values = np.array([self._level(place) for place in range(len(self.rounds))])
         late = values[len(values) // 2 :]
         if len(late) < 4 or not np.all(np.isfinite(late)):
             return False
         first, second = late[: len(late) // 2].mean(), late[len(late) // 2 :].mean()
         return bool(first - second <= _FALL * max(abs(first), abs(second)))
 
+    @property
+    def fair(self) -> bool:
+        """Whether clients had other weights than those of their rows, by GIFAIR."""
+        return "group_rank" in self.rounds[-1]
+
+    def late(self) -> str:
+        """Why the rounds have not arrived, and what to try."""
+        if self.rose:
+            return _TOO_LONG
+        if self.fair and np.ptp([each["group_rank"] for each in self.rounds[-_LATE:]], axis=0).any():
+            return (
+                "Groups take turns in faring worst, which the rounds answer by turning back: around equal losses they "
+                "end in a zigzag as wide as their steps. Let these shrink: `schedule=lambda round: 1.0 / (1.0 + round "
+                "/ 50)`."
+            )
+        return "The rounds were spent before they had arrived: raise `num_rounds`."
+
     def failures(self, rounds: "xr.Dataset") -> list[str]:
         """What went wrong in the last round: the clients whose steps were no good, and the server's own."""
-        last = rounds.isel(round=int(np.flatnonzero(rounds["objective"].notnull().any("replicate"))[-1]))
+        last = rounds.isel(round=self._places[-1])
         parts = [f"Round {int(last['round'])}. {each}" for each in bad_clients(last)]
         if np.any(np.isnan(self.rounds[-1]["moved"])):
             parts.append(
@@ -204,12 +233,15 @@ class PointAnswer:
         How the rounds went.
     tolerance
         As for :class:`LaplaceAnswer`.
+    steady
+        Whether every round could be the same function of the server's position.
     """
 
     posterior = None
 
-    def __init__(self, roster: Roster, run: RunState, tolerance: float) -> None:
-        self._roster, self._run, self._ended = roster, run, _Ended(run, tolerance)
+    def __init__(self, roster: Roster, run: RunState, tolerance: float, *, steady: bool = True) -> None:
+        self._roster, self._run = roster, run
+        self._ended = _Ended(run, tolerance, steady=steady)
 
     def draws(self, key: Array, num: int) -> np.ndarray:
         """See :class:`~fedbayes.answer.Answer`: one for each replicate, whatever ``num``."""
@@ -237,10 +269,13 @@ class PointAnswer:
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
         """Whether the rounds have arrived, or the objective has stopped falling, with every client heard."""
         arrived, failures = self._ended.arrived, self._ended.failures(rounds)
-        late = _TOO_LONG if self._ended.rose else "The rounds were spent before they had arrived: raise `num_rounds`."
-        stopped = [] if arrived and not self._ended.rose else [late]
+        stopped = [] if arrived and not self._ended.rose else [self._ended.late()]
         trouble = " ".join(failures or stopped)
-        return Verdict(not trouble, float("nan"), self._ended.lines(), trouble, ["a point estimate"])
+        return Verdict(not trouble, float("nan"), self._ended.lines(), trouble, [self._remark()])
+
+    def _remark(self) -> str:
+        fair = ", which weighs clients by GIFAIR: no mode of the posterior" if self._ended.fair else ""
+        return f"a point estimate{fair}"
 
     def attrs(self) -> dict[str, Any]:
         """What draws and chains are."""

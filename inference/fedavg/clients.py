@@ -39,6 +39,10 @@ class Energy(NamedTuple):
         Whether the client's locals are integrated out (``"marginal"``) or put at their mode (``"joint"``).
     num_samples
         Draws of the locals.
+    tilt
+        A slope that is taken off the energy's, shape ``(d,)``; empty where there is none.
+    factor
+        Of the loss that the client goes down, by :class:`~fedbayes.inference.fedavg.fairness.GIFAIR`.
     """
 
     client: Client
@@ -46,6 +50,8 @@ class Energy(NamedTuple):
     weight: Array
     locals: str
     num_samples: int
+    tilt: Array
+    factor: Array | float = 1.0
 
     def at(self, theta: Array, z: Array) -> tuple[Array, Array, Array]:
         """``U``, its gradient, and the locals' mode, whose search starts at ``z``."""
@@ -63,16 +69,24 @@ class Energy(NamedTuple):
         return self._with_prior(theta, *jax.value_and_grad(factor)(theta))
 
     def _with_prior(self, theta: Array, value: Array, slope: Array) -> tuple[Array, Array]:
-        prior, its_slope = jax.value_and_grad(self.prior.log_density)(theta)
-        return -value - self.weight * prior, -slope - self.weight * its_slope
+        prior, its_slope = jax.value_and_grad(self.beside_the_data)(theta)
+        return -value - prior, -slope - its_slope
+
+    def beside_the_data(self, theta: Array) -> Array:
+        """The client's share of the log prior, and its tilt."""
+        share = self.weight * self.prior.log_density(theta)
+        return share + self.tilt @ theta if self.tilt.size else share
 
 
 Descent = Callable[[Energy, Array, Array, Array, Array], Descended]
 
 
-def make_energy(config: Options, roster: Roster, weights: np.ndarray, client: Client) -> Energy:
+def make_energy(
+    config: Options, roster: Roster, weights: np.ndarray, client: Client, tilt: Array | None = None
+) -> Energy:
     """A client's energy."""
-    return Energy(client, roster.prior, jnp.asarray(weights)[client.index], config.locals, config.num_samples)
+    weight, tilt = jnp.asarray(weights)[client.index], jnp.zeros(0) if tilt is None else tilt
+    return Energy(client, roster.prior, weight, config.locals, config.num_samples, tilt)
 
 
 def make_descent(config: Options, roster: Roster) -> Descent:
@@ -95,7 +109,7 @@ def _by_steps(
 
     def evaluate(i: Array, theta: Array, z: Array) -> tuple[Array, Array, Array]:
         value, slope, z = energy.at(theta, z)
-        return value, slope / unit + config.proximal * (theta - start), z
+        return value, energy.factor * slope / unit + config.proximal * (theta - start), z
 
     done = descend(evaluate, start, z, optimizer=local_optimizer(config), num_steps=config.steps, scale=scale)
     return done._replace(slope=unit * done.slope)
@@ -114,7 +128,7 @@ def _by_batches(
     def evaluate(i: Array, theta: Array, carry: tuple[()]) -> tuple[Array, Array, tuple[()]]:
         rows, real, scale = batches.at(i, size)
         value, slope = energy.at_rows(theta, rows, scale, real)
-        return value, slope / unit + config.proximal * (theta - start), ()
+        return value, energy.factor * slope / unit + config.proximal * (theta - start), ()
 
     steps = config.steps if config.epochs is None else config.epochs * batches.per_pass
     done = descend(evaluate, start, (), optimizer=local_optimizer(config), num_steps=steps, scale=scale)
@@ -130,14 +144,34 @@ def _exactly(
 
     def log_density(theta: Array) -> Array:
         distance = 0.5 * unit * config.proximal * jnp.sum((theta - start) ** 2)
-        return client.log_factor(theta) + energy.weight * energy.prior.log_density(theta) - distance
+        return energy.factor * (client.log_factor(theta) + energy.beside_the_data(theta)) - distance
 
     found = find_mode(log_density, start, tolerance=1e-20, jacobian=client.jacobian)
-    return Descended(found.position, z, slope, value, value)
+    return Descended(found.position, z, energy.factor * slope, value, value)
+
+
+class Own(NamedTuple):
+    """A client's private state.
+
+    Attributes
+    ----------
+    z
+        Where the search for its locals' mode begins, shape ``(m,)``.
+    tilt
+        Of its energy, shape ``(d,)``, or empty.
+    """
+
+    z: Array
+    tilt: Array
+
+
+def start_own(client: Client, shared: Any, key: Any) -> Own:
+    """A client's private state before the rounds."""
+    return Own(start_locals(client, shared, key), jnp.zeros(0))
 
 
 def start_locals(client: Client, shared: Any, key: Any) -> Array:
-    """A client's private state: where the search for its locals' mode begins, shape ``(m,)``."""
+    """Where the search for the locals' mode begins, shape ``(m,)``."""
     return cold_start(client.num_locals)
 
 

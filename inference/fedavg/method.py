@@ -19,11 +19,11 @@ from typing import ClassVar
 from fedbayes.algorithm import Phase
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer
-from fedbayes.inference.fedavg.checks import check_step
 from fedbayes.inference.fedavg.curvature import expanding
-from fedbayes.inference.fedavg.options import Options, check_roster
-from fedbayes.inference.fedavg.rounds import averaging, probing
-from fedbayes.inference.options import DENSE_LIMIT, client_weights
+from fedbayes.inference.fedavg.options import Options, check_dense, check_roster
+from fedbayes.inference.fedavg.probe import probed
+from fedbayes.inference.fedavg.rounds import averaging
+from fedbayes.inference.options import DENSE_LIMIT, check_choices, check_whole, client_weights
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 
@@ -62,14 +62,17 @@ class FedAvg(Options):
         ``optax.sgd(1.0)``, the mean. ``optax.adam(0.1)`` is FedAdam, ``optax.yogi(0.1)`` FedYogi.
     weights
         ``p_c`` of the mean: ``"rows"``, ``"equal"``, or one number per client name, summing to one.
+    fairness
+        ``fb.GIFAIR(groups=...)``: clients of groups that fare worse weigh more. The answer is then a point, which is no
+        mode of the posterior.
     locals
         Local latents are integrated out (``"marginal"``, by importance sampling) or put at their mode given the globals
         (``"joint"``, whose mode may lie at a scale of zero). They stay with the client.
     num_samples
         Draws that integrate them out.
     init
-        ``"zero"``; ``"random"`` (uniform in (-2, 2), as NumPyro's samplers, and as networks need); or arrays by global
-        site, in unconstrained space.
+        ``"zero"``; ``"random"`` (uniform in (-2, 2), as NumPyro's samplers); ``"prior"`` (a draw of the prior, as
+        networks need whose prior scales with their width); or arrays by global site, in unconstrained space.
     laplace
         End with a round of Hessians, which makes a Laplace posterior; ``None``: up to 512 globals. Without it
         ``fit.idata`` holds one draw, the point.
@@ -80,26 +83,30 @@ class FedAvg(Options):
     max_rounds
         Limit of the rounds.
     num_replicates
-        Independent runs, which differ by ``init="random"`` and mini-batches alone.
+        Independent runs, which differ by a random ``init`` and mini-batches alone.
     """
 
+    laplace: bool | None = None
+    num_replicates: int = 1
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
-    @property
-    def needs_rows(self) -> bool:
-        """Whether gradients are taken of batches."""
-        return self.batch_size is not None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self, {"laplace": (None, True, False)})
+        check_whole(self, {"num_replicates": 1})
+        if self.laplace and self.fairness is not None:
+            raise ValueError(
+                "`laplace` is True with `fairness`: under other weights of the clients the point is no mode of the "
+                "posterior, which a Laplace approximation could stand for. Leave one of them out."
+            )
 
     def phases(self, roster: Roster) -> list[Phase]:
         """The clients' curvature at the start where steps need it, the rounds, and the curvature at the end."""
         check_roster(self, roster)
+        if self.laplace:
+            check_dense(self, "laplace", roster)
         weights = client_weights(self.weights, roster)
-        phases, check = [], None
-        if self.probes:
-            probe = probing(self, roster, weights)
-            phases.append(Phase(algorithm=probe, max_rounds=1, full_participation=True, main=False))
-            check = check_step(self.step_size, roster.names)
-        phases.append(Phase(algorithm=averaging(self, roster, weights), max_rounds=self.max_rounds, check=check))
+        phases = probed(self, averaging(self, roster, weights), roster, weights)
         if self._ends_with_curvature(roster):
             last = expanding(self, roster, weights)
             phases.append(Phase(algorithm=last, max_rounds=1, full_participation=True, main=False))
@@ -112,6 +119,8 @@ class FedAvg(Options):
         return PointAnswer(roster, run, self.tolerance)
 
     def _ends_with_curvature(self, roster: Roster) -> bool:
+        if self.fairness is not None:
+            return False
         return roster.size <= DENSE_LIMIT if self.laplace is None else self.laplace
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.inference.options import (
     DENSE_LIMIT,
     HUGE,
@@ -25,20 +26,20 @@ from fedbayes.problem.roster import Roster
 
 Schedule = Callable[[Any], Any]
 
-_CHOICES = {"solver": ("steps", "newton"), "locals": ("marginal", "joint"), "laplace": (None, True, False)}
-_LEAST = {"local_steps": 1, "epochs": 1, "batch_size": 1, "num_samples": 16, "max_rounds": 1, "num_replicates": 1}
+_CHOICES = {"solver": ("steps", "newton"), "locals": ("marginal", "joint")}
+_LEAST = {"local_steps": 1, "epochs": 1, "batch_size": 1, "num_samples": 16, "max_rounds": 1}
 _RANGES = {
     "step_size": (TINY, HUGE, "a positive number, or leave it out"),
     "proximal": (0.0, HUGE, "a finite number, zero or more: zero leaves the term out"),
     "tolerance": (TINY, HUGE, "a distance in posterior sds, such as 0.01"),
 }
 _OPTIONAL = ("local_steps", "epochs", "batch_size", "step_size")
-_STARTS = ("zero", "random")
+_STARTS = ("zero", "random", "prior")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of :class:`~fedbayes.FedAvg`, which documents them."""
+    """What federated averaging has for options, alone or as a member of an ensemble; ``FedAvg`` documents them."""
 
     optimizer: optax.GradientTransformation | None = None
     step_size: float | None = None
@@ -50,13 +51,12 @@ class Options:
     solver: Literal["steps", "newton"] = "steps"
     server_optimizer: optax.GradientTransformation | None = None
     weights: str | Mapping[str, float] = "rows"
+    fairness: GIFAIR | None = None
     locals: Literal["marginal", "joint"] = "marginal"
     num_samples: int = 64
     init: str | Mapping[str, Any] = "zero"
-    laplace: bool | None = None
     tolerance: float = 0.01
     max_rounds: int = 200
-    num_replicates: int = 1
 
     def __post_init__(self) -> None:
         check_choices(self, _CHOICES)
@@ -64,6 +64,8 @@ class Options:
         check_ranges(self, _RANGES, _OPTIONAL)
         check_weights(self.weights)
         check_start(self.init, _STARTS)
+        if self.fairness is not None and not isinstance(self.fairness, GIFAIR):
+            raise ValueError(f"`fairness` is {self.fairness!r}; write `fedbayes.GIFAIR(groups=...)`, or leave it out.")
         for name in ("optimizer", "server_optimizer"):
             check_optimizer(name, getattr(self, name))
         _check_steps(self)
@@ -72,6 +74,11 @@ class Options:
     def steps(self) -> int:
         """Local steps of a round, where ``epochs`` doesn't say."""
         return 10 if self.local_steps is None else self.local_steps
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether gradients are taken of batches."""
+        return self.batch_size is not None
 
     @property
     def probes(self) -> bool:
@@ -140,11 +147,29 @@ def check_roster(config: Options, roster: Roster) -> None:
             f"`{name}` is {getattr(config, name)!r}, but the model has local latents, which are integrated out over "
             "all rows of a client at each gradient step. Leave it out."
         )
-    if roster.size > DENSE_LIMIT and (config.laplace or config.solver == "newton"):
-        name = "laplace" if config.laplace else "solver"
+    if config.solver == "newton":
+        check_dense(config, "solver", roster)
+    if isinstance(config.init, Mapping):
+        given_start(config.init, roster)
+    elif config.init == "prior":
+        _check_proper(roster)
+
+
+def check_dense(config: Options, name: str, roster: Roster) -> None:
+    """Refuse an option that asks for matrices where the globals are too many."""
+    if roster.size > DENSE_LIMIT:
         raise ValueError(
             f"`{name}` is {getattr(config, name)!r}, but the model has {roster.size} globals, more than the "
             f"{DENSE_LIMIT} for which clients factorise or send matrices. Leave it out."
         )
-    if isinstance(config.init, Mapping):
-        given_start(config.init, roster)
+
+
+def _check_proper(roster: Roster) -> None:
+    assert roster.prior.draw is not None  # noqa: S101
+    try:
+        jax.eval_shape(roster.prior.draw, jax.random.key(0))
+    except NotImplementedError as error:
+        raise ValueError(
+            "`init` is 'prior', but a prior of the globals can't be drawn from, as it is improper. Write 'random', or "
+            "arrays by global site, in unconstrained space."
+        ) from error

@@ -1,5 +1,6 @@
 """The server's half of federated averaging: an optimiser descends along the clients' mean delta."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,8 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update, its_key, no_inputs
 from fedbayes.errors import ResultCode
-from fedbayes.inference.fedavg.clients import largest_curvature, make_descent, make_energy, start_locals
+from fedbayes.inference.fedavg.clients import Own, make_descent, make_energy, start_own
+from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.options import DENSE_LIMIT, given_start
@@ -41,12 +43,15 @@ class Message(NamedTuple):
         Its energy at the server's position; with mini-batches the mean over its steps.
     slope
         The energy's gradient there, shape ``(d,)``; empty where it isn't sent.
+    losses
+        Its mean loss in its group's place, and one there, shape ``(2, groups)``; empty without fairness.
     """
 
     delta: Array
     weight: Array
     value: Array
     slope: Array
+    losses: Array
 
 
 class ProbeState(NamedTuple):
@@ -70,7 +75,10 @@ class FedAvgState(NamedTuple):
     round
         Rounds done.
     slope, move
-        The gradient that the last round reported, and how far it moved the server, ``(d,)``; empty where unknown.
+        The gradient that the last round reported, and how far it moved the server, ``(d,)``; empty where gradients are
+        not sent, NaN where the next can't be compared with it.
+    losses
+        Mean losses of the groups, NaN where not known; empty without fairness.
     """
 
     position: Array
@@ -79,6 +87,7 @@ class FedAvgState(NamedTuple):
     round: Array
     slope: Array
     move: Array
+    losses: Array
 
 
 def server_step(
@@ -108,90 +117,101 @@ def first_position(config: Options, roster: Roster, key: Array) -> Array:
     """Where the rounds begin."""
     if not isinstance(config.init, str):
         return jnp.asarray(given_start(config.init, roster))
+    if config.init == "prior":
+        assert roster.prior.draw is not None  # noqa: S101
+        return roster.prior.draw(key)
     if config.init == "random":  # as NumPyro's samplers
         return jax.random.uniform(key, (roster.size,), jnp.float64, -2.0, 2.0)
     return cold_start(roster.size)
 
 
-def probing(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
-    """One round that asks for the clients' largest curvatures at the start."""
+def averaging(
+    config: Options,
+    roster: Roster,
+    weights: np.ndarray,
+    *,
+    init_client: Callable[[Client, Shared, Array], Own] = start_own,
+) -> Algorithm:
+    """The rounds: clients go down their losses, and the server averages.
 
-    def probe(position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]) -> tuple[Reply, Array]:
-        energy = make_energy(config, roster, weights, client)
-        found = largest_curvature(energy, position, z, float(roster.rows.sum()))
-        code = jnp.where(jnp.isfinite(found), ResultCode.OK, ResultCode.NOT_FINITE)
-        return Reply(each=found, code=code, info={"curvature": found}), z
-
-    def aggregate(state: ProbeState, replies: Replies, key: Array) -> tuple[ProbeState, Info]:
-        return state._replace(curvatures=jnp.where(replies.used, replies.each, jnp.nan)), {"converged": jnp.array(True)}
-
-    return Algorithm(
-        name="probe",
-        init=lambda key, previous: ProbeState(
-            first_position(config, roster, key), jnp.full(roster.num_clients, jnp.nan)
-        ),
-        broadcast=lambda state: (state.position, ()),
-        init_client=start_locals,
-        updates={"power": Update(probe, no_inputs)},
-        aggregate=aggregate,
-    )
-
-
-def averaging(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
-    """The rounds: clients go down their losses, and the server averages."""
-    size, optimizer, reports = roster.size, server_optimizer(config), sends_slope(config, roster)
-    descent = make_descent(config, roster)
-    known, num_rows = size if reports else 0, float(roster.rows.sum())
+    Parameters
+    ----------
+    config, roster
+        Of the fit.
+    weights
+        Of the clients, shape ``(N,)``.
+    init_client
+        Makes a client's private state, which may tilt its energy.
+    """
+    optimizer, descent = server_optimizer(config), make_descent(config, roster)
+    known, num_rows = roster.size if sends_slope(config, roster) else 0, float(roster.rows.sum())
+    fairness = None if config.fairness is None else Fairness(config.fairness, roster, weights)
 
     def init(key: Array, previous: ProbeState | None) -> FedAvgState:
         position = first_position(config, roster, key) if previous is None else previous.position
         step, nothing = _first_step(config, previous), jnp.zeros(known)
-        return FedAvgState(position, optimizer.init(position), step, jnp.zeros(()), nothing, nothing)
+        losses = jnp.full(0 if fairness is None else fairness.num_groups, jnp.nan)
+        return FedAvgState(position, optimizer.init(position), step, jnp.zeros(()), nothing, nothing, losses)
 
-    def broadcast(state: FedAvgState) -> tuple[Shared, tuple[()]]:
+    def broadcast(state: FedAvgState) -> tuple[Shared, Array | tuple[()]]:
         factor = 1.0 if config.schedule is None else jnp.asarray(config.schedule(state.round), jnp.float64)
-        return Shared(state.position, factor * state.step), ()
+        return Shared(state.position, factor * state.step), () if fairness is None else fairness.factors(state.losses)
 
-    def update(shared: Shared, personal: tuple[()], z: Array, client: Client, key: Any) -> tuple[Reply, Array]:
-        energy = make_energy(config, roster, weights, client)
-        done = descent(energy, shared.position, z, shared.scale, key)
+    def update(shared: Shared, factor: Any, own: Own, client: Client, key: Any) -> tuple[Reply, Own]:
+        energy = make_energy(config, roster, weights, client, own.tilt)
+        energy = energy if fairness is None else energy._replace(factor=factor)
+        done = descent(energy, shared.position, own.z, shared.scale, key)
         delta, weight = shared.position - done.position, energy.weight
         fine = jnp.all(jnp.isfinite(delta)) & jnp.isfinite(done.value)
         code = jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE)
-        total = Message(weight * delta, weight, done.value, done.slope[:known])
+        losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, done.value / (weight * num_rows))
+        total = Message(weight * delta, weight, done.value, done.slope[:known], losses)
         reply = Reply(total=total, code=code, info={"drift": jnp.sqrt(jnp.mean(delta**2))})
-        return reply, jnp.where(fine, done.carry, z)
-
-    def aggregate(state: FedAvgState, replies: Replies, key: Array) -> tuple[FedAvgState, Info]:
-        total: Message = replies.total
-        position, kept, taken = server_step(optimizer, state.optimizer, state.position, total.delta, total.weight)
-        share = jnp.where(total.weight > 0, total.weight, jnp.nan)
-        slope, move = total.slope / share, position - state.position
-        way = _way(state, slope, move[:known], jnp.all(replies.used))
-        info = {
-            "objective": total.value / share,
-            "gradient_norm": jnp.sqrt(jnp.sum(slope**2)) / num_rows if reports else jnp.full((), jnp.nan),
-            "moved": jnp.where(taken, jnp.sqrt(jnp.mean(move**2)), jnp.nan),
-            "change": way.change,
-            "left": way.left,
-            "step_size": state.step,
-            "converged": way.left <= config.tolerance,
-            "hopeless": ~taken,
-        }
-        step = state.step
-        if config.probes and config.step_size is None:  # the curvature may have grown since the start
-            step = jnp.minimum(step, _STEP * num_rows / jnp.maximum(way.curvature, 1e-300))
-        after = FedAvgState(position, kept, step, state.round + 1.0, slope, move[:known])
-        return jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, state), info
+        return reply, own._replace(z=jnp.where(fine, done.carry, own.z))
 
     return Algorithm(
         name="FedAvg" if config.proximal == 0.0 else "FedProx",
         init=init,
         broadcast=broadcast,
-        init_client=start_locals,
+        init_client=init_client,
         updates={config.solver: Update(update, no_inputs if config.batch_size is None else its_key)},
-        aggregate=aggregate,
+        aggregate=lambda state, replies, key: _averaged(config, roster, fairness, state, replies),
     )
+
+
+def _averaged(
+    config: Options, roster: Roster, fairness: Fairness | None, state: FedAvgState, replies: Replies
+) -> tuple[FedAvgState, Info]:
+    """The server's step along the clients' mean delta, and what their gradients tell of the way."""
+    total: Message = replies.total
+    optimizer, num_rows = server_optimizer(config), float(roster.rows.sum())
+    position, kept, taken = server_step(optimizer, state.optimizer, state.position, total.delta, total.weight)
+    share = jnp.where(total.weight > 0, total.weight, jnp.nan)
+    slope, move = total.slope / share, position - state.position
+    told = move[: slope.size]
+    complete = jnp.all(replies.used)
+    way = _way(state, slope, told, complete)
+    norm = jnp.sqrt(jnp.sum(slope**2)) / num_rows if slope.size else jnp.full((), jnp.nan)
+    info = {
+        "objective": total.value / share,
+        "gradient_norm": norm,
+        "moved": jnp.where(taken, jnp.sqrt(jnp.mean(move**2)), jnp.nan),
+        "change": way.change,
+        "left": way.left,
+        "step_size": state.step,
+        "converged": way.left <= config.tolerance,
+        "hopeless": ~taken,
+    }
+    losses, step = state.losses, state.step
+    if fairness is not None:
+        losses = fairness.heard(total.losses, losses)
+        ranks = fairness.ranks(losses)
+        complete &= jnp.all(ranks == fairness.ranks(state.losses))  # else the next gradient is that of other weights
+        info |= {"group_loss": losses, "group_rank": ranks}
+    if config.probes and config.step_size is None:  # the curvature may have grown since the start
+        step = jnp.minimum(step, _STEP * num_rows / jnp.maximum(way.curvature, 1e-300))
+    after = FedAvgState(position, kept, step, state.round + 1.0, jnp.where(complete, slope, jnp.nan), told, losses)
+    return jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, state), info
 
 
 def _first_step(config: Options, probed: ProbeState | None) -> Array:

@@ -10,10 +10,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from fedbayes.algorithm import CONTROL, Replies, replicated
+from fedbayes.algorithm import CONTROL, Replies, Teams, replicated
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.ep import EP
 from fedbayes.inference.fald.method import FALD
+from fedbayes.inference.fed_ensemble.method import FedEnsemble
+from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.local.after import AFTER
@@ -45,17 +47,21 @@ ALGORITHMS = {
     "one-shot-density": OneShot(**ONCE, combine="density_product"),
     "fedavg": FedAvg(local_steps=3, init="random", num_replicates=2),
     "fedprox": FedProx(solver="newton"),
+    "gifair": FedAvg(local_steps=3, fairness=GIFAIR()),
+    "fed-ensemble": FedEnsemble(local_steps=3, num_modes=2, fairness=GIFAIR()),
+    "fed-ensemble-randomised": FedEnsemble(local_steps=3, num_modes=2, assignment="all", randomised=True),
     "fedpa": FedPA(solver="laplace", num_replicates=1, tolerance=1e-9),
     "fedpa-sgld": FedPA(solver="sgld", num_samples=4, local_steps=12, burn_in=2, fedavg_rounds=1, num_replicates=2),
     "fald": FALD(**CHAINS, noise_correlation=0.5, refresh=2),
     "fald-partial": FALD(**CHAINS, noise_correlation=0.0, scheme="with_replacement", num_active=2),
 }
 SAMPLERS = ("fald", "fald-partial")
+POINTS = ("gifair", "fed-ensemble", "fed-ensemble-randomised")  # their answer has no Gaussian
 GAUSSIANS = tuple(name for name in ALGORITHMS if name not in SAMPLERS)
 EXACT = tuple(
     name
     for name in GAUSSIANS
-    if not name.endswith(("consensus", "wasserstein", "density", "sgld", "fedavg", "fedprox"))
+    if not name.endswith(("consensus", "wasserstein", "density", "sgld", "fedavg", "fedprox", *POINTS))
 )
 NO_DRAWS = ("laplace", "ep-from-mode", "one-shot-laplace", "fedpa", "fedprox")  # without locals no randomness at all
 ROUNDS = 2
@@ -112,6 +118,8 @@ class Outcome:
         self.run, self.state, self.history = current, current.state, current.history
         self.clients = [np.asarray(leaf) for leaf in jax.tree.leaves(executor._states)]
         self.posterior = np.concatenate(current.draws) if current.draws else answer.posterior
+        if self.posterior is None:
+            self.posterior = answer.draws(KEY, 1)
 
 
 @lru_cache(maxsize=2)
@@ -216,6 +224,21 @@ def inputs_of(update, shared, client):
     return jax.eval_shape(lambda shared: update.inputs(KEY, shared, client.num_locals), shared)
 
 
+def of_one_team(shared):
+    """The shapes of what one client is told."""
+    if not isinstance(shared, Teams):
+        return shared
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), shared.shared)
+
+
+def of_all_teams(total, shared):
+    """The shapes of the sums, from those of one client."""
+    if not isinstance(shared, Teams):
+        return total
+    (num,) = {leaf.shape[0] for leaf in jax.tree.leaves(shared.shared)}
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape), leaf.dtype), total)
+
+
 def traced_phases(name, problem):
     """Each phase with the shapes of its state, and of one client's private state, by tracing alone."""
     client, previous = problem.client("bo"), None
@@ -235,7 +258,7 @@ def test_update_under_eval_shape(name, problem):
     for algorithm, _, shared, personal, private, client in traced_phases(name, problem):
         for update in algorithm.updates.values():
             inputs = inputs_of(update, shared, client)
-            reply, after = jax.eval_shape(update.run, shared, personal, private, client, inputs)
+            reply, after = jax.eval_shape(update.run, of_one_team(shared), personal, private, client, inputs)
             assert shapes_of(after) == shapes_of(private)
             assert reply.code.shape == ()
 
@@ -247,10 +270,11 @@ def test_every_diagnostic_is_declared(name, problem):
     for algorithm, state, shared, personal, private, client in traced_phases(name, problem):
         for update in algorithm.updates.values():
             inputs = inputs_of(update, shared, client)
-            reply, _ = jax.eval_shape(update.run, shared, personal, private, client, inputs)
+            reply, _ = jax.eval_shape(update.run, of_one_team(shared), personal, private, client, inputs)
             each = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape), leaf.dtype), reply.each)
             used = jax.ShapeDtypeStruct((num,), bool)
-            _, info = jax.eval_shape(algorithm.aggregate, state, Replies(reply.total, each, used), KEY)
+            total = of_all_teams(reply.total, shared)
+            _, info = jax.eval_shape(algorithm.aggregate, state, Replies(total, each, used), KEY)
             for key, leaf in {**reply.info, **info}.items():
                 if key not in CONTROL:
                     dims = [dim for dim in declared[key].dims if dim != "replicate"]

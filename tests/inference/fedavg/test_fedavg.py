@@ -176,6 +176,24 @@ def test_a_start_without_curvature_has_a_finite_step() -> None:
     np.testing.assert_allclose(fit.idata.posterior["centre"].values, 2.0, rtol=1e-12)
 
 
+def test_a_start_can_be_drawn_from_the_prior() -> None:
+    """Positive globals come back by their logs; 400 replicates within four Monte Carlo errors."""
+
+    def scaled(y) -> None:
+        mu = numpyro.sample("mu", dist.Normal(3.0, 0.5).expand([2]).to_event(1))
+        tau = numpyro.sample("tau", dist.LogNormal(-1.0, 0.2))
+        numpyro.sample("y", dist.Normal(mu[0] + mu[1], tau), obs=y)
+
+    still = {"schedule": lambda round: 0.0 * round, "optimizer": optax.sgd(0.1), "laplace": False}
+    method = fb.FedAvg(init="prior", num_replicates=400, **still)
+    fit = fitted(scaled, {"a": {"y": np.ones(3)}}, method, 1)
+    found = np.asarray(fit._run.state.position)
+    np.testing.assert_allclose(found.mean(axis=0), [3.0, 3.0, -1.0], atol=0.1)
+    np.testing.assert_allclose(found.std(axis=0), [0.5, 0.5, 0.2], rtol=0.15)
+    with pytest.raises(ValueError, match="`init` is 'prior', but a prior of the globals can't be drawn from"):
+        fitted(line, GOLDEN, fb.FedAvg(init="prior"), 1)
+
+
 def test_a_slope_without_end_is_no_arrival() -> None:
     """Thrown far below, the log of a scale has a constant slope: moves without curvature, and without an end."""
 
@@ -424,7 +442,7 @@ BAD = [
     ({"solver": "newton"}, "`proximal` is 0"),
     ({"solver": "newton", "proximal": 1.0, "batch_size": 3}, "takes no gradient steps"),
     ({"solver": "exact"}, "one of"),
-    ({"init": "prior"}, "write 'zero', 'random'"),
+    ({"init": "mode"}, "write 'zero', 'random', 'prior'"),
     ({"num_samples": 48}, "power of two"),
     ({"local_steps": 0}, "whole number"),
     ({"weights": "size"}, "`weights`"),

@@ -1,0 +1,34 @@
+"""Groups of clients, such as cities and villages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Groups = Mapping[str, Sequence[str]]
+
+
+def partition(groups: Groups | None, clients: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The groups' names, and each client's group, shape ``(N,)``.
+
+    Raises
+    ------
+    ValueError
+        A client is in no group, or in two, or is not known.
+    """
+    given: Mapping[str, Any] = {name: [name] for name in clients} if groups is None else groups
+    homes: dict[str, list[str]] = {name: [] for name in clients}
+    for group, members in given.items():
+        for name in [members] if isinstance(members, str) else members:
+            if str(name) not in homes:
+                raise ValueError(
+                    f"Group '{group}' of `groups` has the client '{name}'; the clients are {list(clients)}."
+                )
+            homes[str(name)].append(str(group))
+    wrong = {name: found for name, found in homes.items() if len(found) != 1}
+    if wrong:
+        name, found = next(iter(wrong.items()))
+        where = f"in {found}" if found else "in none of them"
+        raise ValueError(f"`groups` must hold each client once; '{name}' is {where}.")
+    names = tuple(str(group) for group in given)
+    return names, np.array([names.index(found[0]) for found in homes.values()])

@@ -1,0 +1,71 @@
+"""How evenly a fit serves its clients: their held-out predictive densities, by group."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbayes.problem.groups import Groups, partition
+from fedbayes.results.fit import FederatedFit
+from fedbayes.results.predictive import side_by_side
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def fairness_report(
+    fit: FederatedFit, held_out: Mapping[str, Mapping[str, Any]], groups: Groups | None = None
+) -> "xr.Dataset":
+    """Log predictive density of each client's held-out rows, by client and by group, and what lies between them.
+
+    A fit is fairer than another if its scores vary less (Yue, Nouiehed and Al Kontar 2023, definition 1). For any
+    method; :class:`~fedbayes.GIFAIR` is one that aims at it.
+
+    Parameters
+    ----------
+    fit
+        Of all clients.
+    held_out
+        From client name to the model's keyword arguments: rows that were not in the fit, with their outcomes. It may
+        leave clients out.
+    groups
+        From a group's name to the names of its clients; ``None``: each client is a group of its own.
+
+    Returns
+    -------
+    xarray.Dataset
+        By client: ``score``, the mean log predictive density in nats per outcome, ``outcomes``, their number, and
+        ``group_of``. By group: ``group_score``, the mean of its clients' scores. In the attributes: ``mean`` and ``sd``
+        of the clients' scores, and ``gap`` between the best group and the worst.
+
+    Raises
+    ------
+    KeyError
+        An unknown client.
+    ValueError
+        No held-out rows, or groups that are no partition of the clients.
+    """
+    import xarray as xr
+
+    if not held_out:
+        raise ValueError("`held_out` is empty: give some client's rows that were not in the fit, with their outcomes.")
+    names, group = partition(groups, fit.client_names)
+    clients = [str(name) for name in held_out]
+    densities = [side_by_side(fit.log_predictive_density(str(name), **data)) for name, data in held_out.items()]
+    score = np.array([each.mean() for each in densities])
+    home = group[[fit.client_names.index(name) for name in clients]]
+    heard = [place for place in range(len(names)) if np.any(home == place)]
+    means = np.array([score[home == place].mean() for place in heard])
+    report = xr.Dataset(
+        {
+            "score": ("client", score),
+            "outcomes": ("client", np.array([each.size for each in densities])),
+            "group_of": ("client", np.array(names)[home]),
+            "group_score": ("group", means),
+        },
+        coords={"client": clients, "group": [names[place] for place in heard]},
+        attrs={"mean": float(score.mean()), "sd": float(score.std()), "gap": float(np.ptp(means))},
+    )
+    for name in ("score", "group_score"):
+        report[name].attrs["units"] = "nats per outcome"
+    return report

@@ -1,0 +1,5 @@
+"""Ensembles of point estimates."""
+
+from fedbayes.inference.fed_ensemble.method import FedEnsemble
+
+__all__ = ["FedEnsemble"]

@@ -1,0 +1,80 @@
+"""Fed-ensemble's options beside those of its members, and what can be wrong with them."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedbayes.inference.fedavg import options as member
+from fedbayes.inference.options import check_choices, check_whole
+from fedbayes.problem.roster import Roster
+
+_CHOICES = {"assignment": ("random", "latin", "all"), "randomised": (True, False)}
+_LEAST = {"num_modes": 1, "num_strata": 1, "clients_per_stratum": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(member.Options):
+    """The options of :class:`~fedbayes.FedEnsemble`, which documents them."""
+
+    num_modes: int = 5
+    assignment: Literal["random", "latin", "all"] = "random"
+    num_strata: int | None = None
+    clients_per_stratum: int | None = None
+    randomised: bool = False
+    init: str | Mapping[str, Any] = "random"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self, _CHOICES)
+        check_whole(self, _LEAST, ("num_strata", "clients_per_stratum"))
+        if self.assignment == "all":
+            _check_all(self)
+        elif self.randomised:
+            raise ValueError(
+                f"`randomised` is True with `assignment={self.assignment!r}`: where a mode sees a part of the clients "
+                "in a round, it ends in noise that would count as posterior spread. Write `assignment='all'`."
+            )
+        if self.clients_per_stratum is not None and self.num_strata is None:
+            raise ValueError(
+                f"`clients_per_stratum` is {self.clients_per_stratum} without `num_strata`: each client is a stratum "
+                "of its own then. Write the number of strata too, or `participation` of `fit_federated`."
+            )
+
+
+def _check_all(config: Options) -> None:
+    for name in ("num_strata", "clients_per_stratum"):
+        if (value := getattr(config, name)) is not None:
+            raise ValueError(
+                f"`{name}` is {value} with `assignment='all'`, where every client trains every mode in every round. "
+                "Leave one of them out."
+            )
+
+
+def check_roster(config: Options, roster: Roster) -> None:
+    """Refuse options that don't fit the clients and the globals; warn of modes that idle."""
+    member.check_roster(config, roster)
+    num = roster.num_clients
+    if config.num_strata is not None and config.num_strata > num:
+        raise ValueError(
+            f"`num_strata` is {config.num_strata}, but there are {num} clients. Write a number up to {num}, or leave "
+            "it out: each client is a stratum of its own then."
+        )
+    if config.clients_per_stratum is not None and config.clients_per_stratum * (config.num_strata or num) > num:
+        raise ValueError(
+            f"`clients_per_stratum` is {config.clients_per_stratum}, but the smallest of the {config.num_strata} "
+            f"strata has {num // (config.num_strata or num)} of the {num} clients. Write a number up to that, or leave "
+            "it out."
+        )
+    if config.randomised and roster.num_locals.any():
+        raise ValueError(
+            "`randomised` is True, but the model has local latents, whose outcomes can't be drawn anew for given "
+            "globals alone. Leave it out; `method='ep'` has their posterior."
+        )
+    busy = num if config.clients_per_stratum is None else config.clients_per_stratum * (config.num_strata or num)
+    if config.assignment != "all" and config.num_modes > busy:
+        warnings.warn(
+            f"`num_modes` is {config.num_modes}, but {busy} clients take part in a round: {config.num_modes - busy} or "
+            "more modes idle in each. Write fewer modes, or `assignment='all'`, where each client trains all of them.",
+            stacklevel=2,
+        )

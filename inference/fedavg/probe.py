@@ -1,0 +1,82 @@
+"""The clients' largest curvatures at the start: what steps can be taken there."""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.errors import ResultCode
+from fedbayes.inference.fedavg.clients import largest_curvature, make_energy, start_locals
+from fedbayes.inference.fedavg.options import Options
+from fedbayes.inference.fedavg.rounds import ProbeState, first_position
+from fedbayes.problem.clients import Client
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
+
+
+def probed(config: Options, rounds: Algorithm, roster: Roster, weights: np.ndarray) -> list[Phase]:
+    """The rounds, after one that asks for the clients' curvature where plain steps need to know it."""
+    if not config.probes:
+        return [Phase(algorithm=rounds, max_rounds=config.max_rounds)]
+    probe = probing(config, roster, weights)
+    return [
+        Phase(algorithm=probe, max_rounds=1, full_participation=True, main=False),
+        Phase(algorithm=rounds, max_rounds=config.max_rounds, check=check_step(config.step_size, roster.names)),
+    ]
+
+
+def probing(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
+    """One round that asks for the clients' largest curvatures at the start."""
+
+    def probe(position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]) -> tuple[Reply, Array]:
+        energy = make_energy(config, roster, weights, client)
+        found = largest_curvature(energy, position, z, float(roster.rows.sum()))
+        code = jnp.where(jnp.isfinite(found), ResultCode.OK, ResultCode.NOT_FINITE)
+        return Reply(each=found, code=code, info={"curvature": found}), z
+
+    def aggregate(state: ProbeState, replies: Replies, key: Array) -> tuple[ProbeState, Info]:
+        return state._replace(curvatures=jnp.where(replies.used, replies.each, jnp.nan)), {"converged": jnp.array(True)}
+
+    return Algorithm(
+        name="probe",
+        init=lambda key, previous: ProbeState(
+            first_position(config, roster, key), jnp.full(roster.num_clients, jnp.nan)
+        ),
+        broadcast=lambda state: (state.position, ()),
+        init_client=start_locals,
+        updates={"power": Update(probe, no_inputs)},
+        aggregate=aggregate,
+    )
+
+
+def check_step(step_size: float | None, names: Sequence[str]) -> Callable[[RunState], None]:
+    """A check of plain gradient steps against the clients' largest curvatures at the start.
+
+    A quadratic loss of curvature H diverges under steps of ``2 / H`` and more. From ``1 / H`` on the results on
+    FedAvg's fixed point do not hold (Su, Xu and Yang 2023, who assume less).
+    """
+
+    def check(probed: RunState) -> None:
+        curvatures = np.max(np.asarray(probed.state.curvatures), axis=0)
+        if step_size is None or not np.any(curvatures > 0.0):
+            return
+        worst = int(np.nanargmax(curvatures))
+        limit, name = 1.0 / curvatures[worst], names[worst]
+        if step_size >= 2.0 * limit:
+            raise ValueError(
+                f"`step_size` is {step_size:g}, but the loss of client '{name}' has the curvature "
+                f"{curvatures[worst]:.3g} at the start: steps of {2.0 * limit:.3g} or more diverge there. Write "
+                f"`step_size={limit / 2.0:.2g}`, or leave it out."
+            )
+        if step_size >= limit:
+            warnings.warn(
+                f"`step_size` is {step_size:g}, and the loss of client '{name}' has the curvature "
+                f"{curvatures[worst]:.3g} at the start: steps of {limit:.3g} or more overshoot there, and what is "
+                f"known of FedAvg's fixed point does not hold. Write `step_size={limit / 2.0:.2g}`, or leave it out.",
+                stacklevel=2,
+            )
+
+    return check

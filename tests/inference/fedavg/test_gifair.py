@@ -1,0 +1,187 @@
+"""GIFAIR: the identity of its objective, the path of two quadratic clients, groups, bounds, and the report."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedbayes as fb
+from fedbayes.inference.fedavg.fairness import Fairness
+from fedbayes.models import linear
+from fedbayes.problem.problem import make_problem
+
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def centre(y) -> None:
+    t = numpyro.sample("t", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Normal(t, 1.0), obs=y)
+
+
+PAIR = {"a": {"y": np.zeros(3)}, "b": {"y": np.ones(7)}}
+SHRINKING = {"local_steps": 1, "step_size": 0.1, "schedule": lambda round: 1.0 / (1.0 + round / 50.0)}
+
+
+def fitted(clients, fairness, num_rounds=3000, *, model=centre, method=fb.FedAvg, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fb.NotConvergedWarning)
+        configured = method(fairness=fairness, **{**SHRINKING, **options})
+        return fb.fit_federated(model, clients, method=configured, key=KEY, num_rounds=num_rounds, progress=False)
+
+
+def roster_of(names):
+    return make_problem(centre, {name: {"y": np.zeros(1)} for name in names}).roster
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_factors_add_up_to_the_penalised_objective(seed) -> None:
+    """Lemma 3 to 1e-13: weights of single clients in place of differences between groups."""
+    rng = np.random.default_rng(seed)
+    num = int(rng.integers(3, 9))
+    names = [f"c{k}" for k in range(num)]
+    homes = np.concatenate([np.arange(2), rng.integers(0, 3, num - 2)])
+    groups = {f"g{i}": [names[k] for k in np.flatnonzero(homes == i)] for i in np.unique(homes)}
+    shares, losses = rng.dirichlet(np.ones(num)), rng.gamma(2.0, size=num)
+    fairness = Fairness(fb.GIFAIR(groups=groups), roster_of(names), shares)
+    means = np.array([losses[homes == i].mean() for i in np.unique(homes)])
+    direct = shares @ losses + fairness.weight * np.abs(means[:, None] - means)[np.triu_indices(len(means), 1)].sum()
+    factors = np.asarray(fairness.factors(jnp.asarray(means)))
+    np.testing.assert_allclose(shares @ (factors * losses), direct, rtol=1e-13)
+    assert np.all(factors > 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [(0.0, 0.7), (0.05, 0.65), (0.1, 0.6), (0.15, 0.55), (0.2, 0.5), (0.25, 0.5), (0.29, 0.5)],
+)
+def test_two_quadratic_clients_meet_halfway(weight, expected) -> None:
+    """``.7 - lambda`` until the losses are equal, and no further; the steps that are left end within 0.005."""
+    fit = fitted(PAIR, fb.GIFAIR(weight=weight), tolerance=1e-6)
+    np.testing.assert_allclose(fit.idata.posterior["t"].values, expected, atol=5e-3)
+
+
+def test_no_weight_is_fedavg_bit_for_bit() -> None:
+    clients, _ = linear.simulate(jax.random.key(1))
+    options = {"local_steps": 4, "step_size": None, "schedule": None, "model": linear.model}
+    fair = fitted(clients, fb.GIFAIR(weight=0.0), 9, **options)
+    plain = fitted(clients, None, 9, laplace=False, **options)
+    for name in plain.idata.posterior.data_vars:
+        np.testing.assert_array_equal(fair.idata.posterior[name], plain.idata.posterior[name])
+
+
+@pytest.mark.parametrize(
+    "relative",
+    [{"method": fb.FedProx, "proximal": 0.5}, {"method": fb.FedEnsemble, "num_modes": 2, "assignment": "all"}],
+)
+def test_relatives_take_the_same_policy(relative) -> None:
+    """The fixed point where ranks don't change, ``.7 - .1``: FedProx's steps are hindered, and end there too."""
+    fit = fitted(PAIR, fb.GIFAIR(weight=0.1), 2000, schedule=None, **relative)
+    np.testing.assert_allclose(fit.idata.posterior["t"].values, 0.6, atol=5e-3)
+    np.testing.assert_array_equal(fit.rounds["group_rank"].values[-1].reshape(-1, 2)[0], [1.0, -1.0])
+
+
+def test_a_fair_fit_is_no_mode_and_says_so() -> None:
+    fit = fitted(PAIR, fb.GIFAIR(weight=0.1), 2000)
+    assert fit.converged
+    assert "no mode of the posterior" in repr(fit)
+    zigzag = fitted(PAIR, fb.GIFAIR(weight=0.25), 100, schedule=None)
+    assert not zigzag.converged
+    assert "Groups take turns in faring worst" in zigzag.trouble()
+
+
+def test_a_group_that_is_not_heard_keeps_its_loss() -> None:
+    method = fb.FedAvg(fairness=fb.GIFAIR(weight=0.1), step_size=0.1, local_steps=1)
+    only = lambda round_, key: np.array([True, round_ == 0])  # noqa: E731
+    with pytest.warns(fb.NotConvergedWarning):
+        fit = fb.fit_federated(centre, PAIR, method=method, key=KEY, num_rounds=5, participation=only, progress=False)
+    losses = fit.rounds["group_loss"].values[1:, 0]
+    assert np.ptp(losses[:, 1]) == 0.0
+    assert np.ptp(losses[:, 0]) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"g": ["a"]}, "'b' is in none of them"),
+        ({"g": ["a"], "h": ["a", "b"]}, r"'a' is in \['g', 'h'\]"),
+        ({"g": ["a", "b"]}, r"has the group \['g'\] alone"),
+        ({"g": ["a", "z"], "h": ["b"]}, "has the client 'z'; the clients are"),
+    ],
+)
+def test_groups_that_are_no_partition_are_refused(groups, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        fitted(PAIR, fb.GIFAIR(groups=groups), 1)
+
+
+def test_bounds_and_options_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"`weight` is 0.3, at or beyond 0.3, where a client's loss"):
+        fitted(PAIR, fb.GIFAIR(weight=0.3), 1)
+    with pytest.raises(ValueError, match="`weight` is -1; write a number, zero or more"):
+        fb.GIFAIR(weight=-1)
+    with pytest.raises(ValueError, match="`groups` is 'a'; write a mapping"):
+        fb.GIFAIR(groups="a")
+    with pytest.raises(ValueError, match="`laplace` is True with `fairness`"):
+        fb.FedAvg(fairness=fb.GIFAIR(), laplace=True)
+    with pytest.raises(ValueError, match=r"`fairness` is 'gifair'; write `fedbayes.GIFAIR"):
+        fb.FedAvg(fairness="gifair")
+
+
+def varied() -> tuple[dict, dict]:
+    """A large group that agrees, and a small one that does not."""
+    rng = np.random.default_rng(4)
+    clients = {f"c{k}": {"y": (3.0 if k < 2 else 0.0) + rng.normal(size=40)} for k in range(8)}
+    halves = [{name: {"y": client["y"][at]} for name, client in clients.items()} for at in (slice(20), slice(20, 40))]
+    return halves[0], halves[1]
+
+
+GROUPS = {"few": ["c0", "c1"], "many": [f"c{k}" for k in range(2, 8)]}
+
+
+def test_fairness_is_ordered() -> None:
+    """The gap between groups and the spread over clients fall as the weight grows, by held-out densities."""
+    train, test = varied()
+    reports = []
+    for weight in (0.0, 0.1, 0.2):
+        fit = fitted(train, fb.GIFAIR(groups=GROUPS, weight=weight), 500, step_size=0.3)
+        reports.append(fb.fairness_report(fit, test, GROUPS).attrs)
+    for name in ("gap", "sd"):
+        values = [report[name] for report in reports]
+        assert values == sorted(values, reverse=True)
+        assert values[-1] < 0.8 * values[0]
+
+
+def test_report_is_exact() -> None:
+    train, test = varied()
+    fit = fitted(train, None, 500, step_size=0.3, laplace=False)
+    report = fb.fairness_report(fit, test, GROUPS)
+    point = fit.idata.posterior["t"].values.item()
+    each = {name: dist.Normal(point, 1.0).log_prob(client["y"]).mean() for name, client in test.items()}
+    np.testing.assert_allclose(report["score"], list(each.values()), rtol=1e-10)
+    few = np.mean([each["c0"], each["c1"]])
+    np.testing.assert_allclose(report["group_score"].sel(group="few"), few, rtol=1e-10)
+    many = np.mean([each[name] for name in GROUPS["many"]])
+    assert report.attrs["gap"] == pytest.approx(abs(many - few))
+    np.testing.assert_array_equal(report["outcomes"], 20)
+    with pytest.raises(ValueError, match="`held_out` is empty"):
+        fb.fairness_report(fit, {})
+
+
+def test_picture_shows_a_point_for_each_client_and_a_bar_for_each_group() -> None:
+    train, test = varied()
+    fit = fitted(train, None, 50, step_size=0.3, laplace=False)
+    report = fb.fairness_report(fit, test, GROUPS)
+    ax = fb.plots.plot_fairness({"FedAvg": report, "again": report})
+    assert [len(line.get_xdata()) for line in ax.lines] == [8, 8]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["few", "many"]
+    assert ax.get_legend() is not None
+    ax.figure.clear()
