@@ -48,12 +48,12 @@ class Block:
 
     def unravel(self, flat: Any) -> dict[str, Any]:
         """The named arrays in ``flat``, shape ``(size,)``."""
-        named, start = {}, 0
-        for name, shape in self.shapes:
-            stop = start + prod(shape)
-            named[name] = flat[start:stop].reshape(shape)
-            start = stop
-        return named
+        lengths = [prod(shape) for _, shape in self.shapes]
+        if isinstance(flat, np.ndarray) or not lengths:
+            parts = np.split(flat, np.cumsum(lengths)[:-1])
+        else:  # one primitive, whose derivative is one concatenation; of slices it would be a sum of padded vectors
+            parts = jax.lax.split(flat, lengths)
+        return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes, parts, strict=False)}
 
     def groups(self) -> np.ndarray:
         """Places in the flat vector by the latents' first axis, shape ``(groups, size)``.

@@ -373,7 +373,7 @@ def toy() -> tuple[dict, np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 def test_toy_table_bias_stays_and_variance_falls() -> None:
-    """The notes' bands, from ten starts: bias within 15 percent over K, variance about 1 / K at K = 2, and a quarter."""
+    """Ten starts: bias within 15 percent over K, variance of about half at K = 2, and below a quarter at K = 40."""
     clients, grid, truth = toy()
     options = {"local_steps": 20, "step_size": 0.1 * UNIFORM, "tolerance": 1e-12}
     bias, variance = {}, {}

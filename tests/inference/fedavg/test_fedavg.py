@@ -492,3 +492,38 @@ def test_a_network_of_two_hundred_thousand_weights() -> None:
     assert fit.idata.posterior["first"].shape == (1, 1, 90, hidden)
     objective = fit.rounds["objective"].values[:, 0]
     assert objective[-1] < objective[0]
+
+
+# passes, batch size, and the error at the end from a simulation with batches drawn with replacement
+MINIBATCHES = [(1, 20, 0.064), (1, 100, 0.046), (5, 50, 0.052), (10, 100, 0.050)]
+
+
+@pytest.fixture(scope="module")
+def pathak() -> tuple[dict, np.ndarray]:
+    """25 clients of 500 rows, 100 coefficients, noise 0.5 (Pathak and Wainwright 2020)."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=100)
+    clients = {}
+    for k in range(25):
+        x = rng.normal(size=(500, 100))
+        clients[f"c{k}"] = {"x": x, "y": x @ truth + 0.5 * rng.normal(size=500)}
+    return clients, truth
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epochs", "batch", "error"), MINIBATCHES)
+def test_minibatches_end_in_noise_but_not_far(pathak, epochs, batch, error) -> None:
+    """Estimation error below 1.6 times that of least squares and a tenth from the simulation; no stationary point."""
+    clients, truth = pathak
+
+    def flat(x, y) -> None:
+        theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real_vector, (), (100,)))
+        numpyro.sample("y", dist.Normal(x @ theta, 1.0), obs=y)
+
+    method = fb.FedAvg(step_size=0.1, epochs=epochs, batch_size=batch, init={"theta": np.zeros(100)}, laplace=False)
+    end = fitted(flat, clients, method, 100 // epochs).idata.posterior["theta"].values[0, 0]
+    x, y = (np.concatenate([client[name] for client in clients.values()]) for name in ("x", "y"))
+    found, gradient = np.linalg.norm(end - truth), np.linalg.norm(2.0 * x.T @ (x @ end - y) / len(y))
+    assert found < 1.6 * 0.5 * np.sqrt(100 / len(y))
+    assert gradient > 0.01
+    np.testing.assert_allclose(found, error, rtol=0.1)
