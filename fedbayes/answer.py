@@ -67,6 +67,14 @@ class Answer(Protocol):
     """What a method has found out about the unconstrained globals."""
 
     @property
+    def own_draws(self) -> Callable[[Any], np.ndarray] | None:
+        """``(private) -> (chain, draw, d + m)``: a client's globals and locals, from its private state.
+
+        ``None`` where clients have no globals of their own.
+        """
+        ...
+
+    @property
     def posterior(self) -> Gaussian | LowRankGaussian | None:
         """The Gaussian, or the one with the draws' moments; leading axis of replicates or chains."""
         ...
@@ -119,6 +127,8 @@ class GaussianAnswer:
     run
         How the rounds went.
     """
+
+    own_draws = None
 
     def __init__(self, posterior: Gaussian, others: Gaussian, run: RunState) -> None:
         self._posterior, self._others, self._run = posterior, others, run

@@ -50,7 +50,7 @@ class Block:
         """The named arrays in ``flat``, shape ``(size,)``."""
         lengths = [prod(shape) for _, shape in self.shapes]
         if isinstance(flat, np.ndarray) or not lengths:
-            parts = np.split(flat, np.cumsum(lengths)[:-1])
+            parts: Any = np.split(flat, np.cumsum(lengths)[:-1])
         else:  # one primitive, whose derivative is one concatenation; of slices it would be a sum of padded vectors
             parts = jax.lax.split(flat, lengths)
         return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes, parts, strict=False)}

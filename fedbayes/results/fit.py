@@ -197,7 +197,7 @@ class FederatedFit:
 
         Draws of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in
         its place the client's data would count twice). With Markov chains: the draws of the globals, and the client's
-        own draws of its locals.
+        own draws of its locals. By ``GIFAIR(personalised=True)``: the client's own point.
 
         Parameters
         ----------
@@ -216,7 +216,8 @@ class FederatedFit:
         ValueError
             The posterior has low rank.
         """
-        self._dense("client_posterior")
+        if self._answer.own_draws is None:
+            self._dense("client_posterior")
         place = self.problem.place(name)
         with jax.enable_x64(True):
             mine = self._clients.posterior(place, self._theta)
@@ -460,7 +461,8 @@ class FederatedFit:
 
     def _posterior_of(self, client: str | None, program: Program) -> Any:
         """A client's own posterior; that of the globals for a new client, or where it holds all that there is."""
-        shared = not program.locals.size and not isinstance(self.posterior, Gaussian)
+        own = isinstance(self.posterior, Gaussian) or self._answer.own_draws is not None
+        shared = not program.locals.size and not own
         return self.idata if client is None or shared else self.client_posterior(client)
 
     def _to_arviz(

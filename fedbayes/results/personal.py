@@ -54,6 +54,8 @@ class Clients:
 
     def posterior(self, place: int, theta: np.ndarray) -> Personal:
         """One client's posterior given everybody's data; ``theta`` are the draws of the globals."""
+        if self._answer.own_draws is not None:
+            return Personal(self._answer.own_draws(self._executor.private(place)), {"solver": "own steps"})
         if self._answer.records_locals():
             mine = np.swapaxes(self._executor.recorded(place)[-theta.shape[1] :], 0, 1)
             return Personal(np.concatenate([theta, mine], axis=-1), {"solver": self._run.updates[place]})

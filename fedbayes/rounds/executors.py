@@ -106,6 +106,11 @@ class InProcess(ABC):
         bucket, at = self._problem.locate(place)
         return np.concatenate([block[bucket][:, at] for block in self._draws])
 
+    def private(self, place: int) -> Private:
+        """One client's private state: for what a client is asked for itself, as it never leaves it."""
+        bucket, at = self._problem.locate(place)
+        return jax.tree.map(lambda leaf: leaf[at], self._states[bucket])
+
     def _private(self, phase: int | None, bucket: int) -> Private:
         """The private states of a bucket; an update for after the rounds has none."""
         return () if phase is None else self._states[bucket]

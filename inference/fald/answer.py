@@ -77,6 +77,8 @@ class ChainsAnswer:
         Draws of the globals, shape ``(draw, chain, d)``.
     """
 
+    own_draws = None
+
     def __init__(
         self, roster: Roster, run: RunState, *, num_warmup: int, temperature: float, numbers: Mapping[str, float]
     ) -> None:

@@ -28,6 +28,11 @@ class Options(member.Options):
         super().__post_init__()
         check_choices(self, _CHOICES)
         check_whole(self, _LEAST, ("num_strata", "clients_per_stratum"))
+        if self.fairness is not None and self.fairness.personalised:
+            raise ValueError(
+                "`fairness` is personalised, but a client of an ensemble trains several modes and has no point of its "
+                "own. Write `fedbayes.GIFAIR(..., personalised=False)`, or `fedbayes.FedAvg(fairness=...)`."
+            )
         if self.assignment == "all":
             _check_all(self)
         elif self.randomised:

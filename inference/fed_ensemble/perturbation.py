@@ -6,7 +6,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.errors import ModelError
-from fedbayes.inference.fedavg.clients import Own, start_locals
+from fedbayes.inference.fedavg.clients import Own, start_own
 from fedbayes.inference.fedavg.rounds import Shared
 from fedbayes.inference.options import DENSE_LIMIT
 from fedbayes.problem.clients import Client
@@ -40,7 +40,7 @@ class Perturbed:
         score = client.program.simulated_score(shared.position, client.data, client.mask, of_data)
         share = jnp.sqrt(jnp.asarray(self._weights)[client.index])
         noise = share * prior_noise(self._prior, shared.position, of_prior)
-        return Own(start_locals(client, shared, key), score + noise)
+        return start_own(client, shared, key)._replace(tilt=score + noise)
 
 
 def prior_noise(prior: Prior, theta: Array, key: Array) -> Array:

@@ -1,6 +1,6 @@
 """What federated averaging ends with: a point, and up to some hundred globals a Laplace posterior around it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedbayes.answer import (
     product_of,
     spread_of_means,
 )
+from fedbayes.inference.fedavg.clients import Own
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 
@@ -54,6 +55,7 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     ),
     "curvature": Diagnostic((CLIENT, REPLICATE), "largest curvature of the client's loss at the start"),
     "group_loss": Diagnostic((REPLICATE, GROUP), "mean loss of the group's clients, each the mean of its rows", "nats"),
+    "own_loss": Diagnostic((CLIENT, REPLICATE), "the client's mean loss at the end of its steps", "nats"),
     "group_rank": Diagnostic((REPLICATE, GROUP), "how many groups fare better, less how many fare worse"),
     "gap": Diagnostic(
         (REPLICATE,), "length of the Newton step to the mode, root mean square over the globals", "posterior sds"
@@ -122,6 +124,11 @@ class _Ended:
             return False
         first, second = late[: len(late) // 2].mean(), late[len(late) // 2 :].mean()
         return bool(first - second <= _FALL * max(abs(first), abs(second)))
+
+    @property
+    def personalised(self) -> bool:
+        """Whether clients keep points of their own."""
+        return "own_loss" in self.rounds[-1]
 
     @property
     def fair(self) -> bool:
@@ -222,6 +229,11 @@ class LaplaceAnswer(GaussianAnswer):
         }
 
 
+def _own_point(own: Own) -> np.ndarray:
+    """One draw of a client's globals and locals for each replicate."""
+    return np.concatenate([np.asarray(own.position), np.asarray(own.z)], axis=-1)[:, None]
+
+
 class PointAnswer:
     """The point where the rounds have ended.
 
@@ -246,6 +258,11 @@ class PointAnswer:
     def draws(self, key: Array, num: int) -> np.ndarray:
         """See :class:`~fedbayes.answer.Answer`: one for each replicate, whatever ``num``."""
         return np.asarray(self._run.state.position)[:, None]
+
+    @property
+    def own_draws(self) -> Callable[[Own], np.ndarray] | None:
+        """See :class:`~fedbayes.answer.Answer`: with ``GIFAIR(personalised=True)``, where its last steps have ended."""
+        return _own_point if self._ended.personalised else None
 
     def cavities(self) -> None:
         """None: nothing is known beside the point."""

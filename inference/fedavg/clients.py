@@ -159,15 +159,23 @@ class Own(NamedTuple):
         Where the search for its locals' mode begins, shape ``(m,)``.
     tilt
         Of its energy, shape ``(d,)``, or empty.
+    position
+        Where its steps have ended, shape ``(d,)``; empty without ``GIFAIR(personalised=True)``.
     """
 
     z: Array
     tilt: Array
+    position: Array
 
 
 def start_own(client: Client, shared: Any, key: Any) -> Own:
     """A client's private state before the rounds."""
-    return Own(start_locals(client, shared, key), jnp.zeros(0))
+    return Own(start_locals(client, shared, key), jnp.zeros(0), jnp.zeros(0))
+
+
+def start_personal(client: Client, shared: Any, key: Any) -> Own:
+    """The same, for a client with a point of its own: the server's, until it has taken steps."""
+    return start_own(client, shared, key)._replace(position=shared.position)
 
 
 def start_locals(client: Client, shared: Any, key: Any) -> Array:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.inference.options import is_number
+from fedbayes.inference.options import check_choices, is_number
 from fedbayes.problem.groups import Groups, partition
 from fedbayes.problem.roster import Roster
 
@@ -26,8 +26,8 @@ from fedbayes.problem.roster import Roster
 class GIFAIR:
     """Fairness between groups of clients, for ``fb.FedAvg(fairness=...)`` and its relatives.
 
-    The losses that rank the groups are those at the server's position, which clients send in sums over their groups;
-    the source takes those at the end of a client's steps. A client is told nothing but its own factor.
+    The losses that rank the groups are those at the server's position, which clients send in sums over their groups
+    (the source takes those at the end of a client's steps). A client is told nothing but its own factor.
 
     Parameters
     ----------
@@ -35,14 +35,20 @@ class GIFAIR:
         From a group's name to the names of its clients; ``None``: each client is a group of its own.
     weight
         ``lambda``; ``None``: half of its bound. Zero is plain averaging.
+    personalised
+        Each client keeps the point where its own steps end (GIFAIR-Per): ``fit.client_posterior(name)``, and what
+        ``fit.predict(name, ...)`` and :func:`~fedbayes.fairness_report` go by. The losses there rank the groups. The
+        server's point remains in ``fit.idata``.
     """
 
     groups: Groups | None = None
     weight: float | None = None
+    personalised: bool = False
 
     def __post_init__(self) -> None:
         if self.weight is not None and not (is_number(self.weight) and 0.0 <= self.weight < np.inf):
             raise ValueError(f"`weight` is {self.weight!r}; write a number, zero or more, or leave it out.")
+        check_choices(self, {"personalised": (True, False)})
         if self.groups is not None and not isinstance(self.groups, Mapping):
             raise ValueError(
                 f"`groups` is {self.groups!r}; write a mapping from each group to its clients, such as "

@@ -64,6 +64,8 @@ class Options:
         check_ranges(self, _RANGES, _OPTIONAL)
         check_weights(self.weights)
         check_start(self.init, _STARTS)
+        if isinstance(self.fairness, Mapping):  # from the folder of a saved fit
+            object.__setattr__(self, "fairness", GIFAIR(**self.fairness))
         if self.fairness is not None and not isinstance(self.fairness, GIFAIR):
             raise ValueError(f"`fairness` is {self.fairness!r}; write `fedbayes.GIFAIR(groups=...)`, or leave it out.")
         for name in ("optimizer", "server_optimizer"):

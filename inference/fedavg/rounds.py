@@ -11,7 +11,7 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update, its_key, no_inputs
 from fedbayes.errors import ResultCode
-from fedbayes.inference.fedavg.clients import Own, make_descent, make_energy, start_own
+from fedbayes.inference.fedavg.clients import Own, make_descent, make_energy, start_own, start_personal
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.local.tilted import cold_start
@@ -130,7 +130,7 @@ def averaging(
     roster: Roster,
     weights: np.ndarray,
     *,
-    init_client: Callable[[Client, Shared, Array], Own] = start_own,
+    init_client: Callable[[Client, Shared, Array], Own] | None = None,
 ) -> Algorithm:
     """The rounds: clients go down their losses, and the server averages.
 
@@ -141,11 +141,12 @@ def averaging(
     weights
         Of the clients, shape ``(N,)``.
     init_client
-        Makes a client's private state, which may tilt its energy.
+        Makes a client's private state, where its energy is tilted.
     """
     optimizer, descent = server_optimizer(config), make_descent(config, roster)
     known, num_rows = roster.size if sends_slope(config, roster) else 0, float(roster.rows.sum())
     fairness = None if config.fairness is None else Fairness(config.fairness, roster, weights)
+    personal = config.fairness is not None and config.fairness.personalised
 
     def init(key: Array, previous: ProbeState | None) -> FedAvgState:
         position = first_position(config, roster, key) if previous is None else previous.position
@@ -164,16 +165,21 @@ def averaging(
         delta, weight = shared.position - done.position, energy.weight
         fine = jnp.all(jnp.isfinite(delta)) & jnp.isfinite(done.value)
         code = jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE)
-        losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, done.value / (weight * num_rows))
+        info, loss = {"drift": jnp.sqrt(jnp.mean(delta**2))}, done.value / (weight * num_rows)
+        if personal:
+            loss = energy.at(done.position, done.carry)[0] / (weight * num_rows)
+            info["own_loss"] = loss
+            own = own._replace(position=jnp.where(fine, done.position, own.position))
+        losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, loss)
         total = Message(weight * delta, weight, done.value, done.slope[:known], losses)
-        reply = Reply(total=total, code=code, info={"drift": jnp.sqrt(jnp.mean(delta**2))})
+        reply = Reply(total=total, code=code, info=info)
         return reply, own._replace(z=jnp.where(fine, done.carry, own.z))
 
     return Algorithm(
         name="FedAvg" if config.proximal == 0.0 else "FedProx",
         init=init,
         broadcast=broadcast,
-        init_client=init_client,
+        init_client=init_client or (start_personal if personal else start_own),
         updates={config.solver: Update(update, no_inputs if config.batch_size is None else its_key)},
         aggregate=lambda state, replies, key: _averaged(config, roster, fairness, state, replies),
     )

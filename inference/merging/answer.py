@@ -86,6 +86,8 @@ class MergedAnswer:
         Leading axis of replicates.
     """
 
+    own_draws = None
+
     def __init__(self, roster: Roster, run: RunState, posterior: Gaussian | LowRankGaussian) -> None:
         self.posterior = posterior
         self._names, self._run = roster.names, run
