@@ -167,12 +167,17 @@ class Batched(InProcess):
 
     def run(self, order: Round) -> Heard:
         """See :class:`Executor`."""
-        heard, active = Collected(order, len(self._problem.names)), set(order.active.tolist())
+        heard = Collected(order, len(self._problem.names))
+        active = np.zeros(len(self._problem.names), bool)
+        active[order.active] = True
+        updates = list(dict.fromkeys(order.updates))
         for b, bucket in enumerate(self._problem.buckets):
-            for name in dict.fromkeys(order.updates):
-                at = [i for i, p in enumerate(bucket.members) if p in active and order.updates[p] == name]
-                if at:
-                    self._bucket(name, b, np.asarray(at), order, heard)
+            for name in updates:
+                chosen = active[bucket.members]
+                if len(updates) > 1:
+                    chosen = chosen & [order.updates[place] == name for place in bucket.members]
+                if np.any(chosen):
+                    self._bucket(name, b, np.flatnonzero(chosen), order, heard)
         return heard.finish()
 
     def _bucket(self, name: str, b: int, at: np.ndarray, order: Round, heard: Collected) -> None:
