@@ -96,7 +96,7 @@ def _compared(fit: FederatedFit, name: str, data: Mapping[str, Any]) -> dict[str
 
 def _alone(fit: FederatedFit, name: str) -> FederatedFit | None:
     """The same fit to one client's data; ``None`` where its posterior is not proper."""
-    if fit.problem.num_outcomes(name) < fit.roster.prior.num_flat():
+    if sum(seen.size for seen in fit.problem.outcomes(name).values()) < fit.roster.prior.num_flat():
         return None
     arguments = fit.arguments_of(name)
     key = jax.random.fold_in(arguments.pop("key"), _ALONE)
@@ -109,10 +109,9 @@ def _alone(fit: FederatedFit, name: str) -> FederatedFit | None:
 
 
 def _for_one(method: Method) -> Method:
-    """The method, without what names other clients: their weights and their groups."""
-    changes: dict[str, Any] = {}
+    """The method, without what names other clients, such as their weights."""
+    if hasattr(method, "for_one_client"):
+        return method.for_one_client()
     if isinstance(getattr(method, "weights", None), Mapping):
-        changes["weights"] = "rows"
-    if getattr(method, "fairness", None) is not None:
-        changes["fairness"] = None
-    return replace(method, **changes) if changes else method  # type: ignore[type-var]  # methods are dataclasses
+        return replace(method, weights="rows")  # type: ignore[type-var]  # methods are dataclasses
+    return method

@@ -17,9 +17,17 @@ def partition(groups: Groups | None, clients: Sequence[str]) -> tuple[tuple[str,
         A client is in no group, or in two, or is not known.
     """
     given: Mapping[str, Any] = {name: [name] for name in clients} if groups is None else groups
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"`groups` is {given!r}; write a mapping from each group to its clients, such as "
+            '`{"cities": ["north", "south"], "villages": ["west"]}`, or leave it out.'
+        )
     homes: dict[str, list[str]] = {name: [] for name in clients}
     for group, members in given.items():
-        for name in [members] if isinstance(members, str) else members:
+        members = [members] if isinstance(members, str) else members
+        if not isinstance(members, Sequence | set | np.ndarray) or len(members) == 0:
+            raise ValueError(f"Group '{group}' of `groups` is {members!r}; write the names of its clients.")
+        for name in members:
             if str(name) not in homes:
                 raise ValueError(
                     f"Group '{group}' of `groups` has the client '{name}'; the clients are {list(clients)}."
@@ -31,4 +39,6 @@ def partition(groups: Groups | None, clients: Sequence[str]) -> tuple[tuple[str,
         where = f"in {found}" if found else "in none of them"
         raise ValueError(f"`groups` must hold each client once; '{name}' is {where}.")
     names = tuple(str(group) for group in given)
+    if len(set(names)) < len(names):
+        raise ValueError(f"Two groups of `groups` have the same name once written as text: {list(names)}.")
     return names, np.array([names.index(found[0]) for found in homes.values()])

@@ -106,12 +106,13 @@ class Problem:
         bucket, at = self.locate(self.place(name))
         return jax.tree.map(lambda leaf: leaf[at], self.buckets[bucket].clients)
 
-    def num_outcomes(self, name: str) -> int:
-        """Number of values that a client has observed."""
+    def outcomes(self, name: str) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of the values that a client has observed, by site."""
         program, data = self.client(name).program, self.arrays[self.place(name)].arrays
         at = np.zeros(program.globals.size), np.zeros(program.locals.size)
         with jax.enable_x64(True):
-            return sum(seen.size for seen in jax.eval_shape(program.observed, *at, dict(data)).values())
+            found: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(program.observed, *at, dict(data))
+        return found
 
     def locate(self, place: int) -> tuple[int, int]:
         """Bucket of the client at ``place`` among all clients, and its place in it."""

@@ -25,6 +25,8 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs
 from numpyro.primitives import Messenger
 
+from fedbayes.errors import ModelError
+
 Model = Callable[..., Any]
 Arrays = Mapping[str, Array] | Mapping[str, np.ndarray]
 _LOG_DET = "_{}_log_det"
@@ -307,12 +309,27 @@ class Program:
         Its mean is zero, and its covariance the Fisher information of the client's outcomes.
         """
         z = jnp.zeros(0)
+        self._check_simulable(theta, data)
         drawn = {
             name: site["fn"].sample(jax.random.fold_in(key, place)).astype(jnp.asarray(site["value"]).dtype)
             for place, (name, site) in enumerate(self._outcome_sites(theta, z, data).items())
         }
         anew = replace(self, model=Replaced(self.model, drawn))
         return jax.grad(lambda at: anew._log_factor(at, z, data, mask, None))(theta)
+
+    def _check_simulable(self, theta: Array, data: Arrays) -> None:
+        """Whether the factor is that of outcomes which can be drawn anew, and nothing else."""
+        with numpyro.validation_enabled(False):
+            sites = trace(self._substituted(theta, jnp.zeros(0))).get_trace(**self.static, **data)
+        for name, site in sites.items():
+            if site["type"] != "sample" or name in (*self.prior_sites, *self.missing):
+                continue
+            if isinstance(site["fn"], dist.Unit | dist.MaskedDistribution) or site.get("scale") is not None:
+                raise ModelError(
+                    f"`randomised=True` draws the outcomes anew, and the site '{name}' has none, or counts them by "
+                    "other weights: it is a `numpyro.factor`, masked or scaled. Write it as an observed distribution, "
+                    "or leave `randomised` out."
+                )
 
     def values(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """Constrained latents and deterministic sites at one position of globals and locals."""

@@ -47,6 +47,11 @@ def fairness_report(
     """
     import xarray as xr
 
+    if not isinstance(held_out, Mapping):
+        raise ValueError(
+            f"`held_out` is a {type(held_out).__name__}; write a mapping from each client to the model's keyword "
+            'arguments, `{"north": dict(x=..., y=...)}`.'
+        )
     if not held_out:
         raise ValueError("`held_out` is empty: give some client's rows that were not in the fit, with their outcomes.")
     names, group = partition(groups, fit.client_names)

@@ -216,11 +216,10 @@ class FederatedFit:
         ValueError
             The posterior has low rank.
         """
-        if self._answer.own_draws is None:
-            self._dense("client_posterior")
+        self._check_personal()
         place = self.problem.place(name)
         with jax.enable_x64(True):
-            mine = self._clients.posterior(place, self._theta)
+            mine = self._clients.posterior(place, self._theta, self._shown.num_draws)
         return self._personal(self.problem, place, mine)
 
     def client_posteriors(self) -> Any:
@@ -320,6 +319,20 @@ class FederatedFit:
             )
         return self._personal(problem, 0, mine)
 
+    def _check_personal(self) -> None:
+        """Whether a client has a posterior, or a point, of its own."""
+        if self._answer.own_draws is not None:
+            return
+        if self.posterior is None and self.roster.num_locals.any():
+            if self._theta.shape[1] > 1:
+                raise ValueError(
+                    f"This fit is an ensemble of {self._theta.shape[1]} points, and a client's local latents differ "
+                    "from point to point: it has no posterior of its own. Fit by `method='fedavg'` for one point, or "
+                    "by `method='ep'`."
+                )
+            return
+        self._dense("client_posterior")
+
     def _dense(self, what: str) -> Gaussian:
         if not isinstance(self.posterior, Gaussian):
             raise ValueError(
@@ -400,14 +413,14 @@ class FederatedFit:
         KeyError, TypeError, ClientDataError
             As in :meth:`predict`.
         ValueError
-            No outcome has finitely many values.
+            No outcome has finitely many values, or their probabilities depend on what else is drawn.
         """
         like = self.client_names[0] if client is None else client
         program, arguments = self.problem.client(like).program, read_arguments(self.problem, like, arguments)
         check_call(program.model, arguments)
         draws = self._latents(client, program)
         with jax.enable_x64(True):
-            return class_probabilities(program, draws, arguments)
+            return class_probabilities(program, draws, arguments, self.problem.outcomes(like))
 
     def log_predictive_density(self, client: str, **arguments: Any) -> dict[str, np.ndarray]:
         """Log density of a client's new outcomes, each by itself, under the posterior given everybody's data.

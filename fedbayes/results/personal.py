@@ -52,14 +52,22 @@ class Clients:
         """One more exchange: draws ``(chain, draw, d)`` go out, each client answers with its log-likelihoods."""
         return self._ask("log_likelihood", theta, np.arange(len(self._problem.names)))
 
-    def posterior(self, place: int, theta: np.ndarray) -> Personal:
-        """One client's posterior given everybody's data; ``theta`` are the draws of the globals."""
+    def posterior(self, place: int, theta: np.ndarray, num_draws: int) -> Personal:
+        """One client's posterior given everybody's data; ``theta`` are the draws of the globals.
+
+        Where these are single points: ``num_draws`` draws of the client's locals given the point.
+        """
         if self._answer.own_draws is not None:
             return Personal(self._answer.own_draws(self._executor.private(place)), {"solver": "own steps"})
         if self._answer.records_locals():
             mine = np.swapaxes(self._executor.recorded(place)[-theta.shape[1] :], 0, 1)
             return Personal(np.concatenate([theta, mine], axis=-1), {"solver": self._run.updates[place]})
-        return _personal_draws(self._ask, np.asarray([place]), self._answer.posterior, theta.shape[:2])
+        active, posterior = np.asarray([place]), self._answer.posterior
+        if isinstance(posterior, Gaussian):
+            return _personal_draws(self._ask, active, gaussian_moments(posterior)[0], theta.shape[:2])
+        drawn = _personal_draws(self._ask, active, theta[:, 0], (len(theta), num_draws))
+        point = np.broadcast_to(theta, (len(theta), num_draws, theta.shape[-1]))
+        return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
 
     def _ask(self, update: str, shared: Any, active: np.ndarray) -> Heard:
         roster, cavities = self._problem.roster, self._answer.cavities()
@@ -112,14 +120,14 @@ def newcomer(
         return executor.run(Round(None, shared, cavity, jax.random.fold_in(key, _PERSONAL), active, [update]))
 
     shape = posterior.shift.shape[0], num_draws
-    draws, attrs = _personal_draws(ask, np.zeros(1, int), posterior, shape)
+    draws, attrs = _personal_draws(ask, np.zeros(1, int), gaussian_moments(posterior)[0], shape)
     return Newcomer(problem, Personal(draws, {**attrs, "draws": f"by {attrs['solver']}"}))
 
 
-def _personal_draws(ask: Ask, active: np.ndarray, posterior: Any, shape: tuple[int, ...]) -> Personal:
+def _personal_draws(ask: Ask, active: np.ndarray, mean: np.ndarray, shape: tuple[int, ...]) -> Personal:
     """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
     chains, num_draws = shape
-    wanted = Wanted(gaussian_moments(posterior)[0], np.zeros((chains, -(-num_draws // 4) * 4)))
+    wanted = Wanted(mean, np.zeros((chains, -(-num_draws // 4) * 4)))
     found = ask("resampled", wanted, active).replies.each
     k_hat, solver = float(np.max(found.k_hat[active])), "importance"
     if not k_hat <= K_HAT_LIMIT:

@@ -116,8 +116,12 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     check_diagnostics(rounds, ["change"], "plot_rounds", fit.method)
     ax = _axes(ax, (7.5, 4.5))
     number = rounds["round"].to_numpy()
-    change = rounds["change"].max("replicate").to_numpy()
-    noise = rounds["monte_carlo_noise"].max("replicate").to_numpy() if "monte_carlo_noise" in rounds else 0.0 * change
+    change = rounds["change"].max([dim for dim in rounds["change"].dims if dim != "round"]).to_numpy()
+    noise = (
+        rounds["monte_carlo_noise"].max("replicate").to_numpy()
+        if "monte_carlo_noise" in rounds
+        else np.zeros(len(change))
+    )
     phase = rounds["phase"].to_numpy()
     shown = np.isfinite(change) & (change > 0.0)
     ax.plot(number[shown], change[shown], color=_LINE, linewidth=1.5, zorder=1)
@@ -294,8 +298,20 @@ def plot_fairness(reports: Mapping[str, Any], *, ax: "Axes | None" = None) -> "A
     -------
     matplotlib.axes.Axes
         The axes drawn on.
+
+    Raises
+    ------
+    ValueError
+        What is given are no reports, or these are of different clients or groups.
     """
+    if not isinstance(reports, dict) or not all("group_score" in report for report in reports.values()) or not reports:
+        raise ValueError(
+            '`reports` is no mapping from names to reports: write `plot_fairness({"FedAvg": '
+            "fedbayes.fairness_report(fit, held_out, groups)})`."
+        )
     first = next(iter(reports.values()))
+    if any(not report["group_of"].equals(first["group_of"]) for report in reports.values()):
+        raise ValueError("`reports` are not all of the same clients and groups: make them with the same arguments.")
     groups, home = first["group"].values, first["group_of"].values
     ax = _axes(ax, (8.0, 1.8 + (0.25 + 0.2 * len(reports)) * len(groups)))
     shift = 0.7 / len(reports)

@@ -1,12 +1,13 @@
 """Posterior predictive draws by NumPyro, compiled once for a model and the shapes of its arguments."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import logsumexp
@@ -88,30 +89,40 @@ def side_by_side(densities: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def class_probabilities(
-    program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any]
+    program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any], outcomes: Collection[str]
 ) -> dict[str, np.ndarray]:
     """Mean over the draws of the probability of each value that an outcome can take, by observed site.
+
+    ``outcomes`` are the sites that the clients have observed.
 
     Raises
     ------
     ValueError
-        No observed site of the model has finitely many values.
+        No observed site of the model has finitely many values, or these depend on what else is drawn.
     """
-    arrays = {name: np.asarray(value) for name, value in arguments.items() if _is_array(value)}
-    fixed = {name: value for name, value in arguments.items() if name not in arrays}
+    given = {name: np.asarray(value) if _is_array(value) else value for name, value in arguments.items()}
 
-    def one(values: Mapping[str, Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        model = substitute(seed(_Unobserved(program.model), 0), data=dict(values))
-        sites = trace(model).get_trace(**fixed, **arrays).values()
-        drawn = [site for site in sites if site["type"] == "sample" and site["name"] not in values]
-        return {site["name"]: _probabilities(site["fn"]) for site in drawn if _is_finite(site["fn"])}
+    def one(values: Mapping[str, Array], rng: int) -> dict[str, Array]:
+        model = substitute(seed(_Unobserved(program.model), rng), data=dict(values))
+        with numpyro.validation_enabled(False):
+            sites = trace(model).get_trace(**given).values()
+        asked = [site for site in sites if site["name"] in outcomes]
+        laws = {site["name"]: _unmasked(site["fn"]) for site in asked}
+        return {name: _probabilities(law) for name, law in laws.items() if law.has_enumerate_support}
 
-    def mean(draws: Mapping[str, Array], arrays: Mapping[str, Array]) -> dict[str, Array]:
-        each = jax.lax.map(lambda values: one(values, arrays), draws, batch_size=_AT_ONCE)
+    def mean(draws: Mapping[str, Array]) -> dict[str, Array]:
+        each = jax.lax.map(lambda values: one(values, 0), draws, batch_size=_AT_ONCE)
         return {name: jnp.mean(value, axis=0) for name, value in each.items()}
 
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
-    found = jax.jit(mean)(flat, arrays)
+    first = {name: value[0] for name, value in flat.items()}
+    for name, value in one(first, 0).items():
+        if not np.array_equal(value, one(first, 1)[name]):
+            raise ValueError(
+                f"The probabilities of '{name}' depend on what else the model draws, such as another outcome or a "
+                "discrete latent, which would have to be averaged over. Write `fit.predict(...)`, and count its draws."
+            )
+    found = jax.jit(mean)(flat)
     if not found:
         raise ValueError(
             "No outcome of the model has a distribution over finitely many values, such as Bernoulli or Categorical: "
@@ -120,13 +131,28 @@ def class_probabilities(
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-def _is_finite(law: Any) -> bool:
-    return bool(law.has_enumerate_support)
+def _unmasked(law: Any) -> Any:
+    """The distribution of an outcome, whether it counts in the likelihood or not."""
+    while isinstance(law, dist.MaskedDistribution):
+        law = law.base_dist
+    return law
 
 
 def _probabilities(law: Any) -> Array:
-    """Of each value in the support, along the last axis."""
-    values = law.enumerate_support(expand=False)
+    """Of each value in the support, along the last axis.
+
+    Raises
+    ------
+    ValueError
+        The values can't be listed, as those of counts with different totals, or of vectors.
+    """
+    try:
+        values = law.enumerate_support(expand=False)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"The values of an outcome with the distribution {type(law).__name__} can't be listed: its rows have "
+            "different supports, or it is a vector. Write `fit.predict(...)`."
+        ) from error
     return jnp.moveaxis(jnp.exp(law.log_prob(values)), 0, -1)
 
 

@@ -7,9 +7,9 @@ federated averaging, and over an *age* of K rounds each mode visits every stratu
 
 Predictions average over the modes. For a linear model that interpolates the data, started at ``w_k ~ N(0, s^2 I)``, the
 modes end at ``w_k + F^+ (y - F w_k)``, whatever the assignment: draws of the Gaussian-process posterior without noise.
-Under a prior and noise each mode goes to a mode of the posterior instead, and K modes of a log-concave posterior are K
-times the same point. ``randomised`` tilts each mode's energy, ``U_c(w) - s_ck' w``, such that modes become draws:
-exactly, where the model is linear and Gaussian (Matthews et al. 2017, "sample-then-optimise").
+Under a prior and noise each mode goes towards a mode of the posterior instead, and K modes of a log-concave posterior
+are nearly K times the same point. ``randomised`` tilts each mode's energy, ``U_c(w) - s_ck' w``, such that modes become
+draws: exactly, where the model is linear and Gaussian (Matthews et al. 2017, "sample-then-optimise").
 """
 
 from collections.abc import Mapping
@@ -35,6 +35,8 @@ class FedEnsemble(Options):
 
     All options of :class:`FedAvg` but ``laplace`` and ``num_replicates`` hold for the members, ``proximal`` (FedProx)
     among them. Each mode sees about ``1 / num_modes`` of the clients' work: compare methods after equally many rounds.
+    Where clients have very unequal rows take ``assignment="all"``: a small client that trains a mode alone moves it as
+    far as a large one would.
 
     Parameters
     ----------
@@ -49,9 +51,10 @@ class FedEnsemble(Options):
     clients_per_stratum
         Clients of each stratum that take part in a round, drawn afresh; ``None``: all.
     randomised
-        After the rounds, as many again under perturbed energies, with ``assignment="all"`` and without local latents:
-        each mode becomes a draw of the posterior. Exact for linear-Gaussian models at the rounds' fixed point
-        (``local_steps=1``); elsewhere right as far as the posterior is Gaussian around each mode.
+        After the rounds, as many again under perturbed energies: each mode becomes a draw of the posterior. Exact for
+        linear-Gaussian models; elsewhere right as far as the posterior is Gaussian around each mode, and where it is
+        far from that some draws run away, which the fit says. With ``assignment="all"``, one plain local step of all
+        rows, full participation, and without local latents.
     init
         As for :class:`FedAvg`; ``"random"`` by default. With another, all modes begin at one point.
     """
@@ -68,11 +71,14 @@ class FedEnsemble(Options):
         check_roster(self, roster)
         weights = client_weights(self.weights, roster)
         member = averaging(self, roster, weights)
+        if self.randomised:
+            has_independent_globals(roster.prior)  # refuses priors that would need too large a matrix
+            perturbed = Perturbed(roster.prior, weights)
+            member = member._replace(init_client=perturbed.untilted)
         arranged = together if self.assignment == "all" else in_teams
         phases = probed(self, arranged(self, roster, member), roster, weights)
         if self.randomised:
-            has_independent_globals(roster.prior)  # refuses priors that would need too large a matrix
-            tilted = averaging(self, roster, weights, init_client=Perturbed(roster.prior, weights))
+            tilted = averaging(self, roster, weights, init_client=perturbed)
             again = together(self, roster, tilted, name="perturbed")
             phases.append(Phase(algorithm=again, max_rounds=self.max_rounds))
         return phases

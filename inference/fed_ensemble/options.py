@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from fedbayes.inference.fedavg import options as member
-from fedbayes.inference.options import check_choices, check_whole
+from fedbayes.inference.options import check_choices, check_whole, client_weights
 from fedbayes.problem.roster import Roster
 
+_UNEQUAL = 3.0  # ratio of clients' weights from which teams are worth a warning
 _CHOICES = {"assignment": ("random", "latin", "all"), "randomised": (True, False)}
 _LEAST = {"num_modes": 1, "num_strata": 1, "clients_per_stratum": 1}
 
@@ -35,7 +36,9 @@ class Options(member.Options):
             )
         if self.assignment == "all":
             _check_all(self)
-        elif self.randomised:
+        if self.randomised:
+            _check_randomised(self)
+        if self.randomised and self.assignment != "all":
             raise ValueError(
                 f"`randomised` is True with `assignment={self.assignment!r}`: where a mode sees a part of the clients "
                 "in a round, it ends in noise that would count as posterior spread. Write `assignment='all'`."
@@ -44,6 +47,27 @@ class Options(member.Options):
             raise ValueError(
                 f"`clients_per_stratum` is {self.clients_per_stratum} without `num_strata`: each client is a stratum "
                 "of its own then. Write the number of strata too, or `participation` of `fit_federated`."
+            )
+
+    @property
+    def steps(self) -> int:
+        """Local steps of a round; one by default for randomised modes, which more would lead beside the posterior."""
+        return 1 if self.randomised and self.local_steps is None else super().steps
+
+    def for_one_client(self) -> Self:
+        """See :meth:`~fedbayes.inference.fedavg.options.Options.for_one_client`: it trains all modes."""
+        return replace(super().for_one_client(), assignment="all", num_strata=None, clients_per_stratum=None)
+
+
+def _check_randomised(config: Options) -> None:
+    """Modes are draws of the posterior only where the rounds end at the tilted energies' own minima."""
+    plain = {"local_steps": (None, 1), "optimizer": (None,), "batch_size": (None,), "proximal": (0.0,)}
+    for name, known in {**plain, "fairness": (None,)}.items():
+        if getattr(config, name) not in known:
+            raise ValueError(
+                f"`{name}` is {getattr(config, name)!r} with `randomised=True`: the rounds would end beside the modes "
+                "that are draws of the posterior, or in noise around them. Leave it out; `server_optimizer`, such as "
+                "`optax.sgd(1.0, momentum=0.9)`, makes the rounds quicker without that."
             )
 
 
@@ -75,6 +99,14 @@ def check_roster(config: Options, roster: Roster) -> None:
         raise ValueError(
             "`randomised` is True, but the model has local latents, whose outcomes can't be drawn anew for given "
             "globals alone. Leave it out; `method='ep'` has their posterior."
+        )
+    shares = client_weights(config.weights, roster)
+    if config.assignment != "all" and config.num_modes > 1 and shares.max() > _UNEQUAL * shares.min():
+        warnings.warn(
+            f"The clients' weights differ by a factor of {shares.max() / shares.min():.0f}. In a round a mode moves to "
+            "the mean of the few clients that train it, and where a small client is alone it moves the mode as far as "
+            "a large one: modes end beside those of the posterior. Write `assignment='all'`, which has no such bias.",
+            stacklevel=2,
         )
     busy = num if config.clients_per_stratum is None else config.clients_per_stratum * (config.num_strata or num)
     if config.assignment != "all" and config.num_modes > busy:

@@ -34,6 +34,11 @@ class Perturbed:
     def __init__(self, prior: Prior, weights: np.ndarray) -> None:
         self._prior, self._weights = prior, weights
 
+    def untilted(self, client: Client, shared: Shared, key: Array) -> Own:
+        """``init_client`` of the rounds before, which refuses likelihoods that can't be drawn from."""
+        jax.eval_shape(client.program.simulated_score, shared.position, client.data, client.mask, key)
+        return start_own(client, shared, key)
+
     def __call__(self, client: Client, shared: Shared, key: Array) -> Own:
         """``init_client`` of the rounds."""
         of_data, of_prior = jax.random.split(key)

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Teams, Update, everybody, no_inputs
+from fedbayes.errors import usable
 from fedbayes.inference.fed_ensemble.options import Options
 from fedbayes.inference.fed_ensemble.teams import Assignment, first_assignment, next_assignment
 from fedbayes.inference.fedavg.rounds import FedAvgState, ProbeState, first_position
@@ -106,8 +107,10 @@ def together(config: Options, roster: Roster, averaging: Algorithm, *, name: str
 
     def run(shared: Any, personal: Any, own: Any, client: Client, inputs: Any) -> tuple[Reply, Any]:
         reply, own = jax.vmap(update.run, (0, 0, 0, None, 0), axis_size=num)(shared, personal, own, client, inputs)
-        # a mode whose reply is no good must not take the others' with it, but it is one reply: the worst code counts
-        return reply._replace(code=jnp.max(reply.code), info=jax.tree.map(jnp.mean, reply.info)), own
+        # a mode whose steps are no good gets nothing from this client; the other modes' replies count all the same
+        fine = usable(reply.code)
+        total = jax.tree.map(lambda leaf: jnp.where(_along(fine, leaf), leaf, 0), reply.total)
+        return Reply(total=total, code=jnp.min(reply.code), info=jax.tree.map(jnp.mean, reply.info)), own
 
     def inputs(key: Array, shared: Any, num_locals: int) -> Any:
         return jax.vmap(lambda own, told: update.inputs(own, told, num_locals))(_keys(key, num), shared)
@@ -126,6 +129,10 @@ def together(config: Options, roster: Roster, averaging: Algorithm, *, name: str
         updates={solver: Update(run, no_inputs if update.inputs is no_inputs else inputs)},
         aggregate=aggregate,
     )
+
+
+def _along(fine: Array, leaf: Array) -> Array:
+    return fine.reshape(fine.shape + (1,) * (leaf.ndim - 1))
 
 
 def _keys(key: Array, num: int) -> Array:
@@ -159,8 +166,8 @@ def _again(config: Options, averaging: Algorithm, key: Array, previous: Ensemble
 
 
 def _judged(info: Info, heard: Array) -> Info:
-    """The modes' diagnostics; a mode that idles has not failed, and all must have converged."""
+    """The modes' diagnostics: all must have converged, one that idles has not failed, and one that can go on does."""
     converged = jnp.all(info.pop("converged"))
-    hopeless = jnp.any(info.pop("hopeless") & heard) | ~jnp.any(heard)
+    hopeless = jnp.all(info.pop("hopeless") | ~heard)
     moved = jnp.where(heard, info["moved"], 0.0)
     return info | {"moved": moved, "converged": converged, "hopeless": hopeless}

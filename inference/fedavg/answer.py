@@ -18,6 +18,7 @@ from fedbayes.answer import (
     product_of,
     spread_of_means,
 )
+from fedbayes.gaussian import Gaussian
 from fedbayes.inference.fedavg.clients import Own
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
@@ -61,6 +62,7 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
         (REPLICATE,), "length of the Newton step to the mode, root mean square over the globals", "posterior sds"
     ),
 }
+_POINT = 1e-5  # width of a point, in unconstrained units
 _GAP_LIMIT = 0.1  # distance from the mode, in posterior sds, that is worth a remark
 _TOO_LONG = (
     "The objective has risen: the steps are too long. Write smaller ones, at the clients (`step_size`, `optimizer`) or "
@@ -105,10 +107,12 @@ class _Ended:
         return not last <= first + 0.5 * abs(first)
 
     def _level(self, place: int) -> float:
-        """The objective in a round, the largest of the replicates; a mode that idles has none."""
+        """The objective in a round: the largest of the replicates; the mean of the modes that do not idle."""
         values = self.rounds[place]["objective"]
-        known = values if self._steady else values[~np.isnan(values)]
-        return float(np.max(known)) if known.size else float("nan")
+        if self._steady:
+            return float(np.max(values))
+        known = values[~np.isnan(values)]
+        return float(np.mean(known)) if known.size else float("nan")
 
     @property
     def arrived(self) -> bool:
@@ -264,8 +268,16 @@ class PointAnswer:
         """See :class:`~fedbayes.answer.Answer`: with ``GIFAIR(personalised=True)``, where its last steps have ended."""
         return _own_point if self._ended.personalised else None
 
-    def cavities(self) -> None:
-        """None: nothing is known beside the point."""
+    def cavities(self) -> Gaussian | None:
+        """A narrow Gaussian around the points, for clients with locals: where these are looked for."""
+        if not self._roster.num_locals.any():
+            return None
+        theta = self.draws(None, 0)  # type: ignore[arg-type]  # points are not drawn
+        precision = 1.0 / (theta.var(axis=1) + _POINT**2)
+        shift, num = precision * theta.mean(axis=1), self._roster.num_clients
+        wide = lambda leaf: np.repeat(leaf[:, None], num, axis=1)  # noqa: E731
+        matrices = precision[:, :, None] * np.eye(self._roster.size)
+        return Gaussian(wide(shift), wide(matrices), np.zeros((len(theta), num)))  # type: ignore[arg-type]
 
     def records_locals(self) -> bool:
         """See :class:`~fedbayes.answer.Answer`."""

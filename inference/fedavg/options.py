@@ -1,8 +1,8 @@
 """FedAvg's options, and what can be wrong with them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -68,9 +68,18 @@ class Options:
             object.__setattr__(self, "fairness", GIFAIR(**self.fairness))
         if self.fairness is not None and not isinstance(self.fairness, GIFAIR):
             raise ValueError(f"`fairness` is {self.fairness!r}; write `fedbayes.GIFAIR(groups=...)`, or leave it out.")
+        if self.fairness is not None and self.weights != "rows":
+            raise ValueError(
+                f"`weights` is {self.weights!r} with `fairness`, whose losses are means over a client's rows: with "
+                "other weights they would rank groups by their sizes. Leave `weights` out."
+            )
         for name in ("optimizer", "server_optimizer"):
             check_optimizer(name, getattr(self, name))
         _check_steps(self)
+
+    def for_one_client(self) -> Self:
+        """The same method for one client alone: without what names other clients, their weights and their groups."""
+        return replace(self, weights="rows", fairness=None)
 
     @property
     def steps(self) -> int:

@@ -300,6 +300,7 @@ def test_modes_of_a_log_concave_posterior_collapse_and_say_so() -> None:
     fit = fitted(normal, narrow(), 2000, num_modes=3, assignment="all", local_steps=1)
     assert fit.rounds.attrs["spread"] < 0.01
     assert "nearly one point" in repr(fit)
+    assert "nearly one point" not in repr(fitted(normal, narrow(), 3, num_modes=3, assignment="all", init="zero"))
     wider = fitted(plane, wide(), 300, num_modes=3, assignment="all", local_steps=5)
     assert wider.rounds.attrs["spread"] > 0.5
     assert "3 point estimates" in repr(wider)
@@ -338,6 +339,12 @@ def test_predictions_average_the_modes_probabilities() -> None:
         ({"num_strata": 99}, "`num_strata` is 99, but there are 12 clients"),
         ({"num_strata": 5, "clients_per_stratum": 3}, "the smallest of the 5 strata has 2 of the 12"),
         ({"proximal": -1.0}, "`proximal` is -1.0; write a finite number, zero or more"),
+        ({"randomised": True, "assignment": "all", "local_steps": 5}, "`local_steps` is 5 with `randomised=True`"),
+        ({"randomised": True, "assignment": "all", "batch_size": 1}, "`batch_size` is 1 with `randomised=True`"),
+        (
+            {"randomised": True, "assignment": "all", "fairness": fb.GIFAIR()},
+            "`fairness` is GIFAIR.* `randomised=True`",
+        ),
     ],
 )
 def test_bad_options_are_refused(options, message) -> None:
@@ -386,3 +393,110 @@ def test_toy_table_bias_stays_and_variance_falls() -> None:
     assert max(bias.values()) < 1.15 * min(bias.values())
     assert 0.35 < variance[2] / variance[1] < 0.75
     assert variance[40] < variance[1] / 4.0
+
+
+def test_randomised_draws_need_all_clients_and_say_so() -> None:
+    method = fb.FedEnsemble(assignment="all", randomised=True, num_modes=3, max_rounds=5)
+    some = lambda round_, key: np.array([True, True, round_ % 2 == 0])  # noqa: E731
+    with pytest.warns(fb.NotConvergedWarning, match="Clients were missing from some rounds"):
+        fit = fb.fit_federated(normal, narrow(), method=method, key=KEY, participation=some, progress=False)
+    assert not fit.converged
+
+
+def soft(y) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.factor("soft", -0.5 * jnp.sum((y - mu) ** 2))
+
+
+def scaled(y) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.handlers.scale(scale=0.25):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [soft, scaled])
+def test_outcomes_that_cannot_be_drawn_anew_are_refused(model) -> None:
+    """Before any round: their scores would be too small, or too large."""
+    with pytest.raises(fb.ModelError, match="`randomised=True` draws the outcomes anew, and the site"):
+        fitted(model, {"a": {"y": np.zeros(3)}}, 5, assignment="all", randomised=True)
+
+
+def far_tails(y) -> None:
+    rate = numpyro.sample("rate", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Cauchy(rate, 1.0), obs=y)
+
+
+def test_draws_that_run_away_are_counted() -> None:
+    """A Cauchy likelihood flattens out, and a constant slope leads on for ever."""
+    clients = {"a": {"y": np.array([0.5, -0.4])}, "b": {"y": np.array([1.0])}}
+    fit = fitted(far_tails, clients, 60, assignment="all", randomised=True, num_modes=40, init="zero")
+    assert not fit.converged
+    assert "of 40 modes have not arrived" in fit.trouble()
+
+
+def counts(y) -> None:
+    rate = numpyro.sample("rate", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Normal(rate, jnp.where(jnp.abs(rate) < 1.0, 1.0, jnp.nan)), obs=y)
+
+
+def test_a_mode_that_fails_leaves_the_others_alone() -> None:
+    """Starts beyond one have no finite loss: those modes stay, and are named; the others go on to the mean."""
+    clients = {"a": {"y": np.array([0.2])}, "b": {"y": np.array([0.4])}}
+    options = {"assignment": "all", "num_modes": 8, "optimizer": optax.sgd(0.2), "local_steps": 2}
+    starts = modes(fitted(counts, clients, 1, **options, **STILL), "rate")
+    inside = np.abs(starts) < 1.0
+    assert 0 < inside.sum() < 8
+    fit = fitted(counts, clients, 60, **options)
+    np.testing.assert_allclose(modes(fit, "rate")[inside], 0.3, atol=1e-3)
+    np.testing.assert_array_equal(modes(fit, "rate")[~inside], starts[~inside])
+    assert not fit.converged
+    assert "could take no finite step" in fit.trouble()
+
+
+def test_unequal_clients_in_teams_are_warned_of() -> None:
+    rows = {"a": {"y": np.zeros(40)}, "b": {"y": np.zeros(2)}}
+    with pytest.warns(UserWarning, match="weights differ by a factor of 20"):
+        fb.FedEnsemble(num_modes=2).phases(make_problem(counts, rows).roster)
+
+
+def test_gain_of_an_ensemble_with_strata() -> None:
+    """Alone a client has no strata: it trains all modes."""
+    rng = np.random.default_rng(6)
+    halves = [{f"c{k}": {"x": rng.normal(size=(4, 2)), "y": rng.normal(size=4)} for k in range(4)} for _ in range(2)]
+    fit = fitted(normal_plane, halves[0], 20, num_modes=2, num_strata=2, clients_per_stratum=1)
+    gains = fb.federation_gain(fit, {"c0": halves[1]["c0"]})
+    assert np.isfinite(gains["gain"]).all()
+
+
+def normal_plane(x, y) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def test_picture_of_the_rounds() -> None:
+    fit = fitted(plane, wide(4, 2, 20), 10, num_modes=3, assignment="all")
+    assert fb.plots.plot_rounds(fit).lines
+
+
+def chained(y=None, m=None) -> None:
+    p = numpyro.sample("p", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", 30 if y is None else len(y)):
+        m = numpyro.sample("m", dist.Bernoulli(p), obs=m)
+        numpyro.sample("y", dist.Bernoulli(logits=6.0 * m - 3.0), obs=y)
+
+
+def hidden(y=None) -> None:
+    p = numpyro.sample("p", dist.Beta(2.0, 2.0))
+    numpyro.sample("y", dist.Bernoulli(p).mask(np.array([True, False, True])).expand([3]), obs=y)
+
+
+def test_probabilities_that_hang_on_other_draws_are_refused() -> None:
+    bits = np.array([0, 1, 1])
+    options = {"num_modes": 2, "assignment": "all"}
+    fit = fitted(chained, {"a": {"y": bits, "m": bits}}, 3, **options)
+    with pytest.raises(ValueError, match="depend on what else the model draws"):
+        fit.predict_probabilities()
+    masked = fitted(hidden, {"a": {"y": bits}}, 3, **options)
+    found = masked.predict_probabilities()["y"]
+    p = modes(masked, "p").mean()
+    np.testing.assert_allclose(found, np.tile([1.0 - p, p], (3, 1)), rtol=1e-6)

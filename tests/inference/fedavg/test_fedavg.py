@@ -527,3 +527,22 @@ def test_minibatches_end_in_noise_but_not_far(pathak, epochs, batch, error) -> N
     assert found < 1.6 * 0.5 * np.sqrt(100 / len(y))
     assert gradient > 0.01
     np.testing.assert_allclose(found, error, rtol=0.1)
+
+
+def test_locals_at_a_point_have_their_conditional_posterior() -> None:
+    """Eight schools at the mode of the globals: each effect is normal given them; and the fit can be used."""
+    fit = fitted(eight_schools.model, eight_schools.clients(), fb.FedAvg(local_steps=1, laplace=False), 60)
+    point = fit.idata.posterior
+    mu, tau = (point[name].values.item() for name in ("mu", "tau"))
+    effects, errors = eight_schools.EFFECTS, eight_schools.STANDARD_ERRORS
+    for name, y, sigma in zip(fit.client_names[:2], effects, errors, strict=False):
+        mine = fit.client_posterior(name).posterior
+        precision = 1.0 / sigma**2 + 1.0 / tau**2
+        mean, sd = (y / sigma**2 + mu / tau**2) / precision, precision**-0.5
+        draws = mine["theta"].values.ravel()
+        assert len(draws) == 1000
+        np.testing.assert_allclose(draws.mean(), mean, atol=4.0 * sd / np.sqrt(1000.0))
+        np.testing.assert_allclose(draws.std(), sd, rtol=0.1)
+        np.testing.assert_array_equal(mine["mu"].values, mu)
+    expected = [dist.Normal(mu, np.hypot(tau, sigma)).log_prob(y) for y, sigma in zip(effects, errors, strict=True)]
+    np.testing.assert_allclose(fit.idata.log_likelihood["client"].values[0, 0], expected, atol=1e-3)

@@ -124,6 +124,8 @@ def test_a_group_that_is_not_heard_keeps_its_loss() -> None:
         ({"g": ["a"], "h": ["a", "b"]}, r"'a' is in \['g', 'h'\]"),
         ({"g": ["a", "b"]}, r"has the group \['g'\] alone"),
         ({"g": ["a", "z"], "h": ["b"]}, "has the client 'z'; the clients are"),
+        ({"g": ["a", "b"], "h": []}, r"Group 'h' of `groups` is \[\]; write the names"),
+        ({"g": 5, "h": ["a", "b"]}, "Group 'g' of `groups` is 5; write the names"),
     ],
 )
 def test_groups_that_are_no_partition_are_refused(groups, message) -> None:
@@ -140,6 +142,8 @@ def test_bounds_and_options_are_checked() -> None:
         fb.GIFAIR(groups="a")
     with pytest.raises(ValueError, match="`laplace` is True with `fairness`"):
         fb.FedAvg(fairness=fb.GIFAIR(), laplace=True)
+    with pytest.raises(ValueError, match="`weights` is 'equal' with `fairness`"):
+        fb.FedAvg(fairness=fb.GIFAIR(), weights="equal")
     with pytest.raises(ValueError, match=r"`fairness` is 'gifair'; write `fedbayes.GIFAIR"):
         fb.FedAvg(fairness="gifair")
 
@@ -182,6 +186,8 @@ def test_report_is_exact() -> None:
     np.testing.assert_array_equal(report["outcomes"], 20)
     with pytest.raises(ValueError, match="`held_out` is empty"):
         fb.fairness_report(fit, {})
+    with pytest.raises(ValueError, match="`held_out` is a list; write a mapping"):
+        fb.fairness_report(fit, [1])
 
 
 def test_picture_shows_a_point_for_each_client_and_a_bar_for_each_group() -> None:
@@ -193,6 +199,10 @@ def test_picture_shows_a_point_for_each_client_and_a_bar_for_each_group() -> Non
     assert [label.get_text() for label in ax.get_yticklabels()] == ["few", "many"]
     assert ax.get_legend() is not None
     ax.figure.clear()
+    with pytest.raises(ValueError, match="`reports` is no mapping from names to reports"):
+        fb.plots.plot_fairness(report)
+    with pytest.raises(ValueError, match="not all of the same clients and groups"):
+        fb.plots.plot_fairness({"one": report, "other": fb.fairness_report(fit, test)})
 
 
 def test_personalised_clients_keep_where_their_steps_end(tmp_path) -> None:
