@@ -30,6 +30,10 @@ from fedbayes.rounds.wire import arrays_of, decode, encode
 # accelerator without filling its memory.
 _CHUNK_ROWS = {"cpu": 1 << 11}
 _CHUNK_ROWS_ELSEWHERE = 1 << 17
+# Globals of all its clients, for the same reason: of networks with a million weights each client is a call of its own,
+# which is also how XLA multiplies large matrices fastest.
+_CHUNK_VALUES = {"cpu": 1 << 20}
+_CHUNK_VALUES_ELSEWHERE = 1 << 26
 
 
 class Executor(Protocol):
@@ -232,8 +236,10 @@ class Batched(InProcess):
 
     def _chunk_size(self, clients: Client, num_active: int) -> int:
         members, rows = clients.mask.shape
-        most = _CHUNK_ROWS.get(jax.default_backend(), _CHUNK_ROWS_ELSEWHERE)
-        size = self.chunk or max(1, most // max(rows, 16))
+        backend, num_globals = jax.default_backend(), self._problem.globals.size
+        by_rows = _CHUNK_ROWS.get(backend, _CHUNK_ROWS_ELSEWHERE) // max(rows, 16)
+        by_values = _CHUNK_VALUES.get(backend, _CHUNK_VALUES_ELSEWHERE) // max(num_globals, 1)
+        size = self.chunk or max(1, min(by_rows, by_values))
         devices = 1 if self.mesh is None else self.mesh.size
         # few active clients are filled up to a power of two at most; each size compiles once
         fewer = 1 << (num_active - 1).bit_length()

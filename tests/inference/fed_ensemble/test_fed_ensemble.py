@@ -500,3 +500,27 @@ def test_probabilities_that_hang_on_other_draws_are_refused() -> None:
     found = masked.predict_probabilities()["y"]
     p = modes(masked, "p").mean()
     np.testing.assert_allclose(found, np.tile([1.0 - p, p], (3, 1)), rtol=1e-6)
+
+
+def test_a_flax_network_is_a_program_like_any_other() -> None:
+    """`random_flax_module`: an exclusive or, learned from starts of the prior by two modes that differ."""
+    linen, module = pytest.importorskip("flax.linen"), pytest.importorskip("numpyro.contrib.module")
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(2)(jnp.tanh(linen.Dense(8)(x)))
+
+    def network(x, y=None) -> None:
+        net = module.random_flax_module("net", Net(), dist.Normal(0.0, 1.0), input_shape=(1, 2))
+        numpyro.sample("y", dist.Categorical(logits=net(x)), obs=y)
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 30, 2))
+    clients = {f"c{k}": {"x": x[k], "y": (x[k].prod(axis=1) > 0).astype(int)} for k in range(4)}
+    options = {"optimizer": optax.adam(0.05), "epochs": 3, "batch_size": 10, "init": "prior", "num_modes": 2}
+    fit = fitted(network, clients, 60, **options)
+    y = np.concatenate([client["y"] for client in clients.values()])
+    found = fit.predict_probabilities(x=x.reshape(-1, 2))["y"]
+    assert np.mean(found.argmax(axis=-1) == y) > 0.8
+    assert fit.rounds.attrs["spread"] > 0.1
