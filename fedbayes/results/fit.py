@@ -327,8 +327,8 @@ class FederatedFit:
             if self._theta.shape[1] > 1:
                 raise ValueError(
                     f"This fit is an ensemble of {self._theta.shape[1]} points, and a client's local latents differ "
-                    "from point to point: it has no posterior of its own. Fit by `method='fedavg'` for one point, or "
-                    "by `method='ep'`."
+                    "from point to point: it has no posterior of its own. Fit by a method that ends with one point, or "
+                    "with a posterior."
                 )
             return
         self._dense("client_posterior")
