@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 Groups = Mapping[str, Mapping[str, np.ndarray]]
 
 
+def shown(name: str) -> str:
+    """What ArviZ calls a site: ``net.kernel`` for ``net/kernel``, as a slash is a path to ArviZ 1.x and in files."""
+    return name.replace("/", ".")
+
+
 def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[str]], attrs: Mapping[str, Any]) -> Any:
     """An ArviZ object from named groups of arrays ``(chain, draw, ...)``, with ``attrs`` on each group."""
     import arviz as az
 
-    groups = {name: {k: np.asarray(v) for k, v in group.items()} for name, group in groups.items() if group}
+    groups = {name: {shown(k): np.asarray(v) for k, v in group.items()} for name, group in groups.items() if group}
     names = {name for group in groups.values() for name in group}
-    dims = {name: list(value) for name, value in dims.items() if name in names}
-    coords = {
-        name: np.asarray(value) for name, value in coords.items() if any(name in value for value in dims.values())
-    }
+    dims = {shown(name): [shown(dim) for dim in value] for name, value in dims.items() if shown(name) in names}
+    coords = {shown(name): np.asarray(value) for name, value in coords.items()}
+    coords = {name: value for name, value in coords.items() if any(name in labels for labels in dims.values())}
     with warnings.catch_warnings():
         # more chains than draws are no mistake here; ArviZ 0.x and 1.x have words of their own for it
         warnings.filterwarnings("ignore", message="More chains|Found chain dimension to be longer")

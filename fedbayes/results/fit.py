@@ -469,8 +469,9 @@ class FederatedFit:
     def _latents(self, client: str | None, program: Program) -> dict[str, np.ndarray]:
         """Draws of the globals, or of a client's globals and locals, constrained."""
         source = self._posterior_of(client, program)
-        latents = {*program.globals.names, *program.locals.names}
-        return {str(name): np.asarray(source.posterior[name]) for name in source.posterior.data_vars if name in latents}
+        named = {arviz.shown(name): name for name in (*program.globals.names, *program.locals.names)}
+        known = source.posterior.data_vars
+        return {named[str(name)]: np.asarray(known[name]) for name in known if name in named}
 
     def _posterior_of(self, client: str | None, program: Program) -> Any:
         """A client's own posterior; that of the globals for a new client, or where it holds all that there is."""

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.problem.program import Arrays, Program
+from fedbayes.results.arviz import shown
 from fedbayes.results.predictive import predictive_draws
 
 CLIENTS = "client_name"  # the dimension of the clients
@@ -54,9 +55,9 @@ def observed_outcomes(program: Program, data: Arrays) -> dict[str, np.ndarray]:
 
 def replicated(program: Program, data: Arrays, posterior: Any, key: Array, num_draws: int) -> dict[str, np.ndarray]:
     """Replicates of one client's outcomes, ``num_draws`` of each chain of its own posterior."""
-    latents = {*program.globals.names, *program.locals.names}
+    named = {shown(name): name for name in (*program.globals.names, *program.locals.names)}
     chosen = np.linspace(0, posterior.sizes["draw"] - 1, num_draws).astype(int)
-    draws = {str(name): posterior[name].values[:, chosen] for name in posterior.data_vars if name in latents}
+    draws = {named[str(name)]: posterior[name].values[:, chosen] for name in posterior.data_vars if name in named}
     return predictive_draws(program, draws, key, {**program.static, **data})
 
 

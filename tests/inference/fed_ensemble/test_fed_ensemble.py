@@ -502,7 +502,7 @@ def test_probabilities_that_hang_on_other_draws_are_refused() -> None:
     np.testing.assert_allclose(found, np.tile([1.0 - p, p], (3, 1)), rtol=1e-6)
 
 
-def test_a_flax_network_is_a_program_like_any_other() -> None:
+def test_a_flax_network_is_a_program_like_any_other(tmp_path) -> None:
     """`random_flax_module`: an exclusive or, learned from starts of the prior by two modes that differ."""
     linen, module = pytest.importorskip("flax.linen"), pytest.importorskip("numpyro.contrib.module")
 
@@ -524,3 +524,7 @@ def test_a_flax_network_is_a_program_like_any_other() -> None:
     found = fit.predict_probabilities(x=x.reshape(-1, 2))["y"]
     assert np.mean(found.argmax(axis=-1) == y) > 0.8
     assert fit.rounds.attrs["spread"] > 0.1
+    assert fit.idata.posterior["net.Dense_1.kernel"].shape == (1, 2, 2, 8)
+    assert fit.predict("c0", x=x[0]).posterior_predictive["y"].shape == (1, 2, 30)
+    assert "y" in fit.check(2).posterior_predictive.data_vars
+    fit.idata.to_netcdf(str(tmp_path / "posterior.nc"))  # where a slash would be a path
