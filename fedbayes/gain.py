@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,7 +11,7 @@ from fedbayes.algorithm import Method
 from fedbayes.errors import FederatedError, NotConvergedWarning
 from fedbayes.fit import fit_federated
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.predictive import side_by_side
+from fedbayes.results.predictive import check_held_out, flat_densities
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -65,8 +64,7 @@ def federation_gain(fit: FederatedFit, held_out: Mapping[str, Mapping[str, Any]]
     """
     import xarray as xr
 
-    if not held_out:
-        raise ValueError("`held_out` is empty: give some client's rows that were not in the fit, with their outcomes.")
+    check_held_out(held_out)
     rows = {str(name): _compared(fit, str(name), data) for name, data in held_out.items()}
     columns = {key: ("client", np.array([row[key] for row in rows.values()])) for key in next(iter(rows.values()))}
     found = xr.Dataset(columns, coords={"client": list(rows)})
@@ -77,9 +75,9 @@ def federation_gain(fit: FederatedFit, held_out: Mapping[str, Mapping[str, Any]]
 
 def _compared(fit: FederatedFit, name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """One client."""
-    together = side_by_side(fit.log_predictive_density(name, **data))
+    together = flat_densities(fit.log_predictive_density(name, **data))
     alone = _alone(fit, name)
-    own = None if alone is None else side_by_side(alone.log_predictive_density(name, **data))
+    own = None if alone is None else flat_densities(alone.log_predictive_density(name, **data))
     if alone is None or own is None or not np.all(np.isfinite(own)):
         nothing = {"alone": np.nan, "gain": np.inf, "gain_se": np.nan}
         return {"together": together.mean(), **nothing, "outcomes": together.size, "alone_converged": False}
@@ -109,9 +107,5 @@ def _alone(fit: FederatedFit, name: str) -> FederatedFit | None:
 
 
 def _for_one(method: Method) -> Method:
-    """The method, without what names other clients, such as their weights."""
-    if hasattr(method, "for_one_client"):
-        return method.for_one_client()
-    if isinstance(getattr(method, "weights", None), Mapping):
-        return replace(method, weights="rows")  # type: ignore[type-var]  # methods are dataclasses
-    return method
+    """The method, without what names other clients, such as their weights; most methods name none."""
+    return method.for_one_client() if hasattr(method, "for_one_client") else method

@@ -8,20 +8,31 @@ import numpy as np
 Groups = Mapping[str, Sequence[str]]
 
 
+def check_groups(groups: Any) -> None:
+    """Groups before the clients are known: a mapping, or ``None``.
+
+    Raises
+    ------
+    ValueError
+        They are something else.
+    """
+    if groups is not None and not isinstance(groups, Mapping):
+        raise ValueError(
+            f"`groups` is {groups!r}; write a mapping from each group to its clients, such as "
+            '`{"cities": ["north", "south"], "villages": ["west"]}`, or leave it out.'
+        )
+
+
 def partition(groups: Groups | None, clients: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
     """The groups' names, and each client's group, shape ``(N,)``.
 
     Raises
     ------
     ValueError
-        A client is in no group, or in two, or is not known.
+        The groups are no mapping, or a client is in none of them, or in two, or is not known.
     """
+    check_groups(groups)
     given: Mapping[str, Any] = {name: [name] for name in clients} if groups is None else groups
-    if not isinstance(given, Mapping):
-        raise ValueError(
-            f"`groups` is {given!r}; write a mapping from each group to its clients, such as "
-            '`{"cities": ["north", "south"], "villages": ["west"]}`, or leave it out.'
-        )
     homes: dict[str, list[str]] = {name: [] for name in clients}
     for group, members in given.items():
         members = [members] if isinstance(members, str) else members

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbayes.problem.groups import Groups, partition
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.predictive import side_by_side
+from fedbayes.results.predictive import check_held_out, flat_densities
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -18,8 +18,7 @@ def fairness_report(
 ) -> "xr.Dataset":
     """Log predictive density of each client's held-out rows, by client and by group, and what lies between them.
 
-    A fit is fairer than another if its scores vary less (Yue, Nouiehed and Al Kontar 2023, definition 1). For any
-    method; :class:`~fedbayes.GIFAIR` is one that aims at it.
+    A fit by any method is fairer than another if its scores vary less (Yue, Nouiehed and Al Kontar 2023, definition 1).
 
     Parameters
     ----------
@@ -47,16 +46,10 @@ def fairness_report(
     """
     import xarray as xr
 
-    if not isinstance(held_out, Mapping):
-        raise ValueError(
-            f"`held_out` is a {type(held_out).__name__}; write a mapping from each client to the model's keyword "
-            'arguments, `{"north": dict(x=..., y=...)}`.'
-        )
-    if not held_out:
-        raise ValueError("`held_out` is empty: give some client's rows that were not in the fit, with their outcomes.")
+    check_held_out(held_out)
     names, group = partition(groups, fit.client_names)
     clients = [str(name) for name in held_out]
-    densities = [side_by_side(fit.log_predictive_density(str(name), **data)) for name, data in held_out.items()]
+    densities = [flat_densities(fit.log_predictive_density(str(name), **data)) for name, data in held_out.items()]
     score = np.array([each.mean() for each in densities])
     home = group[[fit.client_names.index(name) for name in clients]]
     heard = [place for place in range(len(names)) if np.any(home == place)]

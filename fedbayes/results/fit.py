@@ -197,7 +197,7 @@ class FederatedFit:
 
         Draws of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in
         its place the client's data would count twice). With Markov chains: the draws of the globals, and the client's
-        own draws of its locals. By ``GIFAIR(personalised=True)``: the client's own point.
+        own draws of its locals. Where clients keep points of their own: the client's point.
 
         Parameters
         ----------
@@ -214,7 +214,7 @@ class FederatedFit:
         KeyError
             Unknown client.
         ValueError
-            The posterior has low rank.
+            The posterior has low rank, or the fit is an ensemble of points of a model with local latents.
         """
         self._check_personal()
         place = self.problem.place(name)
@@ -236,7 +236,7 @@ class FederatedFit:
         Raises
         ------
         ValueError
-            The model has no local latents, or the posterior has low rank.
+            The model has no local latents, or as for :meth:`client_posterior`.
         """
         if not self.roster.num_locals.any():
             raise ValueError("The model has no local latents: every client's posterior is the global one, `fit.idata`.")
@@ -380,9 +380,7 @@ class FederatedFit:
             An argument holds no numbers, missing values, or other columns than in the fit; outcomes may be missing.
         """
         like = self.client_names[0] if client is None else client
-        program, arguments = self.problem.client(like).program, read_arguments(self.problem, like, arguments)
-        check_call(program.model, arguments)
-        draws = self._latents(client, program)
+        program, arguments, draws = self._asked(client, like, arguments)
         key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
         with jax.enable_x64(True):
             predictive = predictive_draws(program, draws, key, arguments)
@@ -416,9 +414,7 @@ class FederatedFit:
             No outcome has finitely many values, or their probabilities depend on what else is drawn.
         """
         like = self.client_names[0] if client is None else client
-        program, arguments = self.problem.client(like).program, read_arguments(self.problem, like, arguments)
-        check_call(program.model, arguments)
-        draws = self._latents(client, program)
+        program, arguments, draws = self._asked(client, like, arguments)
         with jax.enable_x64(True):
             return class_probabilities(program, draws, arguments, self.problem.outcomes(like))
 
@@ -447,9 +443,7 @@ class FederatedFit:
         ClientDataError
             As there, or outcomes are missing.
         """
-        program, arguments = self.problem.client(client).program, read_arguments(self.problem, client, arguments)
-        check_call(program.model, arguments)
-        draws = self._latents(client, program)
+        program, arguments, draws = self._asked(client, client, arguments)
         with jax.enable_x64(True):
             return log_densities(program, draws, arguments)
 
@@ -465,6 +459,12 @@ class FederatedFit:
             "num_draws": self._shown.num_draws,
             "dtype": program.dtype,
         }
+
+    def _asked(self, client: str | None, like: str, arguments: Mapping[str, Any]) -> tuple[Program, dict, dict]:
+        """The program, its arguments read as those of the client ``like``, and draws of the latents of ``client``."""
+        program, read = self.problem.client(like).program, read_arguments(self.problem, like, arguments)
+        check_call(program.model, read)
+        return program, read, self._latents(client, program)
 
     def _latents(self, client: str | None, program: Program) -> dict[str, np.ndarray]:
         """Draws of the globals, or of a client's globals and locals, constrained."""

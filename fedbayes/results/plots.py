@@ -304,7 +304,9 @@ def plot_fairness(reports: Mapping[str, Any], *, ax: "Axes | None" = None) -> "A
     ValueError
         What is given are no reports, or these are of different clients or groups.
     """
-    if not isinstance(reports, dict) or not all("group_score" in report for report in reports.values()) or not reports:
+    # a report by itself is a mapping too, of arrays
+    known = isinstance(reports, Mapping) and all("group_score" in report for report in reports.values())
+    if not known or not reports:
         raise ValueError(
             '`reports` is no mapping from names to reports: write `plot_fairness({"FedAvg": '
             "fedbayes.fairness_report(fit, held_out, groups)})`."

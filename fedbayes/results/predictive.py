@@ -83,9 +83,26 @@ def log_densities(
     return {name: np.asarray(logsumexp(value, axis=(0, 1))) - np.log(np.prod(num)) for name, value in given.items()}
 
 
-def side_by_side(densities: Mapping[str, np.ndarray]) -> np.ndarray:
-    """All outcomes' log densities, one after the other."""
+def flat_densities(densities: Mapping[str, np.ndarray]) -> np.ndarray:
+    """All outcomes' log densities, one after the other, whatever their sites."""
     return np.concatenate([np.ravel(value) for value in densities.values()])
+
+
+def check_held_out(held_out: Any) -> None:
+    """Whether somebody's held-out rows are given by client.
+
+    Raises
+    ------
+    ValueError
+        They are not a mapping, or nobody's.
+    """
+    if not isinstance(held_out, Mapping):
+        raise ValueError(
+            f"`held_out` is a {type(held_out).__name__}; write a mapping from each client to the model's keyword "
+            'arguments, `{"north": dict(x=..., y=...)}`.'
+        )
+    if not held_out:
+        raise ValueError("`held_out` is empty: give some client's rows that were not in the fit, with their outcomes.")
 
 
 def class_probabilities(

@@ -1,8 +1,8 @@
 """FA-LD's options, and what can be wrong with them whatever the data are."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -72,6 +72,10 @@ class Options:
         if self.control_variate is None:
             object.__setattr__(self, "control_variate", self.init == "mode" and self.clip is None)
         check_options(self)
+
+    def for_one_client(self) -> Self:
+        """The same method for one client alone: without what names other clients, their weights."""
+        return replace(self, weights="rows")
 
 
 def check_options(config: Options) -> None:

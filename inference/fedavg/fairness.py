@@ -10,7 +10,6 @@ times the factor in brackets, which is positive for ``lambda < min_k p_k |A_k| /
 then, if the losses are. Its minimum is no mode of the posterior, but of one whose clients count by other weights.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.inference.options import check_choices, is_number
-from fedbayes.problem.groups import Groups, partition
+from fedbayes.problem.groups import Groups, check_groups, partition
 from fedbayes.problem.roster import Roster
 
 
@@ -49,11 +48,7 @@ class GIFAIR:
         if self.weight is not None and not (is_number(self.weight) and 0.0 <= self.weight < np.inf):
             raise ValueError(f"`weight` is {self.weight!r}; write a number, zero or more, or leave it out.")
         check_choices(self, {"personalised": (True, False)})
-        if self.groups is not None and not isinstance(self.groups, Mapping):
-            raise ValueError(
-                f"`groups` is {self.groups!r}; write a mapping from each group to its clients, such as "
-                '`{"cities": ["north", "south"], "villages": ["west"]}`, or leave it out.'
-            )
+        check_groups(self.groups)
 
 
 class Fairness:

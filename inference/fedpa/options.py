@@ -1,8 +1,8 @@
 """FedPA's options, and what can be wrong with them whatever the data are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import optax
 
@@ -65,6 +65,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    def for_one_client(self) -> Self:
+        """The same method for one client alone: without what names other clients, their weights."""
+        return replace(self, weights="rows")
 
     def samples_for(self, size: int) -> int:
         """Samples l per client and round for d globals."""

@@ -113,6 +113,13 @@ def test_bad_input(fitted) -> None:
         fb.federation_gain(fit, {"nowhere": next(iter(test.values()))})
     with pytest.raises(ValueError, match="`held_out` is empty"):
         fb.federation_gain(fit, {})
+    with pytest.raises(ValueError, match="`held_out` is a list; write a mapping"):
+        fb.federation_gain(fit, [1])
+
+
+@pytest.mark.parametrize("method", [fb.FedAvg, fb.FedProx, fb.FedEnsemble, fb.FALD, fb.FedPA])
+def test_alone_a_client_has_no_weights_of_others(method) -> None:
+    assert method(weights={"a": 0.25, "b": 0.75}).for_one_client().weights == "rows"
 
 
 def test_outcomes_that_are_missing_have_no_density(fitted) -> None:
