@@ -14,6 +14,11 @@ from fedbayes.errors import ModelError
 from fedbayes.gaussian import Gaussian, symmetrised
 
 
+def _no_draw(key: Array) -> Array:
+    """Of a prior that is known by its density alone."""
+    raise NotImplementedError("this prior is known by its density alone, and can't be drawn from")
+
+
 @dataclass(frozen=True)
 class Prior:
     """The log prior of the unconstrained globals, with its Jacobian.
@@ -28,13 +33,13 @@ class Prior:
         Relative difference of Hessians that counts as none: the round-off of the model's precision.
     draw
         ``(key) -> (d,)``: a draw of the unconstrained globals; it raises ``NotImplementedError`` where a prior is
-        improper, and leaves out what the program says of the globals beside their priors.
+        improper or known by its density alone, and leaves out what the program says of the globals beside their priors.
     """
 
     log_density: Callable[[Array], Array]
     size: int
     tolerance: float = 1e-9
-    draw: Callable[[Array], Array] | None = None
+    draw: Callable[[Array], Array] = _no_draw
 
     @cached_property
     def gaussian(self) -> Gaussian | None:
@@ -102,7 +107,7 @@ def make_prior(
     log_density: Callable[[Array], Array],
     size: int,
     tolerance: float = 1e-9,
-    draw: Callable[[Array], Array] | None = None,
+    draw: Callable[[Array], Array] = _no_draw,
 ) -> Prior:
     """A prior, whose log density has been checked to be finite at random points.
 

@@ -25,8 +25,6 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs
 from numpyro.primitives import Messenger
 
-from fedbayes.errors import ModelError
-
 Model = Callable[..., Any]
 Arrays = Mapping[str, Array] | Mapping[str, np.ndarray]
 _LOG_DET = "_{}_log_det"
@@ -277,8 +275,7 @@ class Program:
 
     def supports(self, theta: Array, z: Array, data: Arrays) -> dict[str, tuple[Array, Array, list[Array]]]:
         """For each of ``outcomes``: which values lie in the support, the values, and the support's bounds."""
-        with numpyro.validation_enabled(False):
-            sites = trace(self._substituted(theta, z)).get_trace(**self.static, **data)
+        sites = self._sites(theta, z, data)
         laws = {
             outcome.site: (sites[outcome.site]["fn"].support, sites[outcome.site]["value"]) for outcome in self.outcomes
         }
@@ -291,12 +288,15 @@ class Program:
         """The values of the observed sites that are outcomes: those with a distribution of their own."""
         return {name: jnp.asarray(site["value"]) for name, site in self._outcome_sites(theta, z, data).items()}
 
-    def _outcome_sites(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict]:
+    def _sites(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict]:
+        """The program's trace at one position of globals and locals, whatever the supports."""
         with numpyro.validation_enabled(False):
-            sites = trace(self._substituted(theta, z)).get_trace(**self.static, **data)
+            return trace(self._substituted(theta, z)).get_trace(**self.static, **data)
+
+    def _outcome_sites(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict]:
         return {
             name: site
-            for name, site in sites.items()
+            for name, site in self._sites(theta, z, data).items()
             if site["type"] == "sample"
             and site["is_observed"]
             and name not in self.prior_terms
@@ -306,10 +306,10 @@ class Program:
     def simulated_score(self, theta: Array, data: Arrays, mask: Array | None, key: Array) -> Array:
         """Slope of the log factor in the globals, ``(d,)``, with outcomes drawn anew at ``theta``; without locals.
 
-        Its mean is zero, and its covariance the Fisher information of the client's outcomes.
+        Its mean is zero, and its covariance the Fisher information of the client's outcomes, if there are no sites that
+        are :meth:`not_simulable`.
         """
         z = jnp.zeros(0)
-        self._check_simulable(theta, data)
         drawn = {
             name: site["fn"].sample(jax.random.fold_in(key, place)).astype(jnp.asarray(site["value"]).dtype)
             for place, (name, site) in enumerate(self._outcome_sites(theta, z, data).items())
@@ -317,19 +317,18 @@ class Program:
         anew = replace(self, model=Replaced(self.model, drawn))
         return jax.grad(lambda at: anew._log_factor(at, z, data, mask, None))(theta)
 
-    def _check_simulable(self, theta: Array, data: Arrays) -> None:
-        """Whether the factor is that of outcomes which can be drawn anew, and nothing else."""
-        with numpyro.validation_enabled(False):
-            sites = trace(self._substituted(theta, jnp.zeros(0))).get_trace(**self.static, **data)
-        for name, site in sites.items():
-            if site["type"] != "sample" or name in (*self.prior_sites, *self.missing):
-                continue
-            if isinstance(site["fn"], dist.Unit | dist.MaskedDistribution) or site.get("scale") is not None:
-                raise ModelError(
-                    f"`randomised=True` draws the outcomes anew, and the site '{name}' has none, or counts them by "
-                    "other weights: it is a `numpyro.factor`, masked or scaled. Write it as an observed distribution, "
-                    "or leave `randomised` out."
-                )
+    def not_simulable(self, theta: Array, data: Arrays) -> list[str]:
+        """The factor's sites whose outcomes can't be drawn anew, or count by other weights; without locals.
+
+        Those are ``numpyro.factor``, and distributions that are masked or scaled.
+        """
+        return [
+            name
+            for name, site in self._sites(theta, jnp.zeros(0), data).items()
+            if site["type"] == "sample"
+            and name not in (*self.prior_sites, *self.missing)
+            and (isinstance(site["fn"], dist.Unit | dist.MaskedDistribution) or site.get("scale") is not None)
+        ]
 
     def values(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """Constrained latents and deterministic sites at one position of globals and locals."""

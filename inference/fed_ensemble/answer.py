@@ -99,13 +99,11 @@ class EnsembleAnswer(PointAnswer):
             f"uncertainty{advice}"
         ]
 
-    def _remark(self) -> str:
+    def _points(self) -> str:
         num = self._config.num_modes
         if self._config.randomised:
             return f"{num} posterior draws, of perturbed modes"
-        return (
-            super()._remark() if num == 1 else super()._remark().replace("a point estimate", f"{num} point estimates")
-        )
+        return super()._points() if num == 1 else f"{num} point estimates"
 
     def attrs(self) -> dict[str, Any]:
         """What draws and chains are."""

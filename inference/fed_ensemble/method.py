@@ -20,7 +20,7 @@ from fedbayes.algorithm import Phase
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.fed_ensemble.answer import DIAGNOSTICS, EnsembleAnswer
 from fedbayes.inference.fed_ensemble.options import Options, check_roster
-from fedbayes.inference.fed_ensemble.perturbation import Perturbed, has_independent_globals
+from fedbayes.inference.fed_ensemble.perturbation import Perturbed
 from fedbayes.inference.fed_ensemble.rounds import in_teams, together
 from fedbayes.inference.fedavg.probe import probed
 from fedbayes.inference.fedavg.rounds import averaging
@@ -43,9 +43,10 @@ class FedEnsemble(Options):
     num_modes
         K.
     assignment
-        ``"random"``: a fresh permutation of the modes for each stratum and age. ``"latin"``: one permutation, shifted
-        from stratum to stratum, so that modes share each round's strata out evenly. ``"all"``: every client trains
-        every mode in every round, at K times the work and the bytes, which is K independent federated averagings.
+        ``"random"``: a fresh permutation of the modes for each stratum every K rounds, in which it trains each mode
+        once. ``"latin"``: one permutation, shifted from stratum to stratum, so that modes share each round's strata out
+        evenly. ``"all"``: every client trains every mode in every round, at K times the work and the bytes, which is K
+        independent federated averagings.
     num_strata
         Random parts of the clients, drawn once; ``None``: each client is a stratum of its own.
     clients_per_stratum
@@ -72,7 +73,6 @@ class FedEnsemble(Options):
         weights = client_weights(self.weights, roster)
         member = averaging(self, roster, weights)
         if self.randomised:
-            has_independent_globals(roster.prior)  # refuses priors that would need too large a matrix
             perturbed = Perturbed(roster.prior, weights)
             member = member._replace(init_client=perturbed.untilted)
         arranged = together if self.assignment == "all" else in_teams

@@ -1,5 +1,7 @@
 """Randomised posterior modes: each mode's energy is tilted by noise with the covariance of the energy's own slope."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from fedbayes.inference.fedavg.rounds import Shared
 from fedbayes.inference.options import DENSE_LIMIT
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
+from fedbayes.problem.program import Arrays, Program
 
 _OFF_DIAGONAL = 1e-6  # of a random product with the prior's Hessian, relative, that counts as none
 
@@ -29,14 +32,20 @@ class Perturbed:
         Of the globals.
     weights
         The clients' shares p, shape ``(N,)``.
+
+    Raises
+    ------
+    ModelError
+        The prior would need too large a matrix, see :func:`has_independent_globals`.
     """
 
     def __init__(self, prior: Prior, weights: np.ndarray) -> None:
         self._prior, self._weights = prior, weights
+        self._independent = has_independent_globals(prior)
 
     def untilted(self, client: Client, shared: Shared, key: Array) -> Own:
         """``init_client`` of the rounds before, which refuses likelihoods that can't be drawn from."""
-        jax.eval_shape(client.program.simulated_score, shared.position, client.data, client.mask, key)
+        jax.eval_shape(partial(_checked_score, client.program), shared.position, client.data, client.mask, key)
         return start_own(client, shared, key)
 
     def __call__(self, client: Client, shared: Shared, key: Array) -> Own:
@@ -44,14 +53,34 @@ class Perturbed:
         of_data, of_prior = jax.random.split(key)
         score = client.program.simulated_score(shared.position, client.data, client.mask, of_data)
         share = jnp.sqrt(jnp.asarray(self._weights)[client.index])
-        noise = share * prior_noise(self._prior, shared.position, of_prior)
+        noise = share * prior_noise(self._prior, shared.position, of_prior, independent=self._independent)
         return start_own(client, shared, key)._replace(tilt=score + noise)
 
 
-def prior_noise(prior: Prior, theta: Array, key: Array) -> Array:
-    """Noise with the covariance ``-grad^2 log p(theta)``, shape ``(d,)``; none along directions that curve upwards."""
+def _checked_score(program: Program, theta: Array, data: Arrays, mask: Array | None, key: Array) -> Array:
+    """The score of outcomes drawn anew.
+
+    Raises
+    ------
+    ModelError
+        They can't be drawn.
+    """
+    for name in program.not_simulable(theta, data):
+        raise ModelError(
+            f"`randomised=True` draws the outcomes anew, and the site '{name}' has none, or counts them by other "
+            "weights: it is a `numpyro.factor`, masked or scaled. Write it as an observed distribution, or leave "
+            "`randomised` out."
+        )
+    return program.simulated_score(theta, data, mask, key)
+
+
+def prior_noise(prior: Prior, theta: Array, key: Array, *, independent: bool) -> Array:
+    """Noise with the covariance ``-grad^2 log p(theta)``, shape ``(d,)``; none along directions that curve upwards.
+
+    ``independent`` is what :func:`has_independent_globals` says of the prior.
+    """
     noise = jax.random.normal(key, theta.shape)
-    if has_independent_globals(prior):
+    if independent:
         diagonal = -_product(prior, theta, jnp.ones_like(theta))
         return jnp.sqrt(jnp.maximum(diagonal, 0.0)) * noise
     values, vectors = jnp.linalg.eigh(prior.tangent(theta).precision)
@@ -68,11 +97,9 @@ def has_independent_globals(prior: Prior) -> bool:
     ModelError
         It is not, and there are too many globals for a matrix.
     """
-    with jax.ensure_compile_time_eval():
-        rng = np.random.default_rng(0)
-        at, direction = rng.normal(size=(2, prior.size))
-        ones = np.asarray(_product(prior, at, np.ones(prior.size)))
-        found = np.asarray(_product(prior, at, direction))
+    at, direction = np.random.default_rng(0).normal(size=(2, prior.size))
+    ones = np.asarray(_product(prior, at, np.ones(prior.size)))
+    found = np.asarray(_product(prior, at, direction))
     diagonal = bool(np.allclose(found, ones * direction, rtol=_OFF_DIAGONAL, atol=_OFF_DIAGONAL * np.abs(ones).max()))
     if not diagonal and prior.size > DENSE_LIMIT:
         raise ModelError(

@@ -26,12 +26,12 @@ class EnsembleState(NamedTuple):
     spread
         Of the modes at the start, see :func:`spread_of`.
     assignment
-        Who trains what; ``()`` where all clients train all modes.
+        Who trains what, an :class:`Assignment`; ``()`` where all clients train all modes.
     """
 
     modes: FedAvgState
     spread: Array
-    assignment: Assignment | tuple[()]
+    assignment: Any = ()
 
 
 def spread_of(position: Array) -> Array:
@@ -56,23 +56,23 @@ def in_teams(config: Options, roster: Roster, averaging: Algorithm) -> Algorithm
         return EnsembleState(modes, spread_of(modes.position), first_assignment(config, roster.num_clients, key))
 
     def broadcast(state: EnsembleState) -> tuple[Teams, Any]:
-        assert isinstance(state.assignment, Assignment)  # noqa: S101
-        team = state.assignment.team
+        assignment: Assignment = state.assignment
+        team = assignment.team
         shared, personal = jax.vmap(averaging.broadcast)(state.modes)
         return Teams(shared, team), jax.tree.map(lambda leaf: leaf[team, jnp.arange(len(team))], personal)
 
     def aggregate(state: EnsembleState, replies: Replies, key: Array) -> tuple[EnsembleState, Info]:
-        assert isinstance(state.assignment, Assignment)  # noqa: S101
-        used = replies.used & (state.assignment.team == jnp.arange(num)[:, None])
+        assignment: Assignment = state.assignment
+        used = replies.used & (assignment.team == jnp.arange(num)[:, None])
         modes, info = jax.vmap(lambda mode, total, heard: averaging.aggregate(mode, Replies(total, (), heard), key))(
             state.modes, replies.total, used
         )
-        info = _judged(info, jnp.any(used, axis=1)) | {"team": state.assignment.team}
-        return EnsembleState(modes, state.spread, next_assignment(config, state.assignment, key)), info
+        info = _judged(info, jnp.any(used, axis=1)) | {"team": assignment.team}
+        return EnsembleState(modes, state.spread, next_assignment(config, assignment, key)), info
 
     def participants(state: EnsembleState) -> Array:
-        assert isinstance(state.assignment, Assignment)  # noqa: S101
-        return state.assignment.drawn
+        assignment: Assignment = state.assignment
+        return assignment.drawn
 
     return averaging._replace(
         name="ensemble",
@@ -100,7 +100,7 @@ def together(config: Options, roster: Roster, averaging: Algorithm, *, name: str
         if isinstance(previous, EnsembleState):
             return _again(config, averaging, key, previous)
         modes = _first_modes(config, roster, averaging, key, previous)
-        return EnsembleState(modes, spread_of(modes.position), ())
+        return EnsembleState(modes, spread_of(modes.position))
 
     def init_client(client: Client, shared: Any, key: Array) -> Any:
         return jax.vmap(averaging.init_client, (None, 0, 0))(client, shared, _keys(key, num))
@@ -119,7 +119,7 @@ def together(config: Options, roster: Roster, averaging: Algorithm, *, name: str
         modes, info = jax.vmap(lambda mode, total: averaging.aggregate(mode, Replies(total, (), replies.used), key))(
             state.modes, replies.total
         )
-        return EnsembleState(modes, state.spread, ()), _judged(info, jnp.ones(num, bool))
+        return EnsembleState(modes, state.spread), _judged(info, jnp.ones(num, bool))
 
     return averaging._replace(
         name=name,

@@ -304,7 +304,11 @@ class PointAnswer:
 
     def _remark(self) -> str:
         fair = ", which weighs clients by GIFAIR: no mode of the posterior" if self._ended.fair else ""
-        return f"a point estimate{fair}"
+        return f"{self._points()}{fair}"
+
+    def _points(self) -> str:
+        """What the fit ends with, in words."""
+        return "a point estimate"
 
     def attrs(self) -> dict[str, Any]:
         """What draws and chains are."""

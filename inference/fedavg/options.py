@@ -176,7 +176,6 @@ def check_dense(config: Options, name: str, roster: Roster) -> None:
 
 
 def _check_proper(roster: Roster) -> None:
-    assert roster.prior.draw is not None  # noqa: S101
     try:
         jax.eval_shape(roster.prior.draw, jax.random.key(0))
     except NotImplementedError as error:

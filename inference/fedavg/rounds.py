@@ -118,7 +118,6 @@ def first_position(config: Options, roster: Roster, key: Array) -> Array:
     if not isinstance(config.init, str):
         return jnp.asarray(given_start(config.init, roster))
     if config.init == "prior":
-        assert roster.prior.draw is not None  # noqa: S101
         return roster.prior.draw(key)
     if config.init == "random":  # as NumPyro's samplers
         return jax.random.uniform(key, (roster.size,), jnp.float64, -2.0, 2.0)

@@ -267,7 +267,7 @@ def test_randomised_modes_are_draws_of_the_conjugate_posterior() -> None:
 
 
 def test_planted_bug_a_prior_without_noise_makes_too_narrow_draws(monkeypatch) -> None:
-    monkeypatch.setattr(perturbation, "prior_noise", lambda prior, theta, key: jnp.zeros_like(theta))
+    monkeypatch.setattr(perturbation, "prior_noise", lambda prior, theta, key, *, independent: jnp.zeros_like(theta))
     clients = narrow()
     assert misfit(modes(fitted(normal, clients, 600, **RANDOMISED)), *conjugate(clients)) > 6.0
 
@@ -292,7 +292,8 @@ def test_independent_priors_need_no_matrix() -> None:
     joint = make_prior(lambda w: dist.MultivariateNormal(jnp.zeros(3), COVARIANCE).log_prob(w), 3)
     assert perturbation.has_independent_globals(independent)
     assert not perturbation.has_independent_globals(joint)
-    draws = jax.vmap(lambda key: perturbation.prior_noise(joint, jnp.zeros(3), key))(jax.random.split(KEY, 4000))
+    noise = lambda key: perturbation.prior_noise(joint, jnp.zeros(3), key, independent=False)  # noqa: E731
+    draws = jax.vmap(noise)(jax.random.split(KEY, 4000))
     assert misfit(np.asarray(draws), np.zeros(3), np.linalg.inv(COVARIANCE)) < 4.0
 
 
