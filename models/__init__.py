@@ -8,6 +8,7 @@ Every module offers ``model`` (the program of ONE client; its own latents stand 
 `eight_schools`             Rubin's eight schools, one school a client (data included)
 `linear`                    linear regression with known noise; exact posterior
 `hierarchical_linear`       linear regressions with a common distribution of coefficients (HM2); exact for known tau
+`gp`                        Gaussian processes with a common kernel (FGPR), kernels, exact and sparse likelihoods
 ==========================  =====================================================================================
 """
 
@@ -17,6 +18,6 @@ if __name__ != "fedbayes.models":
         "write `import fedbayes.models` instead"
     )
 
-from fedbayes.models import eight_schools, heart_disease, hierarchical_linear, linear
+from fedbayes.models import eight_schools, gp, heart_disease, hierarchical_linear, linear
 
-__all__ = ["eight_schools", "heart_disease", "hierarchical_linear", "linear"]
+__all__ = ["eight_schools", "gp", "heart_disease", "hierarchical_linear", "linear"]

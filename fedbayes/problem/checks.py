@@ -206,6 +206,7 @@ def row_axes(programs: Sequence[Program], traces: Sequence[Traced], rows: tuple[
     """The axis of each site's log-probability that runs over rows, from two clients with these numbers of rows.
 
     ``None`` where the rows change more than that: latents sized by the data, or outcomes without the first few rows.
+    Processes have one log-probability for all their rows.
     """
     if programs[0].locals != programs[1].locals or programs[0].enumerated:
         return None

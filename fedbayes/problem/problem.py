@@ -259,7 +259,7 @@ def _padded_program(
     def find() -> Program | None:
         rows = (client.arrays[arguments[0]].shape[0], length)
         axes = checks.row_axes([one.program for one in known], [one.trace for one in known], rows)
-        if not axes:
+        if axes is None or not (axes or known[0].program.processes):
             return None
         program = replace(known[0].program, row_axes=axes, row_arguments=tuple(arguments))
         return program if checks.padding_is_exact(program, known[0].program, client, arguments, length) else None

@@ -25,6 +25,8 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs
 from numpyro.primitives import Messenger
 
+from fedbayes.problem.row_process import OfRows
+
 Model = Callable[..., Any]
 Arrays = Mapping[str, Array] | Mapping[str, np.ndarray]
 _LOG_DET = "_{}_log_det"
@@ -140,6 +142,15 @@ class Replaced(Messenger):
             msg["value"] = self.values[msg["name"]]
 
 
+class Unobserved(Messenger):
+    """Draws the sites that the model observes: with the outcome among the arguments, its prediction is asked for."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """See NumPyro's ``Messenger``."""
+        if msg["type"] == "sample" and msg["is_observed"] and not isinstance(msg["fn"], dist.Unit):  # no `factor`
+            msg["value"], msg["is_observed"] = None, False
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """One client's program for one shape of data.
@@ -168,6 +179,8 @@ class Program:
         the prior, and so count once for all clients.
     missing
         Latents that stand for missing outcomes (``obs_mask``) and that nothing else looks at: they integrate to one.
+    processes
+        Observed sites whose rows depend on each other, each a :class:`~fedbayes.problem.row_process.RowProcess`.
     jacobian
         Derivative of the gradient: ``jax.jacfwd``, or ``jax.jacrev`` for code that forward differentiation refuses.
     """
@@ -183,6 +196,7 @@ class Program:
     outcomes: tuple[Outcome, ...] = ()
     prior_terms: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
     jacobian: Callable = jax.jacfwd
 
     def _params(self, theta: Array, z: Array) -> dict[str, Array]:
@@ -191,12 +205,17 @@ class Program:
     def _substituted(self, theta: Array, z: Array) -> Model:
         return substitute(seed(self.model, 0), substitute_fn=unconstrained_substitute(self._params(theta, z)))
 
-    def site_log_probs(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
-        """Log-probability of every site, element by element, with the log Jacobians as sites of their own."""
-        arguments = {**self.static, **data}
+    def site_log_probs(self, theta: Array, z: Array, data: Arrays, mask: Array | None = None) -> dict[str, Array]:
+        """Log-probability of every site, element by element, with the log Jacobians as sites of their own.
+
+        ``mask`` leaves rows out of the processes, whose log-probability is one number.
+        """
+        arguments, model = {**self.static, **data}, self._substituted(theta, z)
+        if self.processes and mask is not None:
+            model = OfRows(model, mask)
         # data that only fix shapes (the server's) need not lie in any support
         with numpyro.validation_enabled(False):
-            return compute_log_probs(self._substituted(theta, z), (), arguments, {}, sum_log_prob=False)[0]
+            return compute_log_probs(model, (), arguments, {}, sum_log_prob=False)[0]
 
     def log_prior(self, theta: Array, data: Arrays) -> Array:
         """Log prior of the unconstrained globals, shape ``(d,)``, with the Jacobian.
@@ -241,7 +260,8 @@ class Program:
         mask
             True for the client's real rows; ``None`` keeps all.
         row_scale
-            Factor of the rows' terms: rows over batch size, where ``data`` are a mini-batch.
+            Factor of the rows' terms: rows over batch size, where ``data`` are a mini-batch. A process has the log
+            density of the batch, multiplied by it: its expectation is not that of all rows.
         """
         return self._traced_once(theta, z, dict(data), mask, row_scale)
 
@@ -251,13 +271,15 @@ class Program:
         return jax.jit(self._log_factor)
 
     def _log_factor(self, theta: Array, z: Array, data: Arrays, mask: Array | None, row_scale: Array | None) -> Array:
-        terms = self.site_log_probs(theta, z, data)
+        terms = self.site_log_probs(theta, z, data, mask)
         if self.enumerated:
             return self._log_joint_enumerated(theta, z, data) - self._prior_terms(terms)
         factor = {name: term for name, term in terms.items() if name not in (*self.prior_sites, *self.missing)}
         return _total(self._masked(name, term, mask, row_scale) for name, term in factor.items())
 
     def _masked(self, name: str, term: Array, mask: Array | None, row_scale: Array | None) -> Array:
+        if name in self.processes and row_scale is not None:
+            return row_scale * term
         axis = self.row_axes.get(name)
         if mask is None or axis is None:
             return term

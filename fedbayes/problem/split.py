@@ -19,6 +19,7 @@ from numpyro.infer.util import compute_log_probs
 
 from fedbayes.errors import ModelError
 from fedbayes.problem.program import Arrays, Block, Model, Outcome, Program, completed
+from fedbayes.problem.row_process import RowProcess
 from fedbayes.problem.tracing import leading_to
 
 LOCAL = "fedbayes_local"
@@ -65,6 +66,8 @@ class Site(NamedTuple):
         Batch shape of an observed site's distribution.
     scanned
         Whether the site is inside ``numpyro.contrib.control_flow.scan``, whose steps are its first axis.
+    process
+        Whether the rows of an observed site depend on each other, see :mod:`~fedbayes.problem.row_process`.
     """
 
     kind: str
@@ -78,6 +81,7 @@ class Site(NamedTuple):
     outcome: Outcome | None = None
     batch: tuple[int, ...] = ()
     scanned: bool = False
+    process: bool = False
 
 
 def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, Site]:
@@ -122,6 +126,7 @@ def _site(site: dict, data: Arrays) -> Site:
             outcome=known,
             batch=site["fn"].batch_shape,
             scanned=scanned,
+            process=isinstance(site["fn"], RowProcess),
         )
     discrete = site["fn"].support.is_discrete
     unconstrained = () if discrete else _unconstrained_shape(site)
@@ -174,7 +179,16 @@ def split(
     _warn(sites, globals_)
     outcomes = tuple(site.outcome for site in sites.values() if site.outcome is not None)
     program = Program(
-        model, dict(static), globals_, locals_, {}, bool(discrete), dtype, outcomes=outcomes, missing=missing
+        model,
+        dict(static),
+        globals_,
+        locals_,
+        {},
+        bool(discrete),
+        dtype,
+        outcomes=outcomes,
+        missing=missing,
+        processes=tuple(name for name, site in sites.items() if site.process),
     )
     if discrete:
         _check_enumerates(program, data, discrete)

@@ -18,7 +18,8 @@ from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
-from fedbayes.results.personal import Clients, Personal, newcomer
+from fedbayes.results.conditional import Rows, rows_of, rows_of_newcomer
+from fedbayes.results.personal import Clients, Personal, like_first, newcomer
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
 from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
@@ -349,14 +350,19 @@ class FederatedFit:
             values = arviz.constrained(program, data, mine.draws)
         return self._to_arviz({"posterior": values}, program, data, {}, {}, {"client": name, **mine.attrs})
 
-    def predict(self, client: str | None = None, *, key: Array | None = None, **arguments: Any) -> Any:
+    def predict(
+        self, client: str | Mapping[str, Any] | None = None, *, key: Array | None = None, **arguments: Any
+    ) -> Any:
         """Posterior predictive draws of the observed sites.
+
+        Where the rows of an outcome depend on each other, as by a Gaussian process, new rows are predicted given the
+        client's own, at the client.
 
         Parameters
         ----------
         client
-            Predict for this client, with its local latents; ``None``: for a new client, whose locals come from the
-            model.
+            Predict for this client, with its local latents; the arguments of a client that was no part of the fit, as
+            for :meth:`adapt`; ``None``: for a new client without data, whose locals come from the model.
         key
             Defaults to one derived from the fit's.
         **arguments
@@ -368,7 +374,8 @@ class FederatedFit:
         Returns
         -------
         InferenceData or DataTree
-            Group ``posterior_predictive``.
+            Group ``posterior_predictive``. Of dependent rows it also has ``y_mean`` and ``y_sd``, by the name of the
+            outcome: mean and standard deviation of each, its noise included, at each draw of the latents.
 
         Raises
         ------
@@ -378,17 +385,20 @@ class FederatedFit:
             The model does not take these arguments, or needs more.
         ClientDataError
             An argument holds no numbers, missing values, or other columns than in the fit; outcomes may be missing.
+        ValueError
+            A client that was no part of the fit would need local latents, which this posterior can't give.
         """
-        like = self.client_names[0] if client is None else client
+        like = client if isinstance(client, str) else self.client_names[0]
         program, arguments, draws = self._asked(client, like, arguments)
         key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
         with jax.enable_x64(True):
-            predictive = predictive_draws(program, draws, key, arguments)
+            predictive = predictive_draws(program, draws, key, arguments, self._own_rows(client, program))
         predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
         dims = {name: [f"{name}_dim_{i}" for i in range(value.ndim - 2)] for name, value in predicted.items()}
-        return arviz.to_arviz(
-            {"posterior_predictive": predicted}, self._shown.coords, dims | self._shown.dims, self._attrs()
-        )
+        dims |= self._shown.dims
+        for site in program.processes:
+            dims |= {name: dims[site] for name in (f"{site}_mean", f"{site}_sd") if name in predicted}
+        return arviz.to_arviz({"posterior_predictive": predicted}, self._shown.coords, dims, self._attrs())
 
     def predict_probabilities(self, client: str | None = None, **arguments: Any) -> dict[str, np.ndarray]:
         """Probability of each value that an outcome can take, averaged over the draws: the prediction of a classifier.
@@ -418,7 +428,7 @@ class FederatedFit:
         with jax.enable_x64(True):
             return class_probabilities(program, draws, arguments, self.problem.outcomes(like))
 
-    def log_predictive_density(self, client: str, **arguments: Any) -> dict[str, np.ndarray]:
+    def log_predictive_density(self, client: str | Mapping[str, Any], **arguments: Any) -> dict[str, np.ndarray]:
         """Log density of a client's new outcomes, each by itself, under the posterior given everybody's data.
 
         ``log mean_s p(y_i | theta_s, z_s)`` over the draws, by NumPyro's ``log_likelihood``. Sums of it over
@@ -427,7 +437,8 @@ class FederatedFit:
         Parameters
         ----------
         client
-            Whose rows they are; its local latents are those of the fit.
+            Whose rows they are; its local latents are those of the fit. Or the arguments of a client that was no part
+            of the fit, as in :meth:`predict`.
         **arguments
             The model's keyword arguments with the outcomes, in all forms that the fit takes.
 
@@ -443,9 +454,10 @@ class FederatedFit:
         ClientDataError
             As there, or outcomes are missing.
         """
-        program, arguments, draws = self._asked(client, client, arguments)
+        like = client if isinstance(client, str) else self.client_names[0]
+        program, arguments, draws = self._asked(client, like, arguments)
         with jax.enable_x64(True):
-            return log_densities(program, draws, arguments)
+            return log_densities(program, draws, arguments, self._own_rows(client, program))
 
     def arguments_of(self, client: str) -> dict[str, Any]:
         """What :func:`fedbayes.fit_federated` was called with, for one client alone; without the method."""
@@ -460,23 +472,35 @@ class FederatedFit:
             "dtype": program.dtype,
         }
 
-    def _asked(self, client: str | None, like: str, arguments: Mapping[str, Any]) -> tuple[Program, dict, dict]:
+    def _asked(
+        self, client: str | Mapping[str, Any] | None, like: str, arguments: Mapping[str, Any]
+    ) -> tuple[Program, dict, dict]:
         """The program, its arguments read as those of the client ``like``, and draws of the latents of ``client``."""
         program, read = self.problem.client(like).program, read_arguments(self.problem, like, arguments)
         check_call(program.model, read)
         return program, read, self._latents(client, program)
 
-    def _latents(self, client: str | None, program: Program) -> dict[str, np.ndarray]:
+    def _own_rows(self, client: str | Mapping[str, Any] | None, program: Program) -> Rows | None:
+        """The rows on which a client's new ones are conditioned; ``None`` where rows do not depend on each other."""
+        if client is None or not program.processes:
+            return None
+        if isinstance(client, str):
+            return rows_of(self.problem, client)
+        return rows_of_newcomer(program, like_first(self.problem, client))
+
+    def _latents(self, client: str | Mapping[str, Any] | None, program: Program) -> dict[str, np.ndarray]:
         """Draws of the globals, or of a client's globals and locals, constrained."""
         source = self._posterior_of(client, program)
         named = {arviz.shown(name): name for name in (*program.globals.names, *program.locals.names)}
         known = source.posterior.data_vars
         return {named[str(name)]: np.asarray(known[name]) for name in known if name in named}
 
-    def _posterior_of(self, client: str | None, program: Program) -> Any:
+    def _posterior_of(self, client: str | Mapping[str, Any] | None, program: Program) -> Any:
         """A client's own posterior; that of the globals for a new client, or where it holds all that there is."""
         own = isinstance(self.posterior, Gaussian) or self._answer.own_draws is not None
         shared = not program.locals.size and not own
+        if isinstance(client, Mapping):
+            return self.idata if not program.locals.size and self.posterior is None else self.adapt(client)
         return self.idata if client is None or shared else self.client_posterior(client)
 
     def _to_arviz(

@@ -12,7 +12,7 @@ from fedbayes.answer import Answer, gaussian_moments
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
 from fedbayes.problem.checks import same_globals
-from fedbayes.problem.clients import prepare_like
+from fedbayes.problem.clients import ClientArrays, prepare_like
 from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.rounds.exchange import Heard, Round
@@ -79,6 +79,12 @@ class Clients:
             return self._executor.run(order)
 
 
+def like_first(fitted: Problem, data: Mapping[str, Any]) -> ClientArrays:
+    """The arguments of a client that was no part of the fit, read as those of the first one were."""
+    known = fitted.names[0]
+    return prepare_like("new client", data, known, fitted.arrays[0], np.dtype(fitted.client(known).program.dtype))
+
+
 class Newcomer(NamedTuple):
     """A client that joins after the fit.
 
@@ -106,8 +112,7 @@ def newcomer(
 ) -> Newcomer:
     """The posterior of a client that was no part of the fit, see :meth:`~fedbayes.FederatedFit.adapt`."""
     name, known = "new client", fitted.names[0]
-    first = fitted.client(known).program
-    read = prepare_like(name, data, known, fitted.arrays[0], np.dtype(first.dtype))
+    first, read = fitted.client(known).program, like_first(fitted, data)
     clients = {name: {**read.static, **read.arrays}}
     with explaining(clients):
         problem = make_problem(first.model, clients, local=local, dtype=first.dtype)

@@ -12,42 +12,41 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import logsumexp
 from numpyro.handlers import seed, substitute, trace
-from numpyro.primitives import Messenger
 
 from fedbayes.errors import ClientDataError
 from fedbayes.kept import Kept
 from fedbayes.problem.clients import prepare_like
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program import Model, Program
+from fedbayes.problem.program import Model, Program, Unobserved
 from fedbayes.problem.split import trace_sites
 from fedbayes.problem.tracing import digest_of
+from fedbayes.results.conditional import Rows, conditional_draws, conditional_log_densities
 
 _PREDICTORS: Kept[Any] = Kept(32)
 _AT_ONCE = 64  # draws whose probabilities are computed side by side
 
 
-class _Unobserved(Messenger):
-    """Draws the sites that the program observes: with the outcome among the arguments, its prediction is asked for."""
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "sample" and msg["is_observed"] and not isinstance(msg["fn"], dist.Unit):  # no `factor`
-            msg["value"], msg["is_observed"] = None, False
-
-
 def predictive_draws(
-    program: Program, draws: Mapping[str, np.ndarray], key: Array, arguments: Mapping[str, Any]
+    program: Program,
+    draws: Mapping[str, np.ndarray],
+    key: Array,
+    arguments: Mapping[str, Any],
+    own: Rows | None = None,
 ) -> Any:
     """NumPyro's ``Predictive``, compiled once for a model and the shapes of its arguments.
 
     It is traced each time: without the outcome a model may read variables that the traces before the fit did not see.
+    ``own`` are the client's own rows, on which outcomes are conditioned whose rows depend on each other.
     """
+    if own is not None:
+        return conditional_draws(program, own, draws, key, arguments)
     arrays = {name: np.asarray(value) for name, value in arguments.items() if _is_array(value)}
     fixed = {name: value for name, value in arguments.items() if name not in arrays}
 
     def run(key: Array, draws: Mapping[str, Array], arrays: Mapping[str, Array]) -> Any:
         from numpyro.infer import Predictive
 
-        return Predictive(_Unobserved(program.model), dict(draws), batch_ndims=2)(key, **fixed, **arrays)
+        return Predictive(Unobserved(program.model), dict(draws), batch_ndims=2)(key, **fixed, **arrays)
 
     arguments_ = key, dict(draws), arrays
     traced = jax.jit(run).trace(*arguments_)
@@ -56,9 +55,11 @@ def predictive_draws(
 
 
 def log_densities(
-    program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any]
+    program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any], own: Rows | None = None
 ) -> dict[str, np.ndarray]:
     """Log predictive density of each outcome: the log of its mean density over the draws, by observed site.
+
+    ``own`` are the client's own rows, on which outcomes are conditioned whose rows depend on each other.
 
     Raises
     ------
@@ -73,7 +74,10 @@ def log_densities(
             f"The outcomes in {missing} have missing values (NaN), which have no predictive density. Leave those rows "
             "out of all arguments."
         )
-    given = log_likelihood(seed(program.model, 0), dict(draws), batch_ndims=2, **arguments)
+    if own is None:
+        given = log_likelihood(seed(program.model, 0), dict(draws), batch_ndims=2, **arguments)
+    else:
+        given = conditional_log_densities(program, own, draws, arguments)
     if not given:
         raise ClientDataError(
             f"The arguments {sorted(arguments)} hold no outcome of the model, so that there is nothing to take the "
@@ -120,7 +124,7 @@ def class_probabilities(
     given = {name: np.asarray(value) if _is_array(value) else value for name, value in arguments.items()}
 
     def one(values: Mapping[str, Array], rng: int) -> dict[str, Array]:
-        model = substitute(seed(_Unobserved(program.model), rng), data=dict(values))
+        model = substitute(seed(Unobserved(program.model), rng), data=dict(values))
         with numpyro.validation_enabled(False):
             sites = trace(model).get_trace(**given).values()
         asked = [site for site in sites if site["name"] in outcomes]

@@ -1,0 +1,62 @@
+"""Outcomes whose rows depend on each other: a Gaussian process, its function integrated out, is the chief example.
+
+The log density of such outcomes is no sum over rows, so that rows can't be masked out of it, nor a mini-batch's sum be
+scaled up. But the law of some of the rows is known, and of the same kind. With that clients of different sizes share
+one program, gradients are taken of subsets, and predictions are conditioned on the client's own rows.
+"""
+
+from collections.abc import Mapping
+
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.distributions import constraints
+from numpyro.primitives import Messenger
+
+
+class RowProcess(dist.Distribution):
+    """A distribution of outcomes, shape ``(n,)``, one of each row; its rows depend on each other."""
+
+    support = constraints.real_vector
+
+    def of_rows(self, mask: Array) -> "RowProcess":
+        """The law of the rows where ``mask``, shape ``(n,)``, is true; the others have a log density of zero."""
+        raise NotImplementedError
+
+    def given(self, seen: "RowProcess", value: Array) -> "RowProcess":
+        """The law of these rows given that the rows of ``seen`` have the outcomes ``value``."""
+        raise NotImplementedError
+
+    @property
+    def marginals(self) -> dist.Distribution:
+        """The law of each row by itself, batch shape ``(n,)``; it has a ``mean`` and a ``variance``."""
+        raise NotImplementedError
+
+    def defects(self, value: Array, mask: Array) -> Mapping[str, Array]:
+        """What makes the density meaningless for the outcomes ``value`` of the rows where ``mask``: words to flags."""
+        return {}
+
+
+class OfRows(Messenger):
+    """The model with some of each process's rows alone."""
+
+    def __init__(self, model: object, mask: Array) -> None:
+        super().__init__(model)
+        self.mask = mask
+
+    def process_message(self, msg: dict) -> None:
+        """See NumPyro's ``Messenger``."""
+        if msg["type"] == "sample" and isinstance(msg["fn"], RowProcess):
+            msg["fn"] = msg["fn"].of_rows(self.mask)
+
+
+class Given(Messenger):
+    """The model for new rows, whose processes are conditioned on others, by site: their laws and outcomes."""
+
+    def __init__(self, model: object, seen: Mapping[str, tuple[RowProcess, Array]]) -> None:
+        super().__init__(model)
+        self.seen = seen
+
+    def process_message(self, msg: dict) -> None:
+        """See NumPyro's ``Messenger``."""
+        if msg["type"] == "sample" and msg["name"] in self.seen:
+            msg["fn"] = msg["fn"].given(*self.seen[msg["name"]])

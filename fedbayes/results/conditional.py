@@ -1,0 +1,123 @@
+"""Predictions of outcomes whose rows depend on each other: conditioned on the client's own rows, draw by draw."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.handlers import seed, substitute, trace
+
+from fedbayes.kept import Kept
+from fedbayes.problem.clients import ClientArrays
+from fedbayes.problem.padding import num_rows, pad
+from fedbayes.problem.problem import Problem
+from fedbayes.problem.program import Program, Unobserved
+from fedbayes.problem.row_process import Given, OfRows, RowProcess
+from fedbayes.problem.tracing import digest_of
+
+_COMPILED: Kept[Any] = Kept(32)
+_ROWS = 64  # a newcomer's rows are padded to a multiple of this, so that newcomers share a program
+
+Values = Mapping[str, Array]
+
+
+class Rows(NamedTuple):
+    """A client's own rows.
+
+    Attributes
+    ----------
+    data
+        The model's arrays, padded.
+    mask
+        True for real rows; ``None``: all are.
+    """
+
+    data: Mapping[str, Any]
+    mask: Any
+
+
+def rows_of(problem: Problem, name: str) -> Rows:
+    """The rows of a client of the fit."""
+    client = problem.client(name)
+    return Rows(client.data, client.mask if client.program.row_arguments else None)
+
+
+def rows_of_newcomer(program: Program, client: ClientArrays) -> Rows:
+    """The rows of a client that was no part of the fit."""
+    arguments = program.row_arguments
+    num = num_rows(client, arguments) if arguments else None
+    if num is None:
+        return Rows(client.arrays, None)
+    length = -(-num // _ROWS) * _ROWS
+    return Rows(pad(client.arrays, arguments, length), np.arange(length) < num)
+
+
+def conditional_draws(
+    program: Program, own: Rows, draws: Mapping[str, np.ndarray], key: Array, arguments: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Draws of new rows' outcomes, ``(chain, draw, ...)``, with ``..._mean`` and ``..._sd`` of each process's rows."""
+
+    def predicted(sites: Mapping[str, Any], laws: Mapping[str, RowProcess]) -> dict[str, Array]:
+        found = {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
+        for name, law in laws.items():
+            found |= {f"{name}_mean": law.marginals.mean, f"{name}_sd": jnp.sqrt(law.marginals.variance)}
+        return found
+
+    return _mapped(program, own, draws, key, arguments, predicted, Unobserved)
+
+
+def conditional_log_densities(
+    program: Program, own: Rows, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Log density of each new outcome by itself given the client's own rows, ``(chain, draw, ...)``, by site."""
+
+    def densities(sites: Mapping[str, Any], laws: Mapping[str, RowProcess]) -> dict[str, Array]:
+        observed = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
+        return {
+            name: (laws[name].marginals if name in laws else site["fn"]).log_prob(site["value"])
+            for name, site in observed.items()
+        }
+
+    return _mapped(program, own, draws, jax.random.key(0), arguments, densities, lambda model: model)
+
+
+def _mapped(
+    program: Program,
+    own: Rows,
+    draws: Mapping[str, np.ndarray],
+    key: Array,
+    arguments: Mapping[str, Any],
+    read: Callable[[Mapping[str, Any], Mapping[str, RowProcess]], dict[str, Array]],
+    wrap: Callable[[Any], Any],
+) -> dict[str, np.ndarray]:
+    """``read(sites, laws of the processes given the own rows)`` for each draw, compiled once for the shapes."""
+    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    fixed = {name: value for name, value in arguments.items() if name not in arrays}
+    shape = next(iter(draws.values())).shape[:2]
+    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
+
+    def one(values: Values, key: Array, own: Rows, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        seen = _seen(program, values, own)
+        model = substitute(seed(wrap(Given(program.model, seen)), key), data=dict(values))
+        sites = trace(model).get_trace(**fixed, **arrays)
+        laws = {name: sites[name]["fn"] for name in seen if name in sites}
+        return {name: value for name, value in read(sites, laws).items() if name not in values}
+
+    def run(flat: Values, keys: Array, own: Rows, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return jax.lax.map(lambda each: one(each[0], each[1], own, arrays), (flat, keys))
+
+    called = flat, jax.random.split(key, int(np.prod(shape))), own, arrays
+    traced = jax.jit(run).trace(*called)
+    compiled = _COMPILED.get(digest_of(traced.jaxpr), lambda: traced.lower().compile())
+    return {name: np.asarray(value).reshape(*shape, *value.shape[1:]) for name, value in compiled(*called).items()}
+
+
+def _seen(program: Program, values: Values, own: Rows) -> dict[str, tuple[RowProcess, Array]]:
+    """The processes of the client's own rows at one draw, with their outcomes."""
+    model = substitute(seed(program.model, 0), data=dict(values))
+    if own.mask is not None:
+        model = OfRows(model, own.mask)
+    sites = trace(model).get_trace(**program.static, **own.data)
+    return {name: (sites[name]["fn"], sites[name]["value"]) for name in program.processes}

@@ -1,0 +1,173 @@
+"""Gaussian process regression, exact: the outcomes' law with the function integrated out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.typing import ArrayLike
+
+from fedbayes.errors import ModelError
+from fedbayes.gaussian import LOG_2PI
+from fedbayes.models.gp.algebra import log_normal_density
+from fedbayes.models.gp.conditioned import Conditioned
+from fedbayes.models.gp.kernels import as_rows, check_positive
+from fedbayes.problem.row_process import RowProcess
+
+JITTER = 1e-9  # of the covariance's mean diagonal
+MAX_ROWS = 10_000
+_GIB = 2.0**30
+
+
+class GaussianProcess(RowProcess):
+    """Outcomes ``y_i = m(x_i) + f(x_i) + e_i``, ``f ~ GP(0, kernel)``, ``e_i ~ N(0, noise)``: ``f`` is integrated out.
+
+    The log density is the marginal likelihood (Rasmussen and Williams 2006, equation 2.30),
+
+        -1/2 [ (y - m)' C^-1 (y - m) + log |C| + n log 2 pi ],    C = kernel(x, x) + noise I,
+
+    by a Cholesky factor of ``C``: n^3 / 3 operations.
+
+    Parameters
+    ----------
+    kernel
+        One of this module's, or any object that is called like them.
+    x
+        Inputs, shape ``(n,)`` or ``(n, d)``.
+    noise
+        VARIANCE of the noise, in squared units of the outcome; one number, or one for each row.
+    mean
+        ``m(x)``: one number, or one for each row.
+    jitter
+        What is added to the diagonal for the Cholesky factor's sake, relative to the diagonal's mean. It counts as
+        noise: ``law.jitter_variance`` is its size.
+    max_rows
+        More rows than this are refused.
+
+    Raises
+    ------
+    ModelError
+        More than ``max_rows`` rows.
+    ValueError
+        ``noise`` is known and negative.
+    """
+
+    arg_constraints: Mapping[str, Any] = {}
+    pytree_data_fields = ("kernel", "x", "noise", "center", "real")
+    pytree_aux_fields = ("jitter", "max_rows")
+
+    def __init__(
+        self,
+        kernel: Any,
+        x: ArrayLike,
+        noise: ArrayLike,
+        mean: ArrayLike = 0.0,
+        *,
+        jitter: float = JITTER,
+        max_rows: int = MAX_ROWS,
+        real: Array | None = None,
+    ) -> None:
+        self.kernel, self.x, self.jitter, self.max_rows, self.real = kernel, as_rows(x), jitter, max_rows, real
+        num = self.x.shape[0]
+        check_positive("noise", noise, zero=True)
+        if num > max_rows:
+            raise ModelError(
+                f"A Gaussian process of {num:,} rows needs the Cholesky factor of a matrix of {8 * num**2 / _GIB:.3g} "
+                f"GiB, {num**3 / 3e9:,.0f} billion operations for each density; more than {max_rows:,} rows are "
+                "refused. Write `fedbayes.models.gp.SparseGaussianProcess(kernel, x, noise, inducing=...)`, or raise "
+                "`max_rows`."
+            )
+        self.noise = jnp.broadcast_to(jnp.asarray(noise, self.x.dtype), (num,))
+        self.center = jnp.broadcast_to(jnp.asarray(mean, self.x.dtype), (num,))
+        super().__init__(batch_shape=(), event_shape=(num,), validate_args=False)
+
+    def of_rows(self, mask: Array) -> "GaussianProcess":
+        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        return self._like(real=mask if self.real is None else self.real & mask)
+
+    def _like(self, **changes: Any) -> "GaussianProcess":
+        options = {"jitter": self.jitter, "max_rows": self.max_rows, "real": self.real} | changes
+        return GaussianProcess(self.kernel, self.x, self.noise, self.center, **options)
+
+    @property
+    def jitter_variance(self) -> Array:
+        """What is added to the noise's variance for the Cholesky factor's sake."""
+        return self.jitter * jnp.mean(self.kernel(self.x) + self.noise)
+
+    @property
+    def covariance(self) -> Array:
+        """``C``, shape ``(n, n)``; rows that are masked out are independent of the others, with unit variance."""
+        covariance = self.kernel(self.x, self.x) + jnp.diag(self.noise + self.jitter_variance)
+        if self.real is None:
+            return covariance
+        return jnp.where(self.real[:, None] & self.real, covariance, jnp.eye(len(self.real)))
+
+    @property
+    def factor(self) -> Array:
+        """Lower Cholesky factor of ``C``, shape ``(n, n)``."""
+        return jnp.linalg.cholesky(self.covariance)
+
+    def log_prob(self, value: ArrayLike) -> Array:
+        """The log marginal likelihood of the outcomes, shape ``(n,)``."""
+        density = log_normal_density(self.covariance, self._rest(value))
+        return density if self.real is None else density + 0.5 * LOG_2PI * jnp.sum(~self.real)
+
+    def _rest(self, value: ArrayLike) -> Array:
+        rest = jnp.asarray(value) - self.center
+        return rest if self.real is None else jnp.where(self.real, rest, 0.0)
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of the outcomes, shape ``sample_shape + (n,)``."""
+        noise = jax.random.normal(key, sample_shape + self.event_shape, self.x.dtype)
+        return self.center + noise @ self.factor.T
+
+    @property
+    def mean(self) -> Array:
+        """``m(x)``, shape ``(n,)``."""
+        return self.center
+
+    @property
+    def variance(self) -> Array:
+        """Of each outcome, shape ``(n,)``."""
+        return self.kernel(self.x) + self.noise
+
+    @property
+    def marginals(self) -> dist.Normal:
+        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        return dist.Normal(self.mean, jnp.sqrt(self.variance))
+
+    def given(self, seen: RowProcess, value: Array) -> "Conditioned":
+        """The outcomes of these rows given others (Rasmussen and Williams 2006, equations 2.23 and 2.24).
+
+        mean        m + K' C^-1 (y - m),         K = kernel(x_seen, x)
+        covariance  kernel(x, x) - K' C^-1 K + noise I
+        """
+        if not isinstance(seen, GaussianProcess):
+            raise TypeError(
+                f"The rows seen have the law {type(seen).__name__}, and the new ones {type(self).__name__}."
+            )
+        factor = seen.factor
+        cross = seen.kernel(seen.x, self.x)
+        if seen.real is not None:
+            cross = jnp.where(seen.real[:, None], cross, 0.0)
+        white = solve_triangular(factor, cross, lower=True)
+        mean = self.center + cross.T @ cho_solve((factor, True), seen._rest(value))
+        return Conditioned(self, mean, white)
+
+    def defects(self, value: Array, mask: Array) -> Mapping[str, Array]:
+        """Parameters that are not positive, and rows that repeat inputs where there is no noise."""
+        real = mask if mask.shape == self.event_shape else jnp.ones(self.event_shape, bool)
+        equal = jnp.all(self.x[:, None] == self.x[None], axis=-1) & jnp.tri(len(real), k=-1, dtype=bool)
+        differ = jnp.asarray(value)[:, None] != jnp.asarray(value)
+        clash = jnp.any(equal & differ & real[:, None] & real & (self.noise == 0.0))
+        variance = self.kernel(self.x)
+        bad = jnp.any(real & ~((variance > 0.0) & (self.noise >= 0.0)))
+        return {
+            "gives the same inputs different outcomes, but has a noise of zero. Give the noise a prior, or average the "
+            "outcomes of equal inputs": clash,
+            "has a kernel or a noise whose variance is not positive. Give it a prior on positive numbers, such as "
+            "`dist.LogNormal(0.0, 1.0)`": bad,
+        }
