@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 import jax
 import numpy as np
 
-from fedbayes.errors import ClientDataError
+from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.problem.roster import Roster
 
 DENSE_LIMIT = 512  # globals up to which clients send matrices
@@ -71,8 +71,13 @@ def client_weights(weights: str | Mapping[str, float], roster: Roster) -> np.nda
 
 
 def check_batch(batch_size: int | None, roster: Roster) -> None:
-    """A batch is drawn without replacement from each client's rows."""
+    """A batch is drawn without replacement from each client's rows, and its gradient must be unbiased."""
     rows = roster.rows
+    if batch_size is not None and roster.dependent:
+        raise ModelError(
+            f"`batch_size` is {batch_size}, but the rows of a client depend on each other, as in a Gaussian process: "
+            "the gradient of a batch is biased, and so would be the posterior. Leave it out."
+        )
     if batch_size is not None and batch_size > rows.min():
         raise ClientDataError(
             f"Client '{roster.names[int(np.argmin(rows))]}' has {int(rows.min())} rows, but `batch_size` is "

@@ -1,6 +1,7 @@
 """Checks of a program against its clients, before any work starts."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -128,6 +129,30 @@ def outcomes_can_occur(names: Sequence[str], buckets: Sequence[Bucket], clients:
             _run_supports(names, bucket, others)
 
 
+_DEFECTS: Kept[Any] = Kept(64)
+
+
+def processes_are_sound(names: Sequence[str], buckets: Sequence[Bucket]) -> None:
+    """The densities of dependent rows must mean something, at a few points of the latents."""
+    for bucket in buckets:
+        program = bucket.clients.program
+        if not program.processes:
+            continue
+        points = np.random.default_rng(4).normal(size=(_MANY, program.globals.size + program.locals.size)) * 0.3
+        found = _DEFECTS.get(program, partial(_defects_of, program))
+        flags = found(*np.split(points, [program.globals.size], axis=1), bucket.clients.data)
+        for site, complaints in flags.items():
+            for complaint, flag in complaints.items():
+                bad = np.flatnonzero(np.asarray(flag).any(axis=1))
+                if len(bad):
+                    name = names[bucket.members[bad[0]]]
+                    raise ModelError(f"Client '{name}': the distribution of the site '{site}' {complaint}.")
+
+
+def _defects_of(program: Program) -> Any:
+    return jit_cheaply(jax.vmap(jax.vmap(program.defects, (0, 0, None)), (None, None, 0)))
+
+
 _SUPPORTS: Kept[Any] = Kept(64)
 
 
@@ -242,6 +267,6 @@ def padding_is_exact(
 
     one, two = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(both))(points))
     return all(
-        np.allclose(a, b, rtol=tolerance, atol=tolerance * (1.0 + np.max(np.abs(a))))
+        np.allclose(a, b, rtol=tolerance, atol=tolerance * (1.0 + np.nanmax(np.abs(a), initial=0.0)), equal_nan=True)
         for a, b in zip(one, two, strict=True)
     )

@@ -58,7 +58,8 @@ class Problem:
             num_locals[bucket.members] = bucket.clients.num_locals
         data = self.buckets[0].clients.data
         template = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in data.items()}
-        return Roster(self.names, self.num_rows(), num_locals, self.globals, self.prior, template)
+        dependent = any(program.processes for program in self.programs)
+        return Roster(self.names, self.num_rows(), num_locals, self.globals, self.prior, template, dependent)
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -161,6 +162,7 @@ def make_problem(
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     checks.outcomes_can_occur(names, buckets, arrays)
+    checks.processes_are_sound(names, buckets)
     checks.prior_ignores_data(names, buckets, arrays)
     template = {key: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for key, leaf in buckets[0].clients.data.items()}
     prior = _prior_of(program, template)

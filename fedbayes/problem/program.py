@@ -306,6 +306,11 @@ class Program:
             for name, (support, value) in laws.items()
         }
 
+    def defects(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict[str, Array]]:
+        """For each of ``processes`` what makes its density meaningless: a flag for each complaint in words."""
+        sites = self._sites(theta, z, data)
+        return {name: dict(sites[name]["fn"].defects(sites[name]["value"])) for name in self.processes}
+
     def observed(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """The values of the observed sites that are outcomes: those with a distribution of their own."""
         return {name: jnp.asarray(site["value"]) for name, site in self._outcome_sites(theta, z, data).items()}

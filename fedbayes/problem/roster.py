@@ -27,6 +27,8 @@ class Roster(NamedTuple):
         The global prior.
     template
         Shape and dtype of each of the model's arrays, for one client.
+    dependent
+        Whether the rows of a client depend on each other, so that the gradients of mini-batches are biased.
     """
 
     names: tuple[str, ...]
@@ -35,6 +37,7 @@ class Roster(NamedTuple):
     globals: Block
     prior: Prior
     template: Mapping[str, jax.ShapeDtypeStruct]
+    dependent: bool = False
 
     @property
     def size(self) -> int:

@@ -31,8 +31,8 @@ class RowProcess(dist.Distribution):
         """The law of each row by itself, batch shape ``(n,)``; it has a ``mean`` and a ``variance``."""
         raise NotImplementedError
 
-    def defects(self, value: Array, mask: Array) -> Mapping[str, Array]:
-        """What makes the density meaningless for the outcomes ``value`` of the rows where ``mask``: words to flags."""
+    def defects(self, value: Array) -> Mapping[str, Array]:
+        """What makes the density meaningless for these outcomes, shape ``(n,)``: a flag for each complaint in words."""
         return {}
 
 

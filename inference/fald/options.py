@@ -74,8 +74,8 @@ class Options:
         check_options(self)
 
     def for_one_client(self) -> Self:
-        """The same method for one client alone: without what names other clients, their weights."""
-        return replace(self, weights="rows")
+        """The same method for one client alone: without the other clients' weights, and drawing none of them."""
+        return replace(self, weights="rows", scheme="full", num_active=None)
 
 
 def check_options(config: Options) -> None:

@@ -157,17 +157,15 @@ class GaussianProcess(RowProcess):
         mean = self.center + cross.T @ cho_solve((factor, True), seen._rest(value))
         return Conditioned(self, mean, white)
 
-    def defects(self, value: Array, mask: Array) -> Mapping[str, Array]:
-        """Parameters that are not positive, and rows that repeat inputs where there is no noise."""
-        real = mask if mask.shape == self.event_shape else jnp.ones(self.event_shape, bool)
-        equal = jnp.all(self.x[:, None] == self.x[None], axis=-1) & jnp.tri(len(real), k=-1, dtype=bool)
-        differ = jnp.asarray(value)[:, None] != jnp.asarray(value)
-        clash = jnp.any(equal & differ & real[:, None] & real & (self.noise == 0.0))
-        variance = self.kernel(self.x)
-        bad = jnp.any(real & ~((variance > 0.0) & (self.noise >= 0.0)))
+    def defects(self, value: Array) -> Mapping[str, Array]:
+        """Variances that are not positive, and equal inputs with different outcomes where there is no noise."""
+        order = jnp.lexsort((value, *self.x.T))
+        inputs, outcomes = self.x[order], jnp.asarray(value)[order]
+        clash = jnp.all(inputs[1:] == inputs[:-1], axis=-1) & (outcomes[1:] != outcomes[:-1])
+        bad = ~((self.kernel(self.x) > 0.0) & (self.noise >= 0.0))
         return {
-            "gives the same inputs different outcomes, but has a noise of zero. Give the noise a prior, or average the "
-            "outcomes of equal inputs": clash,
+            "has no noise, but equal inputs with different outcomes. Give the noise a prior, or average the outcomes "
+            "of equal inputs": jnp.any(clash) & jnp.any(self.noise == 0.0),
             "has a kernel or a noise whose variance is not positive. Give it a prior on positive numbers, such as "
-            "`dist.LogNormal(0.0, 1.0)`": bad,
+            "`dist.LogNormal(0.0, 1.0)`": jnp.any(bad),
         }

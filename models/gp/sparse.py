@@ -123,6 +123,14 @@ class SparseGaussianProcess(RowProcess):
         """See :class:`~fedbayes.problem.row_process.RowProcess`."""
         return dist.Normal(self.mean, jnp.sqrt(self.variance))
 
+    def defects(self, value: Array) -> Mapping[str, Array]:
+        """Variances that are not positive."""
+        bad = ~((self.kernel(self.x) > 0.0) & (self.noise > 0.0))
+        return {
+            "has a kernel or a noise whose variance is not positive. Give it a prior on positive numbers, such as "
+            "`dist.LogNormal(0.0, 1.0)`": jnp.any(bad),
+        }
+
     def given(self, seen: RowProcess, value: Array) -> Conditioned:
         """The outcomes of these rows given others (Titsias 2009, equation 6)."""
         if not isinstance(seen, SparseGaussianProcess):

@@ -122,6 +122,11 @@ def test_alone_a_client_has_no_weights_of_others(method) -> None:
     assert method(weights={"a": 0.25, "b": 0.75}).for_one_client().weights == "rows"
 
 
+def test_one_client_alone_is_not_drawn_among_others() -> None:
+    alone = fb.FALD(scheme="with_replacement", num_active=2).for_one_client()
+    assert (alone.scheme, alone.num_active) == ("full", None)
+
+
 def test_outcomes_that_are_missing_have_no_density(fitted) -> None:
     fit, _, test = fitted
     first, rows = next(iter(test.items()))
