@@ -3,7 +3,7 @@
 Differentiated twice by the chain rule, a Cholesky factor costs several triangular solves for each parameter. Here the
 inverse is formed once, and every derivative is a product of matrices:
 
-    d log p = 1/2 [ a' dC a - tr(C^-1 dC) ] - a' dr,    a = C^-1 r,    d C^-1 = -C^-1 dC C^-1.
+    d C^-1 = -C^-1 dC C^-1,    d log |C| = tr(C^-1 dC),    d (r' C^-1 r) = 2 a' dr - a' dC a,    a = C^-1 r.
 """
 
 import jax
@@ -14,11 +14,21 @@ from jax.scipy.linalg import solve_triangular
 from fedbayes.gaussian import LOG_2PI
 
 
+@jax.custom_batching.sequential_vmap
+def _whitener(covariance: Array) -> Array:
+    """``L^-1`` with ``L L' = C``; NaN where ``C`` is not positive definite.
+
+    Many matrices are worked one by one: batches of LAPACK calls side by side can deadlock on the CPU (DESIGN.md,
+    "Traps"). It is never differentiated itself.
+    """
+    factor = jnp.linalg.cholesky(covariance)
+    return solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
+
+
 @jax.custom_jvp
 def inverse(covariance: Array) -> Array:
-    """Of a covariance matrix, shape ``(n, n)``; NaN where it is not positive definite."""
-    factor = jnp.linalg.cholesky(covariance)
-    white = solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
+    """Of a covariance matrix, shape ``(n, n)``."""
+    white = _whitener(covariance)
     return white.T @ white
 
 
@@ -31,7 +41,7 @@ def _inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 @jax.custom_jvp
 def log_det(covariance: Array) -> Array:
     """Log determinant of a covariance matrix, whose derivative is ``tr(C^-1 dC)``."""
-    return 2.0 * jnp.sum(jnp.log(jnp.diag(jnp.linalg.cholesky(covariance))))
+    return -2.0 * jnp.sum(jnp.log(jnp.diag(_whitener(covariance))))
 
 
 @log_det.defjvp
@@ -50,9 +60,9 @@ def log_normal_density(covariance: Array, rest: Array) -> Array:
     rest
         ``r``: the outcomes less their means, shape ``(n,)``.
     """
-    factor = jnp.linalg.cholesky(covariance)
-    white = solve_triangular(factor, rest, lower=True)
-    return -0.5 * (white @ white + len(rest) * LOG_2PI) - jnp.sum(jnp.log(jnp.diag(factor)))
+    white = _whitener(covariance)
+    scaled = white @ rest
+    return -0.5 * (scaled @ scaled + len(rest) * LOG_2PI) + jnp.sum(jnp.log(jnp.diag(white)))
 
 
 @log_normal_density.defjvp
