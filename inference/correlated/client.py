@@ -120,7 +120,7 @@ def _log_likelihood(
     """Log factor at each draw ``(n, d)`` of the globals and the coefficients, the other locals integrated out."""
     moved, joint = client.with_global(layout.latent), jnp.concatenate([phi, told.theta], axis=1)
     if moved.num_locals == 0:
-        return Reply(each=jax.vmap(moved.log_factor)(joint), code=_ok()), private
+        return Reply(each=jax.lax.map(moved.log_factor, joint, batch_size=32), code=_ok()), private
     noise = quasi_normal(shift, _LOCAL_DRAWS)
     log_noise = -0.5 * jnp.sum(noise**2, axis=1) - 0.5 * moved.num_locals * LOG_2PI
 
@@ -162,13 +162,14 @@ def _posterior(
 
     def at(draw: tuple[Array, Array]) -> tuple[Array, Array]:
         one, own = draw
-        if moved.num_locals == 0:
-            return own, moved.log_factor(one)
         found = _others_given(moved, one)
         z = found.draw(own, moved.groups)
         return z, moved.log_factor(jnp.concatenate([one, z])) + 0.5 * jnp.sum(own**2) + found.log_spread()
 
-    z, log_factor = jax.lax.map(at, (joint, noise), batch_size=32)
+    if moved.num_locals == 0:
+        z, log_factor = noise, jax.lax.map(moved.log_factor, joint, batch_size=32)
+    else:
+        z, log_factor = jax.lax.map(at, (joint, noise), batch_size=32)
     log_weight = log_factor - log_site
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     num = joint.shape[0]
