@@ -41,10 +41,13 @@ class Own(NamedTuple):
         Of its ``(phi, theta_k)`` given everybody's data, shape ``(d + m,)``.
     cavity
         What the others know of them, its precision as a triangle.
+    precision
+        Of what everybody knows of them, as a triangle; where some client has other locals.
     """
 
     mean: Array
     cavity: Gaussian
+    precision: Array | tuple[()] = ()
 
 
 class Private(NamedTuple):
@@ -68,7 +71,7 @@ def update(layout: Layout, solver: Solver, *, draws: bool) -> Update:
     """
 
     def run(shared: Shared, own: Own, private: Private, client: Client, inputs: tuple[()]) -> tuple[Reply, Private]:
-        told = Opening(own.mean, shared.opening)
+        told = Opening(own.mean, shared.opening, own.precision)
         shift = private.shift if draws else ()
         moved = client.with_global(layout.latent)
         reply, warm = local_update(solver, False, told, own.cavity, private.warm, moved, shift)

@@ -119,7 +119,7 @@ class CorrelatedClients(Options):
         return Algorithm(
             name="correlated",
             init=partial(init, layout, roster.prior),
-            broadcast=broadcast,
+            broadcast=partial(broadcast, bool(others.any())),
             init_client=partial(begin, layout),
             updates={name: update(layout, known[name], draws=name != "laplace") for name in names},
             aggregate=partial(aggregate, layout, roster.prior, self.num_sweeps, self.tolerance),
