@@ -44,8 +44,8 @@ def something_global(program: Program) -> None:
     if not program.globals.names:
         raise ModelError(
             f"The program has no global latent: {sorted(program.locals.names)} are all marked local, so the clients "
-            "share nothing. Leave at least one latent outside `fedbayes.local()` and `local=`, or couple the local "
-            "ones by a method that does so, `fedbayes.CorrelatedClients()`."
+            "share nothing. Leave at least one latent outside `fedbayes.local()` and `local=`, or take a method that "
+            "couples the clients' own coefficients (see the table of methods in the README)."
         )
 
 

@@ -352,10 +352,9 @@ class Program:
 
 @lru_cache(maxsize=64)
 def _with_global(program: Program, name: str) -> Program:
-    moved, rest = [], []
-    for latent, shape in program.locals.shapes:
-        (moved if latent == name else rest).append((latent, shape))
-    return replace(program, globals=Block(program.globals.shapes + tuple(moved)), locals=Block(tuple(rest)))
+    moved = tuple(each for each in program.locals.shapes if each[0] == name)
+    rest = tuple(each for each in program.locals.shapes if each[0] != name)
+    return replace(program, globals=Block(program.globals.shapes + moved), locals=Block(rest))
 
 
 def _total(terms: Any) -> Array:

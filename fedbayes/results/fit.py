@@ -328,8 +328,8 @@ class FederatedFit:
         """Whether a client that was no part of the fit can be spoken of."""
         if self._answer.coupled is not None:
             raise ValueError(
-                f"`fit.{what}` is about a client that was no part of the fit, and {type(self._method).__name__} couples "
-                f"the clients by a covariance that has no entry for it. Name one of the clients, "
+                f"`fit.{what}` is about a client that was no part of the fit, and {type(self._method).__name__} "
+                "couples the clients by a covariance that has no entry for it. Name one of the clients, "
                 f"{shortened(self.client_names)}, or fit with the new client among them."
             )
 

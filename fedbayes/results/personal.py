@@ -64,8 +64,9 @@ class Clients:
             return Personal(np.concatenate([theta, mine], axis=-1), {"solver": self._run.updates[place]})
         active, posterior = np.asarray([place]), self._answer.posterior
         if self._answer.coupled is not None:
-            found: Personal = self._ask("given_coupled", theta, active).replies.each
-            return Personal(np.asarray(found.draws)[place], {"solver": "server", "k_hat": float(np.max(found.k_hat[place]))})
+            found = self._ask("given_coupled", theta, active).replies.each
+            k_hat = float(np.max(found.k_hat[place]))
+            return Personal(np.asarray(found.draws)[place], {"solver": "server", "k_hat": k_hat})
         if isinstance(posterior, Gaussian):
             return _personal_draws(self._ask, active, gaussian_moments(posterior)[0], theta.shape[:2])
         drawn = _personal_draws(self._ask, active, theta[:, 0], (len(theta), num_draws))

@@ -35,13 +35,15 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     "heavy_tailed": Diagnostic((CLIENT, REPLICATE), "1 where the importance weights can't be trusted"),
     "effective_draws": Diagnostic((CLIENT, REPLICATE), "effective number of draws"),
     "influence": Diagnostic(
-        (CLIENT, REPLICATE), "how far the client's own data move what the others know of it, root mean square",
+        (CLIENT, REPLICATE),
+        "how far the client's own data move what the others know of it, root mean square",
         "their sds",
     ),
     "noise": Diagnostic((CLIENT, REPLICATE), "expected squared Monte Carlo error of the client's posterior, summed"),
     "moved": Diagnostic((REPLICATE,), "change of the coefficients, root mean square over clients and components"),
     "objective": Diagnostic(
-        (REPLICATE,), "Tr(Theta Omega^-1 Theta') + m log|Omega| - 2 log likelihood at the clients' starts: unbounded below"
+        (REPLICATE,),
+        "Tr(Theta Omega^-1 Theta') + m log|Omega| - 2 log likelihood at the clients' starts: unbounded below",
     ),
     "smallest_eigenvalue": Diagnostic((REPLICATE,), "smallest eigenvalue of Omega"),
 }
@@ -84,11 +86,11 @@ class BayesAnswer:
 
     def __init__(self, config: Options, layout: Layout, roster: Roster, run: RunState) -> None:
         self._config, self._layout, self._roster, self._run = config, layout, roster, run
-        self._found: dict[int, Draws] = {}
+        self._found: dict[int, Any] = {}
         self._shown = _FEWEST
 
-    def chains(self, num: int) -> Draws:
-        """So many draws of each chain, leading axes chain and draw."""
+    def chains(self, num: int) -> Any:
+        """So many draws of each chain, :class:`Draws` as NumPy arrays with leading axes chain and draw."""
         if num not in self._found:
             state: State = self._run.state
             run = _long(self._layout, num, self._config.thinning)
@@ -97,7 +99,7 @@ class BayesAnswer:
             self._found = {num: jax.tree.map(np.asarray, found)}
         return self._found[num]
 
-    def _drawn(self) -> Draws:
+    def _drawn(self) -> Any:
         """The draws that are shown: evenly spaced ones of the chains."""
         every = self.chains(max(self._shown, _FEWEST))
         chosen = np.linspace(0, every.phi.shape[1] - 1, self._shown).round().astype(int)
@@ -134,13 +136,15 @@ class BayesAnswer:
         names = list(self._roster.names)
         dims = [f"{self._layout.latent}_dim_{i}" for i in range(len(self._layout.shape))]
         theta = drawn.theta.reshape(*drawn.theta.shape[:3], *self._layout.shape)
-        variables = {f"{self._layout.latent}_by_client": (theta, ["client_name", *dims])}
+        variables: dict[str, tuple[np.ndarray, list[str]]] = {
+            f"{self._layout.latent}_by_client": (theta, ["client_name", *dims])
+        }
         if self._with_omega:
             variables["omega"] = (omega_of(drawn.loadings, drawn.psi), ["client_name", "other_client_name"])
         else:
             variables["loadings"] = (drawn.loadings, ["client_name", "factor"])
             variables["own_variance"] = (drawn.psi, ["client_name"])
-        coords = {"other_client_name": names, "factor": list(range(self._layout.rank))}
+        coords: dict[str, list] = {"other_client_name": names, "factor": list(range(self._layout.rank))}
         coords |= {dim: list(range(length)) for dim, length in zip(dims, self._layout.shape, strict=True)}
         return Coupled(told, variables, coords)
 
@@ -206,7 +210,9 @@ class BayesAnswer:
     def _unsettled(self, rounds: "xr.Dataset") -> list[str]:
         last = rounds.isel(round=-1)
         change = float(last["change"].max())
-        moved = f"changed the clients' posteriors by {change:.3g} posterior sds" if np.isfinite(change) else "moved none"
+        moved = (
+            f"changed the clients' posteriors by {change:.3g} posterior sds" if np.isfinite(change) else "moved none"
+        )
         return [
             f"The fit did not converge in {rounds.sizes['round']} rounds: the last one {moved}.",
             *bad_clients(last),

@@ -143,7 +143,7 @@ def _others_given(client: Client, joint: Array) -> Any:
         return client.log_factor(jnp.concatenate([joint, local]))
 
     start = cold_start(client.num_locals)
-    return find_conditional(log_density, start, client.groups, max_steps=_NEWTON, jacobian=client.jacobian)
+    return find_conditional(log_density, start, jnp.asarray(client.groups), max_steps=_NEWTON, jacobian=client.jacobian)
 
 
 def _posterior(

@@ -283,15 +283,15 @@ def _log_half_cauchy(log_x: Array, log_scale: Array) -> Array:
 
 
 class Moments(NamedTuple):
-    """Posterior moments of each client's ``(phi, theta_k)``: means ``(K, d + m)``, covariances ``(K, d + m, d + m)``."""
+    """Moments of each client's ``(phi, theta_k)``: means ``(K, d + m)``, covariances ``(K, d + m, d + m)``."""
 
     mean: Array
     covariance: Array
 
 
 def short_chain(sites: Sites, start: Chain, key: Array, *, num_warmup: int, num_samples: int) -> Moments:
-    """Moments of each client's globals and coefficients over a chain, ``theta_k`` by its mean and variance at each step."""
-    _, log_scale = _scale_of(sites, start)
+    """Moments of each client's ``(phi, theta_k)`` over a chain, of ``theta_k`` by its mean and variance at each step."""
+    log_scale = jnp.log(rough_estimates(sites, start.phi)[1])
     size, coefficients_size = start.phi.shape[0], start.factors.shape[0]
 
     def sweep(carry: tuple[Chain, Array, Array, Array], at: Array) -> tuple[tuple, None]:
@@ -336,7 +336,7 @@ class Draws(NamedTuple):
 
 def long_chain(sites: Sites, start: Chain, key: Array, *, num_warmup: int, num_draws: int, thinning: int) -> Draws:
     """Draws of the posterior given the sites, ``thinning`` sweeps apart."""
-    _, log_scale = _scale_of(sites, start)
+    log_scale = jnp.log(rough_estimates(sites, start.phi)[1])
 
     def sweeps(chain: Chain, begin: Array, num: int) -> Chain:
         def one(i: Array, chain: Chain) -> Chain:
@@ -353,8 +353,3 @@ def long_chain(sites: Sites, start: Chain, key: Array, *, num_warmup: int, num_d
 
     chain = sweeps(start, jnp.zeros((), int), num_warmup)
     return jax.lax.scan(draw, chain, jnp.arange(num_draws))[1]
-
-
-def _scale_of(sites: Sites, start: Chain) -> tuple[Array, Array]:
-    own, scale = rough_estimates(sites, start.phi)
-    return own, jnp.log(scale)

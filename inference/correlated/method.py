@@ -115,7 +115,9 @@ class CorrelatedClients(Options):
             "laplace": solvers.laplace(),
         }
         others = roster.num_locals > layout.size
-        names = (["importance", "nested"] if others.any() else ["importance"]) if self.solver == "auto" else [self.solver]
+        names = (
+            (["importance", "nested"] if others.any() else ["importance"]) if self.solver == "auto" else [self.solver]
+        )
         return Algorithm(
             name="correlated",
             init=partial(init, layout, roster.prior),

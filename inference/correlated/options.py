@@ -59,9 +59,7 @@ class Options:
     smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        check_choices(
-            self, {"update": ("bayes", "smoothed"), "solver": ("auto", "importance", "nested", "laplace")}
-        )
+        check_choices(self, {"update": ("bayes", "smoothed"), "solver": ("auto", "importance", "nested", "laplace")})
         if not (self.latent is None or isinstance(self.latent, str)):
             raise ValueError(f"`latent` is {self.latent!r}; write the name of a local latent.")
         least = {"rank": 1, "num_sweeps": 20, "num_chains": 1, "thinning": 1, "local_steps": 1, "batch_size": 1}

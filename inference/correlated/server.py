@@ -98,8 +98,8 @@ def chain_key(words: Array) -> Array:
 def averaged(old: State, new: State, rounds: Array) -> State:
     """Cavities and means, from the fourth round on the averages of all since then.
 
-    A chain of a few hundred sweeps leaves them a Monte Carlo error, which moves the sites of clients whose likelihood is
-    not Gaussian. Averages over rounds settle (Robbins and Monro 1951).
+    A chain of a few hundred sweeps leaves them a Monte Carlo error, which moves the sites of clients whose likelihood
+    is not Gaussian. Averages over rounds settle (Robbins and Monro 1951).
     """
     weight = 1.0 / jnp.maximum(rounds - 2.0, 1.0)
     mix = partial(jax.tree.map, lambda one, two: one + weight * (two - one))
@@ -158,9 +158,7 @@ def convex(site: Gaussian, position: Array) -> Gaussian:
     precision = (vectors * jnp.maximum(values, 0.0)) @ vectors.T
     shift = site.shift + (precision - site.precision) @ position
     fine = jnp.min(values) >= least
-    return Gaussian(
-        jnp.where(fine, site.shift, shift), jnp.where(fine, site.precision, precision), site.log_scale
-    )
+    return Gaussian(jnp.where(fine, site.shift, shift), jnp.where(fine, site.precision, precision), site.log_scale)
 
 
 def cavity_of(moments: Moments, site: Gaussian) -> Gaussian:

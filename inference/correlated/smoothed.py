@@ -6,9 +6,10 @@ A round, from ``A = Theta Omega^-1``:
                 theta_k <- theta - 2 eta_2 A_k
     server:     Omega <- (1 - alpha) Omega + (alpha / m) Theta'Theta
 
-The gradient is that of the sum over the batch; where the program's noise sd is one, it is the source's ``X_b (Y_b - X_b'
-theta)``, and the step stands for the noise. What it goes down, ``L = -2 log likelihood + Tr(Theta Omega^-1 Theta') + m
-log|Omega|``, is unbounded below (``DESIGN.md``): it ends by early stopping.
+The gradient is that of the sum over the batch; where the program's noise sd is one, it is the source's
+``X_b (Y_b - X_b' theta)``, and the step stands for the noise. What it goes down,
+``L = -2 log likelihood + Tr(Theta Omega^-1 Theta') + m log|Omega|``, is unbounded below (``DESIGN.md``): it ends by
+early stopping.
 """
 
 from functools import partial
@@ -176,9 +177,10 @@ class PointAnswer:
             ),
             "omega": (np.asarray(state.omega)[:, None], ["client_name", "other_client_name"]),
         }
-        coords = {"other_client_name": names}
+        coords: dict[str, list] = {"other_client_name": names}
         coords |= {dim: list(range(length)) for dim, length in zip(dims, self._layout.shape, strict=True)}
-        return Coupled(Told(np.moveaxis(theta, 1, 0)[:, :, None], neutral), variables, coords)
+        told = Told(np.moveaxis(theta, 1, 0)[:, :, None], neutral)  # type: ignore[arg-type]  # an array to NumPy
+        return Coupled(told, variables, coords)
 
     def cavities(self) -> None:
         """See :class:`~fedbayes.answer.Answer`."""
@@ -218,7 +220,7 @@ class PointAnswer:
                 f"After {self._unstable_after():.0f} rounds Algorithm 3.1 is unstable with more clients than "
                 f"coefficients, and {done} were done. Lower `num_rounds`, or write `update='bayes'`."
             )
-        line = f"  objective {float(rounds['objective'][-1]):,.6g} before the last round, unbounded below"
+        line = f"  objective {float(rounds['objective'][-1].max()):,.6g} before the last round, unbounded below"
         return Verdict(
             not failures,
             float("nan"),

@@ -1,12 +1,15 @@
 """Correlated clients from end to end: exact sites, other likelihoods, every question a fit is asked."""
 
 import jax
+import matplotlib.pyplot
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
+from fedbayes import plots
+from fedbayes.results.plots import client_correlation
 
 KEY = jax.random.key(1)
 QUICK = {"num_chains": 2, "num_sweeps": 100, "thinning": 1}
@@ -95,9 +98,7 @@ def test_every_question_is_answered_or_refused_in_words(linear, tmp_path):
     data = clients["c0"]
     assert fit.predict("c0", x=data["x"]).posterior_predictive["y"].shape == (2, 200, 12)
     assert np.all(np.isfinite(fit.log_predictive_density("c0", **data)["y"]))
-    assert "observed_data" in fit.check(10).groups() if hasattr(fit.idata, "groups") and callable(
-        getattr(fit.idata, "groups", None)
-    ) else "observed_data" in fit.check(10).children
+    assert fit.check(10)["observed_data"]["y"].shape == (sum(len(each["y"]) for each in clients.values()),)
     for ask in (lambda: fit.adapt(data), lambda: fit.predict(x=data["x"])):
         with pytest.raises(ValueError, match="couples the clients by a covariance that has no entry for it"):
             ask()
@@ -110,6 +111,39 @@ def test_every_question_is_answered_or_refused_in_words(linear, tmp_path):
     assert again.converged
 
 
+def test_pictures(linear):
+    fit, clients, _ = linear
+    correlation = client_correlation(fit)
+    ax = plots.plot_client_correlation(fit)
+    shown = ax.images[0].get_array()
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    places = [fit.client_names.index(name) for name in names]
+    np.testing.assert_allclose(shown, correlation[np.ix_(places, places)])
+    np.testing.assert_allclose(np.diagonal(shown), 1.0)
+    separate = {name: np.linalg.lstsq(data["x"], data["y"])[0] for name, data in clients.items()}
+    ax = plots.plot_shrinkage(fit, separate, component=2)
+    own, middle = (line for line in ax.lines if line.get_label().startswith(("own", "everybody")))
+    order = [fit.client_names.index(label.get_text()) for label in ax.get_yticklabels()]
+    np.testing.assert_allclose(own.get_xdata(), [separate[fit.client_names[place]][2] for place in order])
+    draws = fit.idata.posterior["theta_by_client"].values[..., 2]
+    np.testing.assert_allclose(middle.get_xdata(), np.median(draws, axis=(0, 1))[order])
+    assert ax.get_xlabel() == "theta[2]"
+    matplotlib.pyplot.close("all")
+
+
+def test_pictures_of_other_fits_are_refused(linear):
+    fit, *_ = linear
+    with pytest.raises(ValueError, match=r"no estimate of the clients \['c0'"):
+        plots.plot_shrinkage(fit, {})
+    with pytest.raises(ValueError, match="`component` is 9; write a number from 0 to 3"):
+        plots.plot_shrinkage(fit, {name: np.zeros(4) for name in fit.client_names}, component=9)
+    other = fb.fit_federated(no_local, CLIENTS, method="laplace", key=KEY, progress=False)
+    with pytest.raises(ValueError, match="knows no covariance between clients"):
+        plots.plot_client_correlation(other)
+    with pytest.raises(ValueError, match="does not couple the clients' coefficients"):
+        plots.plot_shrinkage(other, {})
+
+
 def test_the_answer_moves_with_the_unit(linear):
     fit, clients, _ = linear
     larger = {name: {"x": data["x"] / 1000.0, "y": data["y"]} for name, data in clients.items()}
@@ -118,9 +152,10 @@ def test_the_answer_moves_with_the_unit(linear):
     np.testing.assert_allclose(two / 1000.0, one, rtol=0.02, atol=0.01)
 
 
+@pytest.mark.slow
 def test_other_locals_are_integrated_out():
     clients, _ = make_clients(rows=25)
-    fit = fitted(common_mean, clients, tolerance=0.1, thinning=4)
+    fit = fitted(common_mean, clients, tolerance=0.1, thinning=6, solver="importance")
     own = fit.client_posterior("c0").posterior
     assert set(own.data_vars) == {"mu", "sigma", "z"}
     assert 0.2 < float(own["sigma"].mean()) < 0.45
@@ -131,7 +166,7 @@ def test_other_locals_are_integrated_out():
 
 def test_a_likelihood_that_is_not_gaussian():
     clients, theta = make_clients(rows=80, binary=True)
-    fit = fitted(logistic, clients, tolerance=0.05)
+    fit = fitted(logistic, clients, tolerance=0.05, thinning=4)
     assert fit.converged
     estimate = fit.idata.posterior["theta_by_client"].mean(("chain", "draw")).values
     sd = fit.idata.posterior["theta_by_client"].std(("chain", "draw")).values
@@ -187,7 +222,7 @@ BAD = {
     "one client": (known, {"c0": CLIENTS["c0"]}, {}, "There is one client, c0"),
     "rank": (known, CLIENTS, {"rank": 5}, "`rank` is 5, but 5 clients with 4 coefficients"),
     "singular": (known, CLIENTS, {"update": "smoothed", "smoothing": 1.0}, "Omega = Theta'Theta / 4 is singular"),
-    "globals": (logistic, CLIENTS, {"update": "smoothed"}, "alone, and the program has the latents"),
+    "globals": (common_mean, CLIENTS, {"update": "smoothed"}, "alone, and the program has the latents"),
     "shapes": (own_shape, SIZED, {}, r"'c1' has shape \(5,\), but that of client 'c0' has \(4,\)"),
     "a batch": (known, CLIENTS, {"update": "smoothed", "batch_size": 50}, "has 12 rows, but `batch_size` is 50"),
 }
@@ -222,6 +257,6 @@ def test_bad_options_are_named(option, value):
         fb.CorrelatedClients(**{option: value})
 
 
-def test_without_globals_other_methods_name_this_one():
-    with pytest.raises(fb.ModelError, match=r"no global latent: \['theta'\].*CorrelatedClients"):
+def test_without_globals_other_methods_point_to_such_as_this_one():
+    with pytest.raises(fb.ModelError, match=r"no global latent: \['theta'\].*couples the clients' own coefficients"):
         fb.fit_federated(known, CLIENTS, key=KEY, progress=False)
