@@ -164,6 +164,7 @@ def test_other_locals_are_integrated_out():
     assert "mu" not in together
 
 
+@pytest.mark.slow
 def test_a_likelihood_that_is_not_gaussian():
     clients, theta = make_clients(rows=80, binary=True)
     fit = fitted(logistic, clients, tolerance=0.05, thinning=4)
