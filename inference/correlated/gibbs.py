@@ -3,7 +3,7 @@
 The model of the coupled coefficients, ``theta_k`` of client k with m numbers, is
 
     theta_k = Z a_k + e_k,      Z_jr ~ N(0, 1),     e_k ~ N(0, psi_k I),        Omega = A A' + diag(psi),
-    A_kr ~ N(0, lambda_r^2),    lambda_r ~ HalfCauchy(s),       sqrt(psi_k) ~ HalfCauchy(t),
+    A_kr ~ N(0, lambda_r^2),    lambda_r ~ HalfCauchy(s),       psi_k ~ InverseGamma(2, 2 t^2),
     log s, log t ~ N(log c, 2^2),
 
 where ``c`` is a rough scale of the coefficients. Client k says ``s_k(phi, theta_k)``, a Gaussian site. In every step
@@ -21,6 +21,7 @@ from fedbayes.gaussian import Gaussian, eigenvectors, symmetrised, whitener
 from fedbayes.inference.correlated.slices import slice_step
 
 SCALE_SD = 2.0  # of log s and log t around the rough scale
+PSI_SHAPE = 2.0  # of the inverse gamma law: e_k has Student's law with 4 degrees of freedom
 _NO_INFORMATION = 1e-9  # share of the largest eigenvalue below which a site says nothing
 
 
@@ -173,7 +174,7 @@ def step(sites: Sites, log_scale: Array, chain: Chain, key: Array) -> Chain:
     keys = jax.random.split(key, 7)
     chain = _globals_and_factors(sites, chain, keys[0])
     chain = _loadings(sites, chain, keys[1])
-    chain = _variances(sites, chain, keys[2])
+    chain = _variances(sites, log_scale, chain, keys[2])
     chain = _sheared(chain, keys[3])
     chain = _rescaled(chain, keys[4])
     chain = _column_scales(chain, keys[5])
@@ -204,19 +205,28 @@ def _loadings(sites: Sites, chain: Chain, key: Array) -> Chain:
     return chain._replace(loadings=jnp.einsum("krq,kr->kq", white, half))
 
 
-def _variances(sites: Sites, chain: Chain, key: Array) -> Chain:
+def _variances(sites: Sites, log_scale: Array, chain: Chain, key: Array) -> Chain:
     told = residual_shift(sites, chain.phi)
     predicted = jnp.einsum("kji,kj->ki", sites.basis, chain.loadings @ chain.factors.T)
     fixed = 2.0 * told * predicted - sites.values * predicted**2
-    log_t = chain.log_scales[1]
+    log_s, log_t = chain.log_scales
+    each_key, all_key = jax.random.split(key)
 
-    def log_density(log_psi: Array) -> Array:
+    def likelihood(log_psi: Array) -> Array:
         psi = jnp.exp(log_psi)[:, None]
         grown = 1.0 + psi * sites.values
-        likelihood = 0.5 * jnp.sum((psi * told**2 + fixed) / grown - jnp.log(grown), axis=1)
-        return likelihood + _log_half_cauchy(0.5 * log_psi, log_t)
+        return 0.5 * jnp.sum((psi * told**2 + fixed) / grown - jnp.log(grown), axis=1)
 
-    return chain._replace(log_psi=slice_step(log_density, chain.log_psi, key, 4.0))
+    def together(log_c: Array) -> Array:  # all psi_k and t^2, whose ratios stay: one by one they would follow slowly
+        prior = -0.5 * ((log_t + 0.5 * log_c[0] - log_scale) / SCALE_SD) ** 2
+        return jnp.sum(likelihood(chain.log_psi + log_c[0]))[None] + prior
+
+    log_c = slice_step(together, jnp.zeros(1), all_key, 2.0)[0]
+    log_t = log_t + 0.5 * log_c
+    log_psi = slice_step(
+        lambda log_psi: likelihood(log_psi) + _log_inverse_gamma(log_psi, log_t), chain.log_psi + log_c, each_key, 4.0
+    )
+    return chain._replace(log_psi=log_psi, log_scales=jnp.stack([log_s, log_t]))
 
 
 def _sheared(chain: Chain, key: Array) -> Chain:
@@ -270,7 +280,7 @@ def _column_scales(chain: Chain, key: Array) -> Chain:
 def _scales(log_scale: Array, chain: Chain, key: Array) -> Chain:
     def log_density(log_scales: Array) -> Array:
         columns = jnp.sum(_log_half_cauchy(chain.log_lambda, log_scales[0]))
-        own = jnp.sum(_log_half_cauchy(0.5 * chain.log_psi, log_scales[1]))
+        own = jnp.sum(_log_inverse_gamma(chain.log_psi, log_scales[1]))
         return jnp.stack([columns, own]) - 0.5 * ((log_scales - log_scale) / SCALE_SD) ** 2
 
     return chain._replace(log_scales=slice_step(log_density, chain.log_scales, key, 3.0))
@@ -282,6 +292,12 @@ def _log_half_cauchy(log_x: Array, log_scale: Array) -> Array:
     return gap - jnp.logaddexp(0.0, 2.0 * gap)
 
 
+def _log_inverse_gamma(log_psi: Array, log_t: Array) -> Array:
+    """Log density of ``log psi`` where ``psi ~ InverseGamma(2, 2 t^2)``, up to a constant."""
+    gap = 2.0 * (log_t - log_psi / 2.0)
+    return PSI_SHAPE * (gap - jnp.exp(gap))
+
+
 class Moments(NamedTuple):
     """Moments of each client's ``(phi, theta_k)``: means ``(K, d + m)``, covariances ``(K, d + m, d + m)``."""
 
@@ -290,7 +306,7 @@ class Moments(NamedTuple):
 
 
 def short_chain(sites: Sites, start: Chain, key: Array, *, num_warmup: int, num_samples: int) -> Moments:
-    """Moments of each client's ``(phi, theta_k)`` over a chain, of ``theta_k`` by its mean and variance at each step."""
+    """Moments of each client's ``(phi, theta_k)`` over a chain, ``theta_k`` by its mean and variance in each step."""
     log_scale = jnp.log(rough_estimates(sites, start.phi)[1])
     size, coefficients_size = start.phi.shape[0], start.factors.shape[0]
 

@@ -38,7 +38,7 @@ class CorrelatedClients(Options):
     Gaussian sites over ``(phi, theta_k)``, as EP makes them:
 
         Theta_jk = sum_r Z_jr A_kr + e_jk,   Z_jr ~ N(0, 1),   e_jk ~ N(0, psi_k),   Omega = A A' + diag(psi),
-        A_kr ~ N(0, lambda_r^2),   lambda_r ~ HalfCauchy(s),   sqrt(psi_k) ~ HalfCauchy(t),
+        A_kr ~ N(0, lambda_r^2),   lambda_r ~ HalfCauchy(s),   psi_k ~ InverseGamma(2, 2 t^2),
 
     with ``log s`` and ``log t`` normal around a rough scale of the coefficients (sd 2), so that the answer moves with
     their unit. For a Gaussian likelihood with known noise the sites are exact after one exchange; elsewhere they are

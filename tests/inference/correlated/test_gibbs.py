@@ -208,7 +208,7 @@ def joint_model(problem: Linear, rank):
     s = jnp.exp(numpyro.sample("log_s", dist.Normal(log_c, gibbs.SCALE_SD)))
     t = jnp.exp(numpyro.sample("log_t", dist.Normal(log_c, gibbs.SCALE_SD)))
     scales = numpyro.sample("lambda", dist.HalfCauchy(1.0).expand([rank]).to_event(1)) * s
-    own = numpyro.sample("sd", dist.HalfCauchy(1.0).expand([num]).to_event(1)) * t
+    own = numpyro.sample("psi", dist.InverseGamma(2.0, 2.0).expand([num]).to_event(1)) ** 0.5 * t
     factors = numpyro.sample("Z", dist.Normal(0.0, 1.0).expand([m, rank]).to_event(2))
     loadings = numpyro.sample("A", dist.Normal(0.0, 1.0).expand([num, rank]).to_event(2)) * scales
     e = numpyro.sample("e", dist.Normal(0.0, 1.0).expand([num, m]).to_event(2))
