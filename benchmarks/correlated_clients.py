@@ -323,7 +323,7 @@ def main(
     }
     words = (
         "Made by `python benchmarks/correlated_clients.py`. Errors are A-RMSE: the root mean square error of a "
-        f"client's predictions, averaged over clients. In the simulation each row averages {repeats} data sets (case I: "
+        f"client's predictions, averaged over clients. In the simulation a row averages {repeats} data sets (case I: "
         f"{4 * repeats}), where the source has 30; targets are noiseless, the noise sd is 0.1 (case I: 0.05), "
         "Algorithm 3.1 has batches of 8. The oracle knows Omega. 'Point Omega' is the Gaussian posterior of the "
         "coefficients given the posterior mean of Omega, as if that were known."
