@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from fedbayes.fit import fit_federated, load_fit
     from fedbayes.gain import federation_gain
     from fedbayes.gaussian import Gaussian
-    from fedbayes.inference import EP, FALD, GIFAIR, FedAvg, FedEnsemble, FedPA, FedProx, Laplace, OneShot
+    from fedbayes.inference import (
+        EP,
+        FALD,
+        GIFAIR,
+        CorrelatedClients,
+        FedAvg,
+        FedEnsemble,
+        FedPA,
+        FedProx,
+        Laplace,
+        OneShot,
+    )
     from fedbayes.problem.split import local
     from fedbayes.problem.tables import clients_from_dataframe
     from fedbayes.results.fairness import fairness_report
@@ -35,6 +46,7 @@ __all__ = [
     "FALD",
     "GIFAIR",
     "ClientDataError",
+    "CorrelatedClients",
     "FedAvg",
     "FedEnsemble",
     "FedPA",
@@ -74,7 +86,18 @@ _HOMES = {
     "fedbayes.fit": ["fit_federated", "load_fit"],
     "fedbayes.gain": ["federation_gain"],
     "fedbayes.gaussian": ["Gaussian"],
-    "fedbayes.inference": ["EP", "FALD", "GIFAIR", "FedAvg", "FedEnsemble", "FedPA", "FedProx", "Laplace", "OneShot"],
+    "fedbayes.inference": [
+        "EP",
+        "FALD",
+        "GIFAIR",
+        "CorrelatedClients",
+        "FedAvg",
+        "FedEnsemble",
+        "FedPA",
+        "FedProx",
+        "Laplace",
+        "OneShot",
+    ],
     "fedbayes.problem.split": ["local"],
     "fedbayes.problem.tables": ["clients_from_dataframe"],
     "fedbayes.results.fairness": ["fairness_report"],

@@ -1,6 +1,6 @@
 """What a fit ends with: the posterior of the globals, whether it can be trusted, and what diagnostics mean."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -38,6 +38,25 @@ class Diagnostic(NamedTuple):
     unit: str = ""
 
 
+class Coupled(NamedTuple):
+    """What the server knows of a local latent by which a method couples the clients.
+
+    Attributes
+    ----------
+    told
+        What each client is told of it for what it is asked after the rounds, leading axes client and chain; its draws
+        of the latent among it.
+    variables
+        What the posterior has beside the program's own variables, ``(chain, draw, ...)``, with their dimensions.
+    coords
+        Labels of these dimensions.
+    """
+
+    told: Any
+    variables: Mapping[str, tuple[np.ndarray, list[str]]]
+    coords: Mapping[str, Sequence]
+
+
 class Verdict(NamedTuple):
     """Whether an answer can be trusted.
 
@@ -72,6 +91,11 @@ class Answer(Protocol):
 
         ``None`` where clients have no globals of their own.
         """
+        ...
+
+    @property
+    def coupled(self) -> Coupled | None:
+        """What the server knows of the clients' locals; ``None`` where these are independent given the globals."""
         ...
 
     @property
@@ -129,6 +153,7 @@ class GaussianAnswer:
     """
 
     own_draws = None
+    coupled = None
 
     def __init__(self, posterior: Gaussian, others: Gaussian, run: RunState) -> None:
         self._posterior, self._others, self._run = posterior, others, run

@@ -12,12 +12,13 @@ import numpy as np
 from jax import Array
 
 import fedbayes.inference as inference
-from fedbayes.algorithm import Method
+from fedbayes.algorithm import Method, Update
 from fedbayes.errors import NotConvergedWarning
 from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import make_problem
 from fedbayes.problem.program import Model
+from fedbayes.problem.roster import Roster
 from fedbayes.problem.twins import warn_of_twins
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_same, read_meta, state_file
@@ -124,9 +125,16 @@ def fit_federated(
     bar = Bar() if progress else Silent()
     with jax.enable_x64(True):
         with explaining(clients):
-            problem = make_problem(model, clients, local=local, dtype=dtype, rows=configured.needs_rows)
+            problem = make_problem(
+                model,
+                clients,
+                local=local,
+                dtype=dtype,
+                rows=configured.needs_rows,
+                only_locals=getattr(configured, "only_locals", False),
+            )
         warn_of_twins(model, clients, problem.arrays, stacklevel=2)
-        programs = programs_for(configured, problem.roster, problem.programs, AFTER)
+        programs = programs_for(configured, problem.roster, problem.programs, _after(configured, problem.roster))
         for warning in programs.warnings:
             warnings.warn(warning, stacklevel=2)
         if programs.phases[-1].recording is not None and participation != 1.0:
@@ -172,10 +180,15 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     with jax.enable_x64(True):
         with explaining(clients):
             problem = make_problem(
-                model, clients, local=saved.shown.local, dtype=saved.dtype, rows=configured.needs_rows
+                model,
+                clients,
+                local=saved.shown.local,
+                dtype=saved.dtype,
+                rows=configured.needs_rows,
+                only_locals=getattr(configured, "only_locals", False),
             )
         check_same(folder, saved.about, about(problem.roster))
-        programs = programs_for(configured, problem.roster, problem.programs, AFTER)
+        programs = programs_for(configured, problem.roster, problem.programs, _after(configured, problem.roster))
         runner.connect(programs, problem, saved.key)
         run = Run(programs, problem.roster, runner, saved.key)
         current = state_file(folder, problem.description()).read(lambda phase: run.begin(phase, None), runner)
@@ -201,6 +214,12 @@ def _configured(folder: Path, saved: Saved) -> Method:
             f"'{folder}' holds a fit by {saved.method} with other options than this version of fedbayes knows "
             f"({error}). Load it with the version that saved it."
         ) from error
+
+
+def _after(method: Method, roster: Roster) -> Mapping[str, Update]:
+    """What clients can be asked once the rounds are over; a method that couples their locals adds its own."""
+    own = getattr(method, "after", None)
+    return AFTER if own is None else {**AFTER, **own(roster)}
 
 
 def _method(method: str | Method) -> Method:

@@ -6,11 +6,13 @@ from fedbayes.results.plots import (
     GREY,
     ORANGE,
     PURPLE,
+    plot_client_correlation,
     plot_comparison,
     plot_fairness,
     plot_influence,
     plot_merge,
     plot_rounds,
+    plot_shrinkage,
     require_matplotlib,
 )
 
@@ -20,10 +22,12 @@ __all__ = [
     "GREY",
     "ORANGE",
     "PURPLE",
+    "plot_client_correlation",
     "plot_comparison",
     "plot_fairness",
     "plot_influence",
     "plot_merge",
     "plot_rounds",
+    "plot_shrinkage",
     "require_matplotlib",
 ]

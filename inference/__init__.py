@@ -6,6 +6,7 @@ if __name__ != "fedbayes.inference":
 from collections.abc import Callable, Mapping
 
 from fedbayes.algorithm import Method
+from fedbayes.inference.correlated.method import CorrelatedClients
 from fedbayes.inference.ep.ep import EP
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fed_ensemble.method import FedEnsemble
@@ -16,6 +17,7 @@ from fedbayes.inference.merging.one_shot import OneShot
 from fedbayes.inference.mode import Laplace
 
 METHODS: Mapping[str, Callable[..., Method]] = {
+    "correlated_clients": CorrelatedClients,
     "ep": EP,
     "fald": FALD,
     "fed_ensemble": FedEnsemble,
@@ -27,4 +29,16 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "posterior_averaging": FedPA,
 }
 
-__all__ = ["EP", "FALD", "GIFAIR", "METHODS", "FedAvg", "FedEnsemble", "FedPA", "FedProx", "Laplace", "OneShot"]
+__all__ = [
+    "EP",
+    "FALD",
+    "GIFAIR",
+    "METHODS",
+    "CorrelatedClients",
+    "FedAvg",
+    "FedEnsemble",
+    "FedPA",
+    "FedProx",
+    "Laplace",
+    "OneShot",
+]

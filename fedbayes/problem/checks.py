@@ -34,6 +34,22 @@ def same_globals(programs: Sequence[tuple[str, Program]]) -> None:
             )
 
 
+def something_global(program: Program) -> None:
+    """Clients that share no latent have nothing to learn from each other, unless a method couples their locals.
+
+    Raises
+    ------
+    ModelError
+        All latents are local.
+    """
+    if not program.globals.names:
+        raise ModelError(
+            f"The program has no global latent: {sorted(program.locals.names)} are all marked local, so the clients "
+            "share nothing. Leave at least one latent outside `fedbayes.local()` and `local=`, or take a method that "
+            "couples the clients' own coefficients (see the table of methods in the README)."
+        )
+
+
 def gradient_exists(program: Program, client: ClientArrays, trace: Traced) -> None:
     """A loop whose length depends on values has no gradient, which every method needs."""
     if "while" not in trace.primitives:

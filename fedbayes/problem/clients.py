@@ -76,6 +76,10 @@ class Client:
         """How the gradient is differentiated, see :attr:`~fedbayes.problem.program.Program.jacobian`."""
         return self.program.jacobian
 
+    def with_global(self, name: str) -> "Client":
+        """The client with one of its local latents as the last of its globals, see :class:`Program`."""
+        return replace(self, program=self.program.with_global(name), independent=False)
+
 
 @dataclass(frozen=True)
 class ClientArrays:

@@ -54,6 +54,8 @@ class Prior:
             The curvature is not finite there.
         """
         with jax.enable_x64(True), jax.ensure_compile_time_eval():  # whoever asks, even a program that is being traced
+            if self.size == 0:
+                return Gaussian.neutral(0)
             tangents = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(self.tangent))(_probes(self.size)))
             _check_finite(tangents.log_scale)
             spread = np.max(np.abs(tangents.precision - tangents.precision[0]))

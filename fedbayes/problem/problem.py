@@ -17,6 +17,7 @@ from fedbayes.problem import checks
 from fedbayes.problem.buckets import Bucket, make_bucket
 from fedbayes.problem.clients import Client, ClientArrays, prepare_clients
 from fedbayes.problem.concrete import mixes_precisions, needs_value, precision_refusal, refusal, with_sizes
+from fedbayes.problem.local_latents import LocalLatents, local_latents
 from fedbayes.problem.padding import bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.problem.prior import Prior, make_prior
 from fedbayes.problem.prior_terms import with_prior_terms
@@ -54,12 +55,23 @@ class Problem:
     def roster(self) -> Roster:
         """What a server knows of these clients."""
         num_locals = np.zeros(len(self.names), int)
+        known: dict[int, LocalLatents] = {}
         for bucket in self.buckets:
             num_locals[bucket.members] = bucket.clients.num_locals
-        data = self.buckets[0].clients.data
-        template = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in data.items()}
-        dependent = any(program.processes for program in self.programs)
-        return Roster(self.names, self.num_rows(), num_locals, self.globals, self.prior, template, dependent)
+            found = local_latents(bucket.clients.program, _shapes_of(bucket))
+            known |= dict.fromkeys(bucket.members.tolist(), found)
+        locals_ = tuple(known[place] for place in range(len(self.names)))
+        template = _shapes_of(self.buckets[0])
+        return Roster(
+            self.names,
+            self.num_rows(),
+            num_locals,
+            self.globals,
+            self.prior,
+            template,
+            locals_,
+            dependent=any(program.processes for program in self.programs),
+        )
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -128,6 +140,7 @@ def make_problem(
     local: Sequence[str] = (),
     dtype: Any = np.float64,
     rows: bool = False,
+    only_locals: bool = False,
 ) -> Problem:
     """Check a model and its clients' data, split the program, and pad and group the clients.
 
@@ -137,6 +150,8 @@ def make_problem(
         As in :func:`~fedbayes.fit_federated`.
     rows
         Mini-batches are wanted: every program's rows must be known, also where all clients have equally many.
+    only_locals
+        Programs without global latents will do.
 
     Raises
     ------
@@ -161,13 +176,20 @@ def make_problem(
     buckets = [_with_independence(bucket) for bucket in found]
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
+    if not only_locals:
+        checks.something_global(program)
     checks.outcomes_can_occur(names, buckets, arrays)
     checks.processes_are_sound(names, buckets)
     checks.prior_ignores_data(names, buckets, arrays)
-    template = {key: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for key, leaf in buckets[0].clients.data.items()}
+    template = _shapes_of(buckets[0])
     prior = _prior_of(program, template)
     problem = Problem(names, program.globals, prior, tuple(buckets), tuple(arrays))
     return _with_rows(problem, options) if rows else problem
+
+
+def _shapes_of(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the arrays of one client of a bucket."""
+    return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in bucket.clients.data.items()}
 
 
 class _Known(NamedTuple):

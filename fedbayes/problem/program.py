@@ -7,7 +7,7 @@ space.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -199,6 +199,13 @@ class Program:
     processes: tuple[str, ...] = ()
     jacobian: Callable = jax.jacfwd
 
+    def with_global(self, name: str) -> "Program":
+        """The program with the local latent ``name`` as the last of its globals.
+
+        Its prior then is no part of the factor, but of the prior: for a method that gives it another one.
+        """
+        return _with_global(self, name)
+
     def _params(self, theta: Array, z: Array) -> dict[str, Array]:
         return self.globals.unravel(theta.astype(self.dtype)) | self.locals.unravel(z.astype(self.dtype))
 
@@ -367,6 +374,13 @@ class Program:
             for name, site in sites.items()
             if name in latents or (site["type"] == "deterministic" and name not in imputed)
         }
+
+
+@lru_cache(maxsize=64)
+def _with_global(program: Program, name: str) -> Program:
+    moved = tuple(each for each in program.locals.shapes if each[0] == name)
+    rest = tuple(each for each in program.locals.shapes if each[0] != name)
+    return replace(program, globals=Block(program.globals.shapes + moved), locals=Block(rest))
 
 
 def _total(terms: Any) -> Array:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedbayes.problem.local_latents import LocalLatents
 from fedbayes.problem.prior import Prior
 from fedbayes.problem.program import Block
 
@@ -27,6 +28,8 @@ class Roster(NamedTuple):
         The global prior.
     template
         Shape and dtype of each of the model's arrays, for one client.
+    locals
+        Each client's local latents by name and shape, of which clients tell when they register.
     dependent
         Whether the rows of a client depend on each other, so that the gradients of mini-batches are biased.
     """
@@ -37,6 +40,7 @@ class Roster(NamedTuple):
     globals: Block
     prior: Prior
     template: Mapping[str, jax.ShapeDtypeStruct]
+    locals: tuple[LocalLatents, ...] = ()
     dependent: bool = False
 
     @property

@@ -159,7 +159,7 @@ def split(
     ------
     ModelError
         No observed site; ``numpyro.param`` sites; a subsampling plate; discrete latents that can't be summed out; an
-        unknown name in ``local_names``; no global latent.
+        unknown name in ``local_names``.
     """
     sites = trace_sites(model, static, data)
     _check_splittable(sites)
@@ -170,11 +170,6 @@ def split(
     _check_discrete(discrete, marked)
     layout = {name: site.unconstrained for name, site in latents.items() if not site.discrete}
     globals_ = Block(tuple((name, shape) for name, shape in layout.items() if name not in marked))
-    if not globals_.names:
-        raise ModelError(
-            f"The program has no global latent: {sorted(layout)} are all marked local, so the clients share nothing. "
-            "Leave at least one latent outside `fedbayes.local()` and `local=`."
-        )
     locals_ = Block(tuple((name, shape) for name, shape in layout.items() if name in marked))
     _warn(sites, globals_)
     outcomes = tuple(site.outcome for site in sites.values() if site.outcome is not None)

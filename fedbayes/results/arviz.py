@@ -150,7 +150,9 @@ def global_values(clients: Sequence[Shapes], theta: np.ndarray) -> dict[str, np.
         Draws.
     """
     rng = np.random.default_rng(4)
-    flat = theta.reshape(-1, theta.shape[-1])[: min(map(_batch, (client.program for client in clients)))]
+    flat = theta.reshape(theta.shape[0] * theta.shape[1], theta.shape[2])[
+        : min(map(_batch, (client.program for client in clients)))
+    ]
 
     def at(program: Program, data: Arrays) -> dict[str, np.ndarray]:
         locals_ = rng.normal(size=(len(flat), program.locals.size)) * 0.3

@@ -171,13 +171,17 @@ class FederatedFit:
         with jax.enable_x64(True):
             clients = self._shapes()
             log_likelihood = np.moveaxis(self._log_likelihood.replies.each, 0, -1)
+            coupled = self._answer.coupled
+            extra = {} if coupled is None else coupled.variables
             groups = {
-                "posterior": arviz.global_values(clients, self._theta),
+                "posterior": arviz.global_values(clients, self._theta)
+                | {name: values for name, (values, _) in extra.items()},
                 "sample_stats": self._answer.sample_stats(self._theta, log_likelihood),
                 "log_likelihood": {"client": log_likelihood},
             }
-        names = {"client_name": list(self.client_names)}
-        return self._to_arviz(groups, clients[0].program, clients[0].ones(), {"client": ["client_name"]}, names)
+        names = {"client_name": list(self.client_names), **({} if coupled is None else coupled.coords)}
+        dims = {"client": ["client_name"], **{name: labels for name, (_, labels) in extra.items()}}
+        return self._to_arviz(groups, clients[0].program, clients[0].ones(), dims, names)
 
     def _shapes(self) -> list[arviz.Shapes]:
         """The clients' programs, each with the shapes of some client's arrays."""
@@ -305,8 +309,9 @@ class FederatedFit:
         ModelError
             The program has other globals for it than for them.
         ValueError
-            The posterior has low rank.
+            The posterior has low rank, or the method couples its own clients and knows nothing of others.
         """
+        self._needs_no_client("adapt")
         posterior, shown = self._dense("adapt"), self._shown
         with jax.enable_x64(True):
             problem, mine = newcomer(
@@ -320,9 +325,18 @@ class FederatedFit:
             )
         return self._personal(problem, 0, mine)
 
+    def _needs_no_client(self, what: str) -> None:
+        """Whether a client that was no part of the fit can be spoken of."""
+        if self._answer.coupled is not None:
+            raise ValueError(
+                f"`fit.{what}` is about a client that was no part of the fit, and {type(self._method).__name__} "
+                "couples the clients by a covariance that has no entry for it. Name one of the clients, "
+                f"{shortened(self.client_names)}, or fit with the new client among them."
+            )
+
     def _check_personal(self) -> None:
         """Whether a client has a posterior, or a point, of its own."""
-        if self._answer.own_draws is not None:
+        if self._answer.own_draws is not None or self._answer.coupled is not None:
             return
         if self.posterior is None and self.roster.num_locals.any():
             if self._theta.shape[1] > 1:
@@ -497,6 +511,8 @@ class FederatedFit:
 
     def _posterior_of(self, client: str | Mapping[str, Any] | None, program: Program) -> Any:
         """A client's own posterior; that of the globals for a new client, or where it holds all that there is."""
+        if client is None:
+            self._needs_no_client("predict(client=None)")
         own = isinstance(self.posterior, Gaussian) or self._answer.own_draws is not None
         shared = not program.locals.size and not own
         if isinstance(client, Mapping):
@@ -575,4 +591,6 @@ class FederatedFit:
     def _worth_a_look(self) -> list[str]:
         """What this kind of answer can be asked."""
         dense = ["fit.client_posterior(name)", "fit.adapt(data)"] if isinstance(self.posterior, Gaussian) else []
+        if self._answer.coupled is not None:
+            dense = ["fit.client_posterior(name)"]
         return ["fit.idata", "fit.rounds", *dense, "fit.predict(...)"]

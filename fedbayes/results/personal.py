@@ -63,6 +63,10 @@ class Clients:
             mine = np.swapaxes(self._executor.recorded(place)[-theta.shape[1] :], 0, 1)
             return Personal(np.concatenate([theta, mine], axis=-1), {"solver": self._run.updates[place]})
         active, posterior = np.asarray([place]), self._answer.posterior
+        if self._answer.coupled is not None:
+            found = self._ask("given_coupled", theta, active).replies.each
+            k_hat = float(np.max(found.k_hat[place]))
+            return Personal(np.asarray(found.draws)[place], {"solver": "server", "k_hat": k_hat})
         if isinstance(posterior, Gaussian):
             return _personal_draws(self._ask, active, gaussian_moments(posterior)[0], theta.shape[:2])
         drawn = _personal_draws(self._ask, active, theta[:, 0], (len(theta), num_draws))
@@ -70,8 +74,12 @@ class Clients:
         return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
 
     def _ask(self, update: str, shared: Any, active: np.ndarray) -> Heard:
-        roster, cavities = self._problem.roster, self._answer.cavities()
-        personal = () if cavities is None else jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), cavities)
+        roster, coupled = self._problem.roster, self._answer.coupled
+        personal: Any = ()
+        if coupled is not None:
+            personal = coupled.told
+        elif (cavities := self._answer.cavities()) is not None:
+            personal = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), cavities)
         if update == "log_likelihood" and not roster.num_locals.any():
             personal = ()  # without locals no client needs its cavity
         order = Round(None, shared, personal, self._key, active, [update] * roster.num_clients)

@@ -78,6 +78,7 @@ class ChainsAnswer:
     """
 
     own_draws = None
+    coupled = None
 
     def __init__(
         self, roster: Roster, run: RunState, *, num_warmup: int, temperature: float, numbers: Mapping[str, float]

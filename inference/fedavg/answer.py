@@ -254,6 +254,7 @@ class PointAnswer:
     """
 
     posterior = None
+    coupled = None
 
     def __init__(self, roster: Roster, run: RunState, tolerance: float, *, steady: bool = True) -> None:
         self._roster, self._run = roster, run

@@ -87,6 +87,7 @@ class MergedAnswer:
     """
 
     own_draws = None
+    coupled = None
 
     def __init__(self, roster: Roster, run: RunState, posterior: Gaussian | LowRankGaussian) -> None:
         self.posterior = posterior

@@ -99,7 +99,7 @@ def test_a_planted_circle_is_found(case, tmp_path):
 
 WORDS = (
     "ep|epanswer|epstate|expectation propagation|fald|fa-ld|langevin|fedpa|posterior.averaging|oneshot|one.shot|merging"
-    "|laplace"
+    "|laplace|correlatedclients"
 )
 NAMES = re.compile(rf"(?<![a-z])({WORDS})(?![a-z])", re.IGNORECASE)
 # the public call, the public names, and the demonstration, which is a user like any other

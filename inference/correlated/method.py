@@ -1,0 +1,146 @@
+"""Correlated clients: each has coefficients of its own, which are related to the others' (Yue 2023, section 3.3).
+
+    y_k ~ p(y | theta_k, phi),      Theta = (theta_1 ... theta_K) ~ MN(0, I_m, Omega),
+
+so that each of the m components is a draw of ``N(0, Omega)`` across the K clients (model HM1, equation 3.2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedbayes.algorithm import Algorithm, Phase, Update
+from fedbayes.answer import Answer, Diagnostic
+from fedbayes.inference.correlated.answer import DIAGNOSTICS, BayesAnswer
+from fedbayes.inference.correlated.client import after, begin, update
+from fedbayes.inference.correlated.options import Layout, Options, layout_of
+from fedbayes.inference.correlated.server import aggregate, broadcast, init
+from fedbayes.inference.correlated.smoothed import PointAnswer, smoothed
+from fedbayes.inference.local import solvers
+from fedbayes.inference.local.moments import score_regression
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.state import RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedClients(Options):
+    """Clients with coefficients of their own, coupled by a covariance between clients.
+
+    The coefficients ``theta_k`` are one local vector latent of the program, of one shape on all clients. The method
+    replaces the latent's own prior by ``Theta ~ MN(0, I, Omega)`` (Yue 2023, section 3.3, equation 3.2); everything
+    else of the program stays: globals such as a shared noise sd or a common mean (``theta = mu + z`` with ``z`` the
+    coupled latent), and other local latents, which are integrated out at the client.
+
+    By default the posterior of globals, coefficients and Omega together is sampled at the server, from the clients'
+    Gaussian sites over ``(phi, theta_k)``, as EP makes them:
+
+        Theta_jk = sum_r Z_jr A_kr + e_jk,   Z_jr ~ N(0, 1),   e_jk ~ N(0, psi_k),   Omega = A A' + diag(psi),
+        A_kr ~ N(0, lambda_r^2),   lambda_r ~ HalfCauchy(s),   psi_k ~ InverseGamma(2, 2 t^2),
+
+    with ``log s`` and ``log t`` normal around a rough scale of the coefficients (sd 2), so that the answer moves with
+    their unit. For a Gaussian likelihood with known noise the sites are exact after one exchange; elsewhere they are
+    matched in rounds. ``fit.idata`` holds the globals, ``omega`` and all clients' coefficients, ``<latent>_by_client``;
+    ``fit.client_posterior(name)`` a client's latents given everybody's data.
+
+    ``update="smoothed"`` is the source's Algorithm 3.1 as it stands, for comparison: a point. Its joint objective is
+    unbounded below and it works by early stopping alone; with more clients than coefficients it is unstable after
+    ``ln(step_size) / ln(1 - smoothing)`` rounds (44 by default); its prior weighs too much by about ``N_k / (T B
+    sigma^2)``; and steps with the gradient of all rows diverge where ``step_size`` times the largest eigenvalue of
+    ``X'X`` exceeds one.
+
+    Every client's site or coefficients are needed one by one: the method can't run under secure aggregation.
+
+    Parameters
+    ----------
+    update
+        ``"bayes"``, or ``"smoothed"`` for Algorithm 3.1.
+    latent
+        Name of the coupled latent; ``None``: the only local latent with several components.
+    rank
+        Number of factors R; ``None``: ``min(m - 1, K - 1, 8)``, of which the prior on the columns switches off what
+        the data do not need.
+    solver
+        A client's way to its site: ``"auto"`` (importance sampling; the nested kind for clients with other locals whose
+        k-hat exceeds 0.7), ``"importance"``, ``"nested"`` or ``"laplace"``.
+    num_samples
+        A client's draws in a round, a power of two; ``None``: 256, or more where globals and coefficients need more.
+    num_sweeps
+        Sweeps of the server's chain in a round, after half as many that are thrown away.
+    tolerance
+        The rounds have converged when the clients' new sites change their posteriors by less, in posterior sds (root
+        mean square, ``sqrt(2 KL / (d + m))``).
+    num_chains
+        Independent runs of the whole fit, each of which ends in one chain of the posterior.
+    thinning
+        Sweeps between two draws of the chains at the end.
+    step_size, local_steps, batch_size, smoothing
+        Of Algorithm 3.1 alone: eta_2, T, the rows of a mini-batch (``None``: all) and alpha. The source gives no batch
+        size; 8 reproduces its table best.
+
+    Raises
+    ------
+    ModelError, ClientDataError, ValueError
+        When a fit begins: the program has no such latent, clients' latents have other shapes, the rank is too large,
+        or there is one client.
+    """
+
+    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
+    only_locals: ClassVar[bool] = True
+
+    @property
+    def num_replicates(self) -> int:
+        """Chains, or the one run of Algorithm 3.1."""
+        return 1 if self.update == "smoothed" else self.num_chains
+
+    @property
+    def needs_rows(self) -> bool:
+        """Mini-batches of Algorithm 3.1."""
+        return self.update == "smoothed" and self.batch_size is not None
+
+    def phases(self, roster: Roster) -> list[Phase]:
+        """One phase of rounds."""
+        layout = layout_of(self, roster)
+        if self.update == "smoothed":
+            return [Phase(algorithm=smoothed(self, layout), max_rounds=30)]
+        return [Phase(algorithm=self._bayes(layout, roster), max_rounds=20)]
+
+    def _bayes(self, layout: Layout, roster: Roster) -> Algorithm:
+        num_samples = self.draws_for(layout.joint)
+        known = {
+            "importance": solvers.importance(num_samples=num_samples, estimator=score_regression),
+            "nested": solvers.nested(num_samples=num_samples, estimator=score_regression),
+            "laplace": solvers.laplace(),
+        }
+        others = roster.num_locals > layout.size
+        names = (
+            (["importance", "nested"] if others.any() else ["importance"]) if self.solver == "auto" else [self.solver]
+        )
+        return Algorithm(
+            name="correlated",
+            init=partial(init, layout, roster.prior),
+            broadcast=partial(broadcast, bool(others.any())),
+            init_client=partial(begin, layout),
+            updates={name: update(layout, known[name], draws=name != "laplace") for name in names},
+            aggregate=partial(aggregate, layout, roster.prior, self.num_sweeps, self.tolerance),
+            choose=partial(_choose, others) if len(names) > 1 else Algorithm._field_defaults["choose"],
+        )
+
+    def after(self, roster: Roster) -> Mapping[str, Update]:
+        """What clients are asked after the rounds."""
+        return after(layout_of(self, roster))
+
+    def answer(self, roster: Roster, run: RunState) -> Answer:
+        """The chains at the server, or the point."""
+        layout = layout_of(self, roster)
+        if self.update == "smoothed":
+            return PointAnswer(self, layout, roster, run)
+        return BayesAnswer(self, layout, roster, run)
+
+
+def _choose(others: np.ndarray, variants: Any, infos: Mapping[str, np.ndarray]) -> list[str]:
+    """Nested draws for clients with other locals whose weights can't be trusted."""
+    heavy = infos["heavy_tailed"].reshape(len(variants), -1).any(axis=1) & others
+    return ["nested" if needed else now for needed, now in zip(heavy, variants, strict=True)]
