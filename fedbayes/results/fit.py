@@ -402,7 +402,7 @@ class FederatedFit:
         ValueError
             A client that was no part of the fit would need local latents, which this posterior can't give.
         """
-        like = client if isinstance(client, str) else self.client_names[0]
+        like = self.client_names[0] if client is None or isinstance(client, Mapping) else client
         program, arguments, draws = self._asked(client, like, arguments)
         key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
         with jax.enable_x64(True):
@@ -468,7 +468,7 @@ class FederatedFit:
         ClientDataError
             As there, or outcomes are missing.
         """
-        like = client if isinstance(client, str) else self.client_names[0]
+        like = self.client_names[0] if isinstance(client, Mapping) else client
         program, arguments, draws = self._asked(client, like, arguments)
         with jax.enable_x64(True):
             return log_densities(program, draws, arguments, self._own_rows(client, program))
