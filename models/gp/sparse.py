@@ -13,9 +13,12 @@ from jax.typing import ArrayLike
 from fedbayes.gaussian import LOG_2PI
 from fedbayes.models.gp.algebra import inverse, log_det
 from fedbayes.models.gp.conditioned import Conditioned
-from fedbayes.models.gp.exact import JITTER
 from fedbayes.models.gp.kernels import as_rows, check_positive
 from fedbayes.problem.row_process import RowProcess
+
+JITTER = (
+    1e-6  # of the mean diagonal of K_mm: the derivatives multiply by its inverse, which less would drown in rounding
+)
 
 
 class SparseGaussianProcess(RowProcess):
@@ -35,7 +38,8 @@ class SparseGaussianProcess(RowProcess):
     inducing
         Inputs, shape ``(m,)`` or ``(m, d)``, such as a grid a length scale wide, or some of the client's own rows.
     jitter
-        What is added to the diagonal of ``K_mm``, relative to its mean.
+        What is added to the diagonal of ``K_mm``, relative to its mean. It lowers the bound a little; with much less,
+        close inducing inputs leave the gradient to rounding.
     """
 
     arg_constraints: Mapping[str, Any] = {}
@@ -84,8 +88,8 @@ class SparseGaussianProcess(RowProcess):
 
     def _scaled(self, matrix: Array) -> Array:
         """Rows in units of their noise; zero where they are masked out."""
-        scaled = matrix / jnp.sqrt(self.noise)
-        return scaled if self.real is None else jnp.where(self.real, scaled, 0.0)
+        kept = matrix if self.real is None else jnp.where(self.real, matrix, 0.0)  # first: the gradient of NaN is NaN
+        return kept / jnp.sqrt(self.noise)
 
     def log_prob(self, value: ArrayLike) -> Array:
         """The lower bound of the log marginal likelihood of the outcomes, shape ``(n,)``."""
