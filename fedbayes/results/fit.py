@@ -252,8 +252,9 @@ class FederatedFit:
     def check(self, num_draws: int | None = None) -> Any:
         """Posterior predictive replicates of the clients' own outcomes, added to :attr:`idata` for ``az.plot_ppc``.
 
-        Each client's outcomes are drawn anew with its own posterior, locals included. The outcomes themselves go into
-        the group ``observed_data``, so this is for a process that may hold the clients' data.
+        Each client's outcomes are drawn anew with its own posterior, locals included; those of a Gaussian process with
+        a new function of the same kernel. The outcomes themselves go into the group ``observed_data``, so this is for a
+        process that may hold the clients' data.
 
         Parameters
         ----------
