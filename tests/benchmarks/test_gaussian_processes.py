@@ -77,8 +77,9 @@ def test_engines_are_read_split_and_scaled(script, tmp_path):
 
 
 def test_sections_are_replaced_and_kept_in_order(script):
-    titles = [title for title, _ in script.PARTS.values()]
-    page = script.merged("", {titles[2]: "two"})
-    page = script.merged(page, {titles[0]: "zero\n\nmore"})
-    page = script.merged(page, {titles[2]: "new"})
-    assert page == script.HEAD + f"\n## {titles[0]}\n\nzero\n\nmore\n\n## {titles[2]}\n\nnew\n"
+    titles = {name: title for name, (title, _) in script.PARTS.items()}
+    page = script.merged("", {titles["robot"]: "two"})
+    page = script.merged(page, {titles["fidelity"]: "zero\n\nmore"})
+    page = script.merged(page, {titles["robot"]: "new"})
+    noted = f"zero\n\nmore\n\n{script.MARK}{script.NOTES['fidelity']}"
+    assert page == script.HEAD + f"\n## {titles['fidelity']}\n\n{noted}\n## {titles['robot']}\n\nnew\n"
