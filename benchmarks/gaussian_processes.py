@@ -572,8 +572,8 @@ MARK = "What the numbers say: "
 NOTES = {
     "fidelity": """\
 by the source's schedule, sharing the kernel wins clearly. Most of that is the rate: at 0.01 the
-high fidelity's own fit has not arrived after its 200 steps. At 0.1, and at the modes, the gain is small, and on BRANIN,
-whose levels are of different smoothness, the shared mode is worse than the separate one.
+high fidelity's own fit has not arrived after its 200 steps. At 0.1, and at the modes, the gain is small except on
+CURRIN and Borehole, and on BRANIN the shared mode is worse than the separate one.
 """,
     "engines": """\
 with about a hundred rows an engine has enough of its own, and sharing changes predictions little. The
@@ -581,8 +581,7 @@ aim of a fit ten times as fast as scikit-learn's was not reached.
 """,
     "small": """\
 averages over EP's posterior cover more than a point does, and against FGPR's point they predict better
-too. The mode with the program's priors has the same density as EP. Laplace's posterior in place of EP's has draws with
-far too little noise.
+too. Against the mode with the program's priors they gain coverage, and no density that these repeats can tell.
 """,
 }
 
