@@ -13,6 +13,7 @@ from jax import Array
 
 import fedbayes.inference as inference
 from fedbayes.algorithm import Method, Update
+from fedbayes.computing import computing
 from fedbayes.errors import NotConvergedWarning
 from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.explained import explaining
@@ -123,7 +124,7 @@ def fit_federated(
     runner = _executor(executor, mesh)
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local))
     bar = Bar() if progress else Silent()
-    with jax.enable_x64(True):
+    with computing():
         with explaining(clients):
             problem = make_problem(
                 model,
@@ -177,7 +178,7 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     folder = Path(path)
     saved = read_meta(folder)
     configured, runner = _configured(folder, saved), Batched()
-    with jax.enable_x64(True):
+    with computing():
         with explaining(clients):
             problem = make_problem(
                 model,

@@ -13,6 +13,7 @@ from jax import Array
 
 from fedbayes.algorithm import Method
 from fedbayes.answer import Answer, Verdict, gaussian_moments, shortened
+from fedbayes.computing import computing
 from fedbayes.gaussian import Gaussian
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.problem import Problem
@@ -65,14 +66,14 @@ class FederatedFit:
         self.problem, self._method, self._run, self._programs = problem, method, run, programs
         self._executor, self._key, self._shown, self._saved = executor, key, shown, saved
         self.roster = problem.roster
-        with jax.enable_x64(True):
+        with computing():
             self._answer: Answer = method.answer(self.roster, run)
             self.posterior: Gaussian | LowRankGaussian | None = self._answer.posterior
             self._clients = Clients(problem, self._answer, run, executor, key)
 
     @cached_property
     def _verdict(self) -> Verdict:
-        with jax.enable_x64(True):
+        with computing():
             return self._answer.verdict(self.rounds)
 
     @property
@@ -135,7 +136,7 @@ class FederatedFit:
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean ``(replicate, d)`` and covariance ``(replicate, d, d)`` of the unconstrained globals."""
         if isinstance(self.posterior, LowRankGaussian):
-            with jax.enable_x64(True):
+            with computing():
                 mean, covariance = jax.vmap(LowRankGaussian.moments)(self.posterior)
             return np.asarray(mean), np.asarray(covariance)
         return gaussian_moments(self._dense("moments"))
@@ -150,7 +151,7 @@ class FederatedFit:
 
     @cached_property
     def _theta(self) -> np.ndarray:
-        with jax.enable_x64(True):
+        with computing():
             return self._answer.draws(jax.random.fold_in(self._key, _DRAWS), self._shown.num_draws)
 
     @property
@@ -168,7 +169,7 @@ class FederatedFit:
         """
         if self._saved is not None and (found := self._saved.read()) is not None:
             return found
-        with jax.enable_x64(True):
+        with computing():
             clients = self._shapes()
             log_likelihood = np.moveaxis(self._log_likelihood.replies.each, 0, -1)
             coupled = self._answer.coupled
@@ -223,7 +224,7 @@ class FederatedFit:
         """
         self._check_personal()
         place = self.problem.place(name)
-        with jax.enable_x64(True):
+        with computing():
             mine = self._clients.posterior(place, self._theta, self._shown.num_draws)
         return self._personal(self.problem, place, mine)
 
@@ -280,7 +281,7 @@ class FederatedFit:
             program, data = self.problem.client(name).program, self.problem.arrays[place].arrays
             key = jax.random.fold_in(jax.random.fold_in(self._key, _PREDICTIVE), place)
             posterior = self._posterior_of(name, program).posterior
-            with jax.enable_x64(True):
+            with computing():
                 seen[name] = observed_outcomes(program, data)
                 found = replicated(program, data, posterior, key, num_draws)
             drawn[name] = {site: np.asarray(found[site]) for site in seen[name]}
@@ -314,7 +315,7 @@ class FederatedFit:
         """
         self._needs_no_client("adapt")
         posterior, shown = self._dense("adapt"), self._shown
-        with jax.enable_x64(True):
+        with computing():
             problem, mine = newcomer(
                 self.problem,
                 new_client,
@@ -361,7 +362,7 @@ class FederatedFit:
     def _personal(self, problem: Problem, place: int, mine: Personal) -> Any:
         name, data = problem.names[place], problem.arrays[place].arrays
         program = problem.client(name).program
-        with jax.enable_x64(True):
+        with computing():
             values = arviz.constrained(program, data, mine.draws)
         return self._to_arviz({"posterior": values}, program, data, {}, {}, {"client": name, **mine.attrs})
 
@@ -406,7 +407,7 @@ class FederatedFit:
         like = self.client_names[0] if client is None or isinstance(client, Mapping) else client
         program, arguments, draws = self._asked(client, like, arguments)
         key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
-        with jax.enable_x64(True):
+        with computing():
             predictive = predictive_draws(program, draws, key, arguments, self._own_rows(client, program))
         predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
         dims = {name: [f"{name}_dim_{i}" for i in range(value.ndim - 2)] for name, value in predicted.items()}
@@ -440,7 +441,7 @@ class FederatedFit:
         """
         like = self.client_names[0] if client is None else client
         program, arguments, draws = self._asked(client, like, arguments)
-        with jax.enable_x64(True):
+        with computing():
             return class_probabilities(program, draws, arguments, self.problem.outcomes(like))
 
     def log_predictive_density(self, client: str | Mapping[str, Any], **arguments: Any) -> dict[str, np.ndarray]:
@@ -471,7 +472,7 @@ class FederatedFit:
         """
         like = self.client_names[0] if isinstance(client, Mapping) else client
         program, arguments, draws = self._asked(client, like, arguments)
-        with jax.enable_x64(True):
+        with computing():
             return log_densities(program, draws, arguments, self._own_rows(client, program))
 
     def arguments_of(self, client: str) -> dict[str, Any]:
@@ -529,7 +530,7 @@ class FederatedFit:
         coords: dict,
         attrs: Mapping[str, Any] | None = None,
     ) -> Any:
-        with jax.enable_x64(True):
+        with computing():
             known = arviz.site_dims(program, data, self._shown.dims)
         defaults = arviz.plate_coords(known, groups["posterior"])
         return arviz.to_arviz(
