@@ -234,7 +234,12 @@ class Phase:
 
 
 class Method(Protocol):
-    """A configured method, such as ``fedbayes.EP(damping=0.5)``."""
+    """A configured method, such as ``fedbayes.EP(damping=0.5)``.
+
+    Two more attributes are optional, for methods that couple the clients' local latents: ``only_locals = True`` lets a
+    program have no globals, and ``after(roster)`` gives updates by name that clients can be asked for once the rounds
+    are over, beside those that all methods share.
+    """
 
     @property
     def num_replicates(self) -> int:
