@@ -61,6 +61,15 @@ class Client:
         real = jnp.ones(rows.shape, bool) if real is None else real
         return program.log_factor(position[:size], position[size:], data, real, scale)
 
+    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+        """``function`` of each row of ``points``, shape ``(n, ...)``: side by side, or one after the other.
+
+        The latter where rows depend on each other: each point then takes matrices of its own.
+        """
+        if self.program.processes:
+            return jax.lax.map(function, points)
+        return jax.vmap(function)(points)
+
     @property
     def num_locals(self) -> int:
         """Number m of unconstrained local latents."""

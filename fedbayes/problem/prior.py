@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +82,10 @@ class Prior:
     def log_factor(self, position: Array) -> Array:
         """The log density: the prior as if it were one more client."""
         return self.log_density(position)
+
+    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+        """``function`` of each row of ``points``, side by side."""
+        return jax.vmap(function)(points)
 
     @cached_property
     def log_densities(self) -> Callable[[np.ndarray], Array]:

@@ -38,7 +38,7 @@ def log_likelihoods(client: Client, cavity: Gaussian, theta: Array, shift: Array
     """
     size = theta.shape[1]
     if client.num_locals == 0:
-        return jax.vmap(client.log_factor)(theta)
+        return client.at_many(client.log_factor, theta)
     mode = Tilted(client, cavity).mode(jnp.concatenate([theta[0], jnp.zeros(client.num_locals)]))
     white = whitener(mode.curvature[size:, size:])
     slope = white.T @ white @ mode.curvature[size:, :size]

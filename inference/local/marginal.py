@@ -53,7 +53,7 @@ def integrate_locals(client: Client, theta: Array, z: Array, num_samples: int) -
     noise = jnp.asarray(balanced_normal(max(num_samples, 1 << (4 * z.shape[0]).bit_length()), z.shape[0]))
     locals_ = jax.vmap(lambda one: given.draw(one, groups))(noise)
     draws = jnp.concatenate([jnp.broadcast_to(theta, (len(noise), size)), locals_], axis=1)
-    logs, scores = jax.vmap(jax.value_and_grad(client.log_factor))(draws)
+    logs, scores = client.at_many(jax.value_and_grad(client.log_factor), draws)
     log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)
     weight, k_hat = pareto_smooth(log_weight)
     # the Laplace approximation of the locals is better than a few draws that hold all the weight

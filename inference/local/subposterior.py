@@ -49,6 +49,10 @@ class Subposterior(NamedTuple):
         """Places of the locals of each independent group."""
         return self.client.groups
 
+    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+        """See :class:`~fedbayes.problem.clients.Client`."""
+        return self.client.at_many(function, points)
+
     def log_factor(self, position: Array) -> Array:
         """Log density at the joint position ``(theta, z)``, unnormalised."""
         return self.client.log_factor(position) + self.share * self.prior.log_density(position[: self.prior.size])

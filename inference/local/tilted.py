@@ -1,7 +1,7 @@
 """The tilted density of one client: its cavity times its factor."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,10 @@ class Factor(Protocol):
 
     def log_factor(self, position: Array) -> Array:
         """Log factor at the joint position, shape ``(d + m,)``."""
+        ...
+
+    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+        """``function`` of each row of ``points``, side by side or one after the other."""
         ...
 
 
@@ -92,7 +96,7 @@ class Tilted(NamedTuple):
 
     def scores(self, position: Array) -> tuple[Array, Array]:
         """Log factor and its gradient at many positions, shapes ``(n,)`` and ``(n, d + m)``."""
-        return jax.vmap(jax.value_and_grad(self.factor.log_factor))(position)
+        return self.factor.at_many(jax.value_and_grad(self.factor.log_factor), position)
 
 
 class Warm(NamedTuple):

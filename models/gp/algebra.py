@@ -39,17 +39,6 @@ def _inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
 
 
 @jax.custom_jvp
-def log_det(covariance: Array) -> Array:
-    """Log determinant of a covariance matrix, whose derivative is ``tr(C^-1 dC)``."""
-    return -2.0 * jnp.sum(jnp.log(jnp.diag(_whitener(covariance))))
-
-
-@log_det.defjvp
-def _log_det_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return log_det(*primals), jnp.sum(inverse(*primals) * tangents[0])
-
-
-@jax.custom_jvp
 def log_normal_density(covariance: Array, rest: Array) -> Array:
     """``-1/2 [ r' C^-1 r + log |C| + n log 2 pi ]``.
 
