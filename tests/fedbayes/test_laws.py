@@ -334,7 +334,7 @@ def test_phases_need_a_roster_alone(name, problem):
     """A roster that came from elsewhere, without data behind it, gives the same phases."""
     roster = fitting(name, problem).roster
     alone = Roster(*(roster._asdict() | {"rows": roster.rows.copy(), "num_locals": roster.num_locals.copy()}).values())
-    assert set(alone._fields) == {"names", "rows", "num_locals", "globals", "prior", "template", "locals"}
+    assert set(alone._fields) == {"names", "rows", "num_locals", "globals", "prior", "template", "locals", "dependent"}
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in alone.template.values())
     phases, expected = ALGORITHMS[name].phases(alone), make_phases(name, problem)
     assert [phase.algorithm.name for phase in phases] == [phase.algorithm.name for phase in expected]

@@ -288,7 +288,7 @@ def test_participation_is_the_methods_own(participation):
 
 
 def test_method_as_a_class():
-    with pytest.raises(TypeError, match=r"`method` is <class '.*FALD'>; write a name, \['ep', 'fald', .*\], or"):
+    with pytest.raises(TypeError, match=r"`method` is <class '.*FALD'>; write a name, \[.*'ep', 'fald', .*\], or"):
         fit(FALD)
 
 
