@@ -17,7 +17,7 @@ from fedbayes.computing import computing
 from fedbayes.errors import NotConvergedWarning
 from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.explained import explaining
-from fedbayes.problem.problem import make_problem
+from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.problem.program import Model
 from fedbayes.problem.roster import Roster
 from fedbayes.problem.twins import warn_of_twins
@@ -125,15 +125,7 @@ def fit_federated(
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local))
     bar = Bar() if progress else Silent()
     with computing():
-        with explaining(clients):
-            problem = make_problem(
-                model,
-                clients,
-                local=local,
-                dtype=dtype,
-                rows=configured.needs_rows,
-                only_locals=getattr(configured, "only_locals", False),
-            )
+        problem = _problem(configured, model, clients, local, dtype)
         warn_of_twins(model, clients, problem.arrays, stacklevel=2)
         programs = programs_for(configured, problem.roster, problem.programs, _after(configured, problem.roster))
         for warning in programs.warnings:
@@ -179,15 +171,7 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     saved = read_meta(folder)
     configured, runner = _configured(folder, saved), Batched()
     with computing():
-        with explaining(clients):
-            problem = make_problem(
-                model,
-                clients,
-                local=saved.shown.local,
-                dtype=saved.dtype,
-                rows=configured.needs_rows,
-                only_locals=getattr(configured, "only_locals", False),
-            )
+        problem = _problem(configured, model, clients, saved.shown.local, saved.dtype)
         check_same(folder, saved.about, about(problem.roster))
         programs = programs_for(configured, problem.roster, problem.programs, _after(configured, problem.roster))
         runner.connect(programs, problem, saved.key)
@@ -215,6 +199,15 @@ def _configured(folder: Path, saved: Saved) -> Method:
             f"'{folder}' holds a fit by {saved.method} with other options than this version of fedbayes knows "
             f"({error}). Load it with the version that saved it."
         ) from error
+
+
+def _problem(
+    method: Method, model: Model, clients: Mapping[str, Mapping[str, Any]], local: Sequence[str], dtype: Any
+) -> Problem:
+    """The model and the clients, checked for what the method asks of them."""
+    only_locals = getattr(method, "only_locals", False)
+    with explaining(clients):
+        return make_problem(model, clients, local=local, dtype=dtype, rows=method.needs_rows, only_locals=only_locals)
 
 
 def _after(method: Method, roster: Roster) -> Mapping[str, Update]:

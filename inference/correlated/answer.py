@@ -13,7 +13,7 @@ from fedbayes.errors import ResultCode
 from fedbayes.gaussian import Gaussian, packed
 from fedbayes.inference.correlated.client import Told
 from fedbayes.inference.correlated.gibbs import Draws, first_position, long_chain, turned
-from fedbayes.inference.correlated.options import Layout, Options
+from fedbayes.inference.correlated.options import Layout, Options, by_client
 from fedbayes.inference.correlated.server import State, chain_key, convex
 from fedbayes.kept import Kept
 from fedbayes.problem.roster import Roster
@@ -133,19 +133,13 @@ class BayesAnswer:
         drawn, state = self._drawn(), self._run.state
         sites = packed(jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), state.sites))
         told = Told(np.moveaxis(drawn.theta, 2, 0), sites)
-        names = list(self._roster.names)
-        dims = [f"{self._layout.latent}_dim_{i}" for i in range(len(self._layout.shape))]
-        theta = drawn.theta.reshape(*drawn.theta.shape[:3], *self._layout.shape)
-        variables: dict[str, tuple[np.ndarray, list[str]]] = {
-            f"{self._layout.latent}_by_client": (theta, ["client_name", *dims])
-        }
+        variables, coords = by_client(self._layout, self._roster, drawn.theta)
         if self._with_omega:
             variables["omega"] = (omega_of(drawn.loadings, drawn.psi), ["client_name", "other_client_name"])
         else:
             variables["loadings"] = (drawn.loadings, ["client_name", "factor"])
             variables["own_variance"] = (drawn.psi, ["client_name"])
-        coords: dict[str, list] = {"other_client_name": names, "factor": list(range(self._layout.rank))}
-        coords |= {dim: list(range(length)) for dim, length in zip(dims, self._layout.shape, strict=True)}
+        coords["factor"] = list(range(self._layout.rank))
         return Coupled(told, variables, coords)
 
     def cavities(self) -> None:

@@ -93,6 +93,19 @@ class Options:
         return self.num_samples
 
 
+def by_client(
+    layout: Layout, roster: Roster, theta: np.ndarray
+) -> tuple[dict[str, tuple[np.ndarray, list[str]]], dict[str, list]]:
+    """The coefficients ``(chain, draw, K, m)`` as a variable with its dimensions, and the labels of these."""
+    dims = [f"{layout.latent}_dim_{i}" for i in range(len(layout.shape))]
+    labels = {dim: list(range(length)) for dim, length in zip(dims, layout.shape, strict=True)}
+    values = theta.reshape(*theta.shape[:3], *layout.shape)
+    return {f"{layout.latent}_by_client": (values, ["client_name", *dims])}, {
+        "other_client_name": list(roster.names),
+        **labels,
+    }
+
+
 def layout_of(config: Options, roster: Roster) -> Layout:
     """The coupled latent and the sizes, checked.
 

@@ -25,7 +25,7 @@ from fedbayes.answer import Coupled, Verdict, bad_clients
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import Gaussian, log_det, packed, whitener
 from fedbayes.inference.correlated.client import Told
-from fedbayes.inference.correlated.options import Layout, Options
+from fedbayes.inference.correlated.options import Layout, Options, by_client
 from fedbayes.inference.local.descent import make_batches
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
@@ -167,18 +167,10 @@ class PointAnswer:
     def coupled(self) -> Coupled:
         """See :class:`~fedbayes.answer.Answer`."""
         state: State = self._run.state
-        theta, names = np.asarray(state.theta), list(self._roster.names)
-        neutral = jax.tree.map(np.asarray, packed(Gaussian.neutral(self._layout.size, (len(names), 1))))
-        dims = [f"{self._layout.latent}_dim_{i}" for i in range(len(self._layout.shape))]
-        variables = {
-            f"{self._layout.latent}_by_client": (
-                theta[:, None].reshape(1, 1, len(names), *self._layout.shape),
-                ["client_name", *dims],
-            ),
-            "omega": (np.asarray(state.omega)[:, None], ["client_name", "other_client_name"]),
-        }
-        coords: dict[str, list] = {"other_client_name": names}
-        coords |= {dim: list(range(length)) for dim, length in zip(dims, self._layout.shape, strict=True)}
+        theta, num = np.asarray(state.theta), self._roster.num_clients
+        neutral = jax.tree.map(np.asarray, packed(Gaussian.neutral(self._layout.size, (num, 1))))
+        variables, coords = by_client(self._layout, self._roster, theta[:, None])
+        variables["omega"] = (np.asarray(state.omega)[:, None], ["client_name", "other_client_name"])
         told = Told(np.moveaxis(theta, 1, 0)[:, :, None], neutral)  # type: ignore[arg-type]  # an array to NumPy
         return Coupled(told, variables, coords)
 

@@ -1,20 +1,18 @@
 """What a Gaussian process says of new rows, given a client's own."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
 from fedbayes.gaussian import LOG_2PI
-from fedbayes.problem.row_process import RowProcess
+from fedbayes.models.gp.normal import NormalRows
 
 
-class Conditioned(RowProcess):
+class Conditioned(NormalRows):
     """Outcomes of rows ``x``, shape ``(n,)``, given others: ``N(mean, kernel(x, x) - E' E + R' R + noise I)``.
 
     Parameters
@@ -29,7 +27,6 @@ class Conditioned(RowProcess):
         ``R``, shape ``(m, n)``: what is not known at these places; ``None``: nothing.
     """
 
-    arg_constraints: Mapping[str, Any] = {}
     pytree_data_fields = ("prior", "center", "explained", "remaining")
 
     def __init__(self, prior: Any, mean: Array, explained: Array, remaining: Array | None = None) -> None:
@@ -53,11 +50,6 @@ class Conditioned(RowProcess):
     def variance(self) -> Array:
         """Of each outcome, its noise included, shape ``(n,)``."""
         return self.signal_variance + self.prior.noise
-
-    @property
-    def marginals(self) -> dist.Normal:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
-        return dist.Normal(self.mean, jnp.sqrt(self.variance))
 
     @property
     def factor(self) -> Array:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
@@ -15,14 +14,14 @@ from fedbayes.gaussian import LOG_2PI
 from fedbayes.models.gp.algebra import log_normal_density
 from fedbayes.models.gp.conditioned import Conditioned
 from fedbayes.models.gp.kernels import as_rows, check_positive
-from fedbayes.problem.row_process import RowProcess
+from fedbayes.models.gp.normal import Process
 
 JITTER = 1e-9  # of the covariance's mean diagonal
 MAX_ROWS = 10_000
 _GIB = 2.0**30
 
 
-class GaussianProcess(RowProcess):
+class GaussianProcess(Process):
     """Outcomes ``y_i = m(x_i) + f(x_i) + e_i``, ``f ~ GP(0, kernel)``, ``e_i ~ N(0, noise)``: ``f`` is integrated out.
 
     The log density is the marginal likelihood (Rasmussen and Williams 2006, equation 2.30),
@@ -55,7 +54,6 @@ class GaussianProcess(RowProcess):
         ``noise`` is known and negative.
     """
 
-    arg_constraints: Mapping[str, Any] = {}
     pytree_data_fields = ("kernel", "x", "noise", "center", "real")
     pytree_aux_fields = ("jitter", "max_rows")
 
@@ -70,8 +68,7 @@ class GaussianProcess(RowProcess):
         max_rows: int = MAX_ROWS,
         real: Array | None = None,
     ) -> None:
-        self.kernel, self.x, self.jitter, self.max_rows, self.real = kernel, as_rows(x), jitter, max_rows, real
-        num = self.x.shape[0]
+        num = as_rows(x).shape[0]
         check_positive("noise", noise, zero=True)
         if num > max_rows:
             raise ModelError(
@@ -80,17 +77,13 @@ class GaussianProcess(RowProcess):
                 "refused. Write `fedbayes.models.gp.SparseGaussianProcess(kernel, x, noise, inducing=...)`, or raise "
                 "`max_rows`."
             )
-        self.noise = jnp.broadcast_to(jnp.asarray(noise, self.x.dtype), (num,))
-        self.center = jnp.broadcast_to(jnp.asarray(mean, self.x.dtype), (num,))
-        super().__init__(batch_shape=(), event_shape=(num,), validate_args=False)
+        self.jitter, self.max_rows = jitter, max_rows
+        super().__init__(kernel, x, noise, mean, real)
 
     def of_rows(self, mask: Array) -> "GaussianProcess":
         """See :class:`~fedbayes.problem.row_process.RowProcess`."""
-        return self._like(real=mask if self.real is None else self.real & mask)
-
-    def _like(self, **changes: Any) -> "GaussianProcess":
-        options = {"jitter": self.jitter, "max_rows": self.max_rows, "real": self.real} | changes
-        return GaussianProcess(self.kernel, self.x, self.noise, self.center, **options)
+        given = self.kernel, self.x, self.noise, self.center
+        return GaussianProcess(*given, jitter=self.jitter, max_rows=self.max_rows, real=self.also_of(mask))
 
     @property
     def jitter_variance(self) -> Array:
@@ -124,31 +117,13 @@ class GaussianProcess(RowProcess):
         noise = jax.random.normal(key, sample_shape + self.event_shape, self.x.dtype)
         return self.center + noise @ self.factor.T
 
-    @property
-    def mean(self) -> Array:
-        """``m(x)``, shape ``(n,)``."""
-        return self.center
-
-    @property
-    def variance(self) -> Array:
-        """Of each outcome, shape ``(n,)``."""
-        return self.kernel(self.x) + self.noise
-
-    @property
-    def marginals(self) -> dist.Normal:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
-        return dist.Normal(self.mean, jnp.sqrt(self.variance))
-
-    def given(self, seen: RowProcess, value: Array) -> "Conditioned":
+    def given(self, seen: Any, value: Array) -> Conditioned:
         """The outcomes of these rows given others (Rasmussen and Williams 2006, equations 2.23 and 2.24).
 
         mean        m + K' C^-1 (y - m),         K = kernel(x_seen, x)
         covariance  kernel(x, x) - K' C^-1 K + noise I
         """
-        if not isinstance(seen, GaussianProcess):
-            raise TypeError(
-                f"The rows seen have the law {type(seen).__name__}, and the new ones {type(self).__name__}."
-            )
+        self.check_same_law(seen)
         factor = seen.factor
         cross = seen.kernel(seen.x, self.x)
         if seen.real is not None:
@@ -162,10 +137,8 @@ class GaussianProcess(RowProcess):
         order = jnp.lexsort((value, *self.x.T))
         inputs, outcomes = self.x[order], jnp.asarray(value)[order]
         clash = jnp.all(inputs[1:] == inputs[:-1], axis=-1) & (outcomes[1:] != outcomes[:-1])
-        bad = ~((self.kernel(self.x) > 0.0) & (self.noise >= 0.0))
         return {
             "has no noise, but equal inputs with different outcomes. Give the noise a prior, or average the outcomes "
             "of equal inputs": jnp.any(clash) & jnp.any(self.noise == 0.0),
-            "has a kernel or a noise whose variance is not positive. Give it a prior on positive numbers, such as "
-            "`dist.LogNormal(0.0, 1.0)`": jnp.any(bad),
+            **super().defects(value),
         }
