@@ -9,6 +9,7 @@ Every module offers ``model`` (the program of ONE client; its own latents stand 
 `linear`                    linear regression with known noise; exact posterior
 `hierarchical_linear`       linear regressions with a common distribution of coefficients (HM2); exact for known tau
 `gp`                        Gaussian processes with a common kernel (FGPR), kernels, exact and sparse likelihoods
+`penalised`                 lasso, ridge, elastic net, horseshoe: penalised regressions, for variable selection
 ==========================  =====================================================================================
 """
 
@@ -18,6 +19,6 @@ if __name__ != "fedbayes.models":
         "write `import fedbayes.models` instead"
     )
 
-from fedbayes.models import eight_schools, gp, heart_disease, hierarchical_linear, linear
+from fedbayes.models import eight_schools, gp, heart_disease, hierarchical_linear, linear, penalised
 
-__all__ = ["eight_schools", "gp", "heart_disease", "hierarchical_linear", "linear"]
+__all__ = ["eight_schools", "gp", "heart_disease", "hierarchical_linear", "linear", "penalised"]

@@ -181,6 +181,8 @@ class Program:
         Latents that stand for missing outcomes (``obs_mask``) and that nothing else looks at: they integrate to one.
     processes
         Observed sites whose rows depend on each other, each a :class:`~fedbayes.problem.row_process.RowProcess`.
+    integrated
+        Names of the client's own latents that the processes have integrated out, and give back after the fit.
     jacobian
         Derivative of the gradient: ``jax.jacfwd``, or ``jax.jacrev`` for code that forward differentiation refuses.
     """
@@ -197,6 +199,7 @@ class Program:
     prior_terms: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     processes: tuple[str, ...] = ()
+    integrated: tuple[str, ...] = ()
     jacobian: Callable = jax.jacfwd
 
     def with_global(self, name: str) -> "Program":

@@ -7,6 +7,7 @@ one program, gradients are taken of subsets, and predictions are conditioned on 
 
 from collections.abc import Mapping
 
+import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from numpyro.distributions import constraints
@@ -31,13 +32,22 @@ class RowProcess(dist.Distribution):
         """The law of each row by itself, batch shape ``(n,)``; it has a ``mean`` and a ``variance``."""
         raise NotImplementedError
 
+    @property
+    def integrated_names(self) -> tuple[str, ...]:
+        """Names of the client's own latents that the density has integrated out and :meth:`integrated` gives back."""
+        return ()
+
+    def integrated(self, value: Array, key: Array) -> Mapping[str, Array]:
+        """A draw of what the density has integrated out, given the outcomes ``value`` of the client's rows, by name."""
+        return {}
+
     def defects(self, value: Array) -> Mapping[str, Array]:
         """What makes the density meaningless for these outcomes, shape ``(n,)``: a flag for each complaint in words."""
         return {}
 
 
 class OfRows(Messenger):
-    """The model with some of each process's rows alone."""
+    """The model with some of each process's rows alone; a mask of one entry says the same of all rows."""
 
     def __init__(self, model: object, mask: Array) -> None:
         super().__init__(model)
@@ -46,7 +56,7 @@ class OfRows(Messenger):
     def process_message(self, msg: dict) -> None:
         """See NumPyro's ``Messenger``."""
         if msg["type"] == "sample" and isinstance(msg["fn"], RowProcess):
-            msg["fn"] = msg["fn"].of_rows(self.mask)
+            msg["fn"] = msg["fn"].of_rows(jnp.broadcast_to(self.mask, msg["fn"].event_shape))
 
 
 class Given(Messenger):

@@ -68,6 +68,8 @@ class Site(NamedTuple):
         Whether the site is inside ``numpyro.contrib.control_flow.scan``, whose steps are its first axis.
     process
         Whether the rows of an observed site depend on each other, see :mod:`~fedbayes.problem.row_process`.
+    integrated
+        What such a site's density has integrated out, by name.
     """
 
     kind: str
@@ -82,6 +84,7 @@ class Site(NamedTuple):
     batch: tuple[int, ...] = ()
     scanned: bool = False
     process: bool = False
+    integrated: tuple[str, ...] = ()
 
 
 def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, Site]:
@@ -115,7 +118,7 @@ def _site(site: dict, data: Arrays) -> Site:
     scanned = bool(site.get("_control_flow_done"))
     if site["is_observed"]:
         argument = next((key for key, value in data.items() if value is site["value"]), None)
-        known = _outcome(site, argument)
+        known, process = _outcome(site, argument), isinstance(site["fn"], RowProcess)
         return Site(
             "observed",
             shape,
@@ -126,7 +129,8 @@ def _site(site: dict, data: Arrays) -> Site:
             outcome=known,
             batch=site["fn"].batch_shape,
             scanned=scanned,
-            process=isinstance(site["fn"], RowProcess),
+            process=process,
+            integrated=site["fn"].integrated_names if process else (),
         )
     discrete = site["fn"].support.is_discrete
     unconstrained = () if discrete else _unconstrained_shape(site)
@@ -172,6 +176,7 @@ def split(
     globals_ = Block(tuple((name, shape) for name, shape in layout.items() if name not in marked))
     locals_ = Block(tuple((name, shape) for name, shape in layout.items() if name in marked))
     _warn(sites, globals_)
+    integrated = _integrated(sites)
     outcomes = tuple(site.outcome for site in sites.values() if site.outcome is not None)
     program = Program(
         model,
@@ -184,10 +189,23 @@ def split(
         outcomes=outcomes,
         missing=missing,
         processes=tuple(name for name, site in sites.items() if site.process),
+        integrated=integrated,
     )
     if discrete:
         _check_enumerates(program, data, discrete)
     return program
+
+
+def _integrated(sites: Mapping[str, Site]) -> tuple[str, ...]:
+    """Names of what the densities of the program have integrated out."""
+    found = [name for site in sites.values() for name in site.integrated]
+    twice = [name for name in found if name in sites or found.count(name) > 1]
+    if twice:
+        raise ModelError(
+            f"The latents that a distribution has integrated out are called '{twice[0]}', and so is something else in "
+            "the model. Give them another `name`."
+        )
+    return tuple(found)
 
 
 def _missing_outcomes(

@@ -1,4 +1,4 @@
-"""Predictions of outcomes whose rows depend on each other: conditioned on the client's own rows, draw by draw."""
+"""Outcomes whose rows depend on each other: predictions, and what was integrated out, given the client's own rows."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -83,6 +83,20 @@ def conditional_log_densities(
     return _mapped(program, own, draws, jax.random.key(0), arguments, densities, lambda model: model)
 
 
+def integrated_draws(
+    program: Program, own: Rows, draws: Mapping[str, np.ndarray], key: Array
+) -> dict[str, np.ndarray]:
+    """Draws ``(chain, draw, ...)`` of what the processes have integrated out, one at each draw of the latents."""
+
+    def one(values: Values, key: Array, own: Rows, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        for place, (law, outcomes) in enumerate(_seen(program, values, own).values()):
+            found |= law.integrated(outcomes, jax.random.fold_in(key, place))
+        return found
+
+    return _at_draws(one, own, draws, key, {})
+
+
 def _mapped(
     program: Program,
     own: Rows,
@@ -95,8 +109,6 @@ def _mapped(
     """``read(sites, laws of the processes given the own rows)`` for each draw, compiled once for the shapes."""
     arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
     fixed = {name: value for name, value in arguments.items() if name not in arrays}
-    shape = next(iter(draws.values())).shape[:2]
-    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
 
     def one(values: Values, key: Array, own: Rows, arrays: Mapping[str, Array]) -> dict[str, Array]:
         seen = _seen(program, values, own)
@@ -104,6 +116,20 @@ def _mapped(
         sites = trace(model).get_trace(**fixed, **arrays)
         laws = {name: sites[name]["fn"] for name in seen if name in sites}
         return {name: value for name, value in read(sites, laws).items() if name not in values}
+
+    return _at_draws(one, own, draws, key, arrays)
+
+
+def _at_draws(
+    one: Callable[[Values, Array, Rows, Mapping[str, Array]], dict[str, Array]],
+    own: Rows,
+    draws: Mapping[str, np.ndarray],
+    key: Array,
+    arrays: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """``one`` at each draw ``(chain, draw, ...)`` with a key of its own, compiled once for the shapes."""
+    shape = next(iter(draws.values())).shape[:2]
+    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
 
     def run(flat: Values, keys: Array, own: Rows, arrays: Mapping[str, Array]) -> dict[str, Array]:
         return jax.lax.map(lambda each: one(each[0], each[1], own, arrays), (flat, keys))

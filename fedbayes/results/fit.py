@@ -1,6 +1,7 @@
 """``FederatedFit``: what a fit returns."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
@@ -14,16 +15,18 @@ from jax import Array
 from fedbayes.algorithm import Method
 from fedbayes.answer import Answer, Verdict, gaussian_moments, shortened
 from fedbayes.computing import computing
+from fedbayes.errors import NotConvergedWarning
 from fedbayes.gaussian import Gaussian
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
-from fedbayes.results.conditional import Rows, rows_of, rows_of_newcomer
+from fedbayes.results.conditional import Rows, integrated_draws, rows_of, rows_of_newcomer
 from fedbayes.results.personal import Clients, Personal, like_first, newcomer
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
 from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
+from fedbayes.results.selection import Rule, by_client, coefficients_of, of_population, voted, with_same_labels
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
 from fedbayes.rounds.exchange import Heard
 from fedbayes.rounds.executors import InProcess
@@ -33,7 +36,7 @@ from fedbayes.rounds.state import RunState
 if TYPE_CHECKING:
     import xarray as xr
 
-_DRAWS, _PREDICTIVE = 1_000_001, 1_000_003  # folded into the fit's key
+_DRAWS, _PREDICTIVE, _INTEGRATED = 1_000_001, 1_000_003, 1_000_004  # folded into the fit's key
 
 
 class FederatedFit:
@@ -244,18 +247,129 @@ class FederatedFit:
         ValueError
             The model has no local latents, or as for :meth:`client_posterior`.
         """
-        if not self.roster.num_locals.any():
+        if not self.roster.num_locals.any() and not self._integrated:
             raise ValueError("The model has no local latents: every client's posterior is the global one, `fit.idata`.")
         groups = {name: self.client_posterior(name).posterior for name in self.client_names}
         values, dims, coords = stacked(groups, {str(name) for name in self.idata.posterior.data_vars})
         return arviz.to_arviz({"posterior": values}, coords, dims, self._attrs())
 
+    def select(
+        self,
+        coefficients: str | None = None,
+        *,
+        level: float = 0.9,
+        interval: str = "equal-tailed",
+        rope: float = 0.0,
+        fdr: float | None = None,
+        population: str | None = None,
+        vote: float | None = None,
+    ) -> "xr.Dataset":
+        """Which coefficients are included: by each client, for the population, and by vote.
+
+        A coefficient is included where its credible interval excludes zero (Yue 2023, section 3.4.3), or lies wholly
+        outside ``[-rope, rope]``. With ``fdr``: as many as keep the expected share of false inclusions below it, those
+        of the least probability of error first (Mueller, Parmigiani, Robert and Rousseau 2004). False means that the
+        sign is wrong, probability ``1 - direction``; with a rope, that the coefficient is practically zero, probability
+        ``1 - outside``. No coefficient is exactly zero under these priors, so that of truly irrelevant ones an interval
+        of 90 percent includes up to one in ten.
+
+        A client's selection is computed from its own posterior, where its coefficients are; for it no client sends
+        anything beyond the messages of the fit. The population's is computed from the globals. ``vote`` alone needs more:
+        one bit from each client for each coefficient, whether it is included there.
+
+        Parameters
+        ----------
+        coefficients
+            The variable of :meth:`client_posterior` that holds them; ``None``: the only one of the client's own, or the
+            only one that was integrated out, such as ``theta`` of :mod:`fedbayes.models.penalised`.
+        level
+            Probability of the credible interval.
+        interval
+            ``"equal-tailed"``, or ``"hdi"``: the shortest interval that has this share of the draws.
+        rope
+            Largest absolute value that is practically zero (region of practical equivalence), in the coefficients'
+            units.
+        fdr
+            Expected share of false inclusions, for each client by itself.
+        population
+            A global that holds the coefficients' mean over clients, such as ``mu``.
+        vote
+            Share of the clients that must include a coefficient.
+
+        Returns
+        -------
+        xarray.Dataset
+            Over ``client_name`` and the coefficients, with their names from ``coords``: ``mean``, ``sd``, ``lower``,
+            ``upper``, ``direction`` (the probability of the likelier sign), ``outside`` (of lying outside the rope),
+            ``included``; over clients ``expected_false``, the expected number of false inclusions. With ``population``
+            the same called ``population_...``; with ``vote`` also ``votes`` and ``voted``. ``fit.select().attrs`` holds
+            the rule in words, and remarks.
+
+        Raises
+        ------
+        ValueError
+            A parameter is out of its range; no variable, or several, may be meant; the fit is a point.
+
+        Warns
+        -----
+        fedbayes.errors.NotConvergedWarning
+            The fit has not converged.
+        """
+        import xarray as xr
+
+        rule = Rule(level=level, interval=interval, rope=rope, fdr=fdr)
+        if self._theta.shape[1] == 1:
+            raise ValueError("This fit is a point, and credible intervals need a posterior: fit by `method='ep'`.")
+        if not self.converged:
+            warnings.warn(
+                f"This selection is made from a fit that did not converge. {self.trouble()}",
+                NotConvergedWarning,
+                stacklevel=2,
+            )
+        parts, remarks = [], []
+        if coefficients is not None or population is None or self._own_variables(self.client_names[0]):
+            groups = {name: self._coefficients(name, coefficients) for name in self.client_names}
+            parts.append(by_client(groups, rule))
+            remarks = self._undecided(groups)
+            if vote is not None:
+                parts.append(voted(parts[0]["included"], vote))
+        if population is not None:
+            draws = coefficients_of(self.idata.posterior, [], population)
+            parts.append(of_population(with_same_labels(draws, groups[self.client_names[0]]) if parts else draws, rule))
+        attrs = {"rule": rule.told(), "level": level, "converged": int(self.converged), "remarks": "; ".join(remarks)}
+        return xr.merge(parts, join="outer").assign_attrs(attrs)
+
+    def _own_variables(self, name: str) -> list[str]:
+        """What may be a client's coefficients: its integrated latents, or else all its variables that are its own."""
+        if self._integrated:
+            return [arviz.shown(site) for site in self._integrated]
+        if not self.roster.num_locals.any():
+            return []
+        shared = {str(site) for site in self.idata.posterior.data_vars}
+        return [str(site) for site in self.client_posterior(name).posterior.data_vars if str(site) not in shared]
+
+    def _coefficients(self, name: str, asked: str | None) -> "xr.DataArray":
+        known = self._own_variables(name) if asked is None else []
+        return coefficients_of(self.client_posterior(name).posterior, known, asked)
+
+    def _undecided(self, groups: Mapping[str, "xr.DataArray"]) -> list[str]:
+        """The clients whose rows leave some directions of the coefficients to the prior."""
+        found = []
+        for name, rows in zip(self.client_names, self.roster.rows, strict=True):
+            num = groups[name].size // (groups[name].sizes["chain"] * groups[name].sizes["draw"])
+            if rows < num:
+                found.append(
+                    f"client '{name}' has {rows:.0f} rows for {num} coefficients: in {num - rows:.0f} directions the "
+                    "penalty and the other clients decide alone"
+                )
+        return found
+
     def check(self, num_draws: int | None = None) -> Any:
         """Posterior predictive replicates of the clients' own outcomes, added to :attr:`idata` for ``az.plot_ppc``.
 
-        Each client's outcomes are drawn anew with its own posterior, locals included; those of a Gaussian process with
-        a new function of the same kernel. The outcomes themselves go into the group ``observed_data``, so this is for a
-        process that may hold the clients' data.
+        Each client's outcomes are drawn anew with its own posterior, locals included, such as its function of a Gaussian
+        process. The outcomes themselves go into the group ``observed_data``, so this is for a process that may hold the
+        clients' data.
 
         Parameters
         ----------
@@ -283,7 +397,7 @@ class FederatedFit:
             posterior = self._posterior_of(name, program).posterior
             with computing():
                 seen[name] = observed_outcomes(program, data)
-                found = replicated(program, data, posterior, key, num_draws)
+                found = replicated(program, data, posterior, key, num_draws, self._own_rows(name, program))
             drawn[name] = {site: np.asarray(found[site]) for site in seen[name]}
         labels = {f"{site}_row": rows for site, rows in row_labels(seen).items()}
         groups = {"posterior_predictive": side_by_side(drawn, 2), "observed_data": side_by_side(seen, 0)}
@@ -364,7 +478,28 @@ class FederatedFit:
         program = problem.client(name).program
         with computing():
             values = arviz.constrained(program, data, mine.draws)
-        return self._to_arviz({"posterior": values}, program, data, {}, {}, {"client": name, **mine.attrs})
+            integrated = self._integrated_draws(problem, name, values)
+        dims = {
+            site: [f"{site}_dim_{axis}" for axis in range(value.ndim - 2)] for site, value in integrated.items()
+        } | {site: list(dims) for site, dims in self._shown.dims.items() if site in integrated}
+        groups = {"posterior": values | integrated}
+        return self._to_arviz(groups, program, data, dims, {}, {"client": name, **mine.attrs})
+
+    @property
+    def _integrated(self) -> tuple[str, ...]:
+        """Names of the clients' own latents that are integrated out in the rounds."""
+        return tuple(dict.fromkeys(name for program in self.problem.programs for name in program.integrated))
+
+    def _integrated_draws(
+        self, problem: Problem, name: str, values: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """A client's draws of what the rounds have integrated out, one at each draw of its latents."""
+        program = problem.client(name).program
+        if not program.integrated:
+            return {}
+        latents = {site: values[site] for site in (*program.globals.names, *program.locals.names)}
+        key = jax.random.fold_in(jax.random.fold_in(self._key, _INTEGRATED), problem.place(name))
+        return integrated_draws(program, rows_of(problem, name), latents, key)
 
     def predict(
         self, client: str | Mapping[str, Any] | None = None, *, key: Array | None = None, **arguments: Any

@@ -10,6 +10,7 @@ from jax import Array
 
 from fedbayes.problem.program import Arrays, Program
 from fedbayes.results.arviz import shown
+from fedbayes.results.conditional import Rows
 from fedbayes.results.predictive import predictive_draws
 
 CLIENTS = "client_name"  # the dimension of the clients
@@ -53,12 +54,14 @@ def observed_outcomes(program: Program, data: Arrays) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in jax.jit(run)(dict(data)).items()}
 
 
-def replicated(program: Program, data: Arrays, posterior: Any, key: Array, num_draws: int) -> dict[str, np.ndarray]:
-    """Replicates of one client's outcomes, ``num_draws`` of each chain of its own posterior."""
+def replicated(
+    program: Program, data: Arrays, posterior: Any, key: Array, num_draws: int, own: Rows | None
+) -> dict[str, np.ndarray]:
+    """Replicates of one client's outcomes, ``num_draws`` of each chain of its own posterior; ``own`` as for draws."""
     named = {shown(name): name for name in (*program.globals.names, *program.locals.names)}
     chosen = np.linspace(0, posterior.sizes["draw"] - 1, num_draws).astype(int)
     draws = {named[str(name)]: posterior[name].values[:, chosen] for name in posterior.data_vars if name in named}
-    return predictive_draws(program, draws, key, {**program.static, **data})
+    return predictive_draws(program, draws, key, {**program.static, **data}, own)
 
 
 def side_by_side(parts: Mapping[str, Mapping[str, np.ndarray]], lead: int) -> dict[str, np.ndarray]:

@@ -1,0 +1,55 @@
+"""Priors of coefficients as scale mixtures: given a standard normal variable ``u``, a coefficient is normal.
+
+``theta_j | u_j ~ N(0, variance(u_j))``. Each function maps ``u`` to the variance by the quantile function of the mixing
+law, so that the latents of a program are standard normal whatever the penalty: nothing has heavy tails, and the
+posterior of ``u_j`` is its prior where the data say little of the coefficient. A larger ``u_j`` is a larger variance.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.special import log_ndtr, ndtr, ndtri
+
+_MOST = 30.0  # penalty ratio of the elastic net from which a normal's upper tail is exponential to 1 in 1000
+
+
+def laplace_variance(u: Array) -> Array:
+    """Of a Laplace law with scale one: ``w ~ Exponential(1/2)``, ``theta ~ N(0, w)`` (Park and Casella 2008)."""
+    return -2.0 * log_ndtr(-u)
+
+
+def elastic_net_variance(u: Array, l1: Array, l2: Array) -> Array:
+    """Of the density ``exp(-l1 |theta| - l2 theta^2 / 2)``, normalised (Li and Lin 2010).
+
+    ``1 / variance = l2 + 1 / w`` with ``1 + l2 w = (n / r)^2``, ``r = l1 / sqrt(l2)``, where ``n`` is standard normal and
+    larger than ``r``. For ``r > 30`` the law of ``(n^2 - r^2) / 2`` is taken as exponential, as it is in the limit.
+    """
+    ratio = l1 / jnp.sqrt(l2)
+    log_tail = log_ndtr(-u)
+    # where, twice: neither branch may be infinite where the other is taken
+    near = jnp.minimum(ratio, _MOST)
+    n = -ndtri(jnp.maximum(ndtr(-near) * jnp.exp(log_tail), 1e-300))
+    far = jnp.maximum(ratio, _MOST)
+    beyond = jnp.where(ratio < _MOST, n**2 - near**2, -2.0 * log_tail * far**2 / (far**2 + 1.0))
+    return beyond / (beyond + jnp.where(ratio < _MOST, near, far) ** 2) / l2
+
+
+def half_cauchy(u: Array) -> Array:
+    """A half-Cauchy variable of scale one, the horseshoe's local scale (Carvalho, Polson and Scott 2010)."""
+    below = jnp.tan(0.5 * jnp.pi * ndtr(-jnp.abs(u)))
+    return jnp.where(u < 0.0, below, 1.0 / below)
+
+
+def horseshoe_variance(u: Array, tau: Array, slab: Array) -> Array:
+    """Of the regularised horseshoe: ``1 / variance = 1 / (tau lambda)^2 + 1 / slab``, ``lambda`` half-Cauchy.
+
+    Parameters
+    ----------
+    u
+        Standard normal, shape ``(d,)``.
+    tau
+        Global scale.
+    slab
+        Variance of coefficients that are not shrunk, ``c^2`` (Piironen and Vehtari 2017, equation 2.8).
+    """
+    free = (tau * half_cauchy(u)) ** 2
+    return free * slab / (free + slab)
