@@ -51,12 +51,12 @@ def demo(
     from rich.console import Console
 
     from fedbayes.compiling import cache_programs
-    from fedbayes.results import plots
+    from fedbayes.results import drawing
 
     cache_programs()
     console = Console(highlight=False)
     try:
-        plots.require_matplotlib()
+        drawing.require_matplotlib()
     except ImportError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(1) from None

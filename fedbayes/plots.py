@@ -1,20 +1,8 @@
-"""Pictures of a fit under their public name; the code is in :mod:`fedbayes.results.plots`."""
+"""Pictures of a fit under their public name; the code is in ``fedbayes/results/``."""
 
-from fedbayes.results.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    plot_client_correlation,
-    plot_comparison,
-    plot_fairness,
-    plot_influence,
-    plot_merge,
-    plot_rounds,
-    plot_shrinkage,
-    require_matplotlib,
-)
+from fedbayes.results.client_plots import plot_client_correlation, plot_fairness, plot_selection, plot_shrinkage
+from fedbayes.results.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, require_matplotlib
+from fedbayes.results.plots import plot_comparison, plot_influence, plot_merge, plot_rounds
 
 __all__ = [
     "BLUE",
@@ -28,6 +16,7 @@ __all__ = [
     "plot_influence",
     "plot_merge",
     "plot_rounds",
+    "plot_selection",
     "plot_shrinkage",
     "require_matplotlib",
 ]

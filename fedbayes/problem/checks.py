@@ -1,5 +1,6 @@
 """Checks of a program against its clients, before any work starts."""
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -146,6 +147,7 @@ def outcomes_can_occur(names: Sequence[str], buckets: Sequence[Bucket], clients:
 
 
 _DEFECTS: Kept[Any] = Kept(64)
+_DOUBTS: Kept[Any] = Kept(64)
 
 
 def processes_are_sound(names: Sequence[str], buckets: Sequence[Bucket]) -> None:
@@ -163,6 +165,26 @@ def processes_are_sound(names: Sequence[str], buckets: Sequence[Bucket]) -> None
                 if len(bad):
                     name = names[bucket.members[bad[0]]]
                     raise ModelError(f"Client '{name}': the distribution of the site '{site}' {complaint}.")
+
+
+def processes_are_alike(names: Sequence[str], buckets: Sequence[Bucket]) -> None:
+    """Warn of what holds for some clients' dependent rows and not for others', such as a constant predictor."""
+    held: dict[tuple[str, str], list[int]] = {}
+    for bucket in buckets:
+        program = bucket.clients.program
+        if program.processes:
+            found = _DOUBTS.get(program, partial(_doubts_of, program))
+            for site, doubts in found(bucket.clients.data, bucket.clients.mask).items():
+                for doubt, flag in doubts.items():
+                    held.setdefault((site, doubt), []).extend(bucket.members[np.flatnonzero(np.asarray(flag))])
+    for (_, doubt), places in held.items():
+        if 0 < len(places) < len(names):
+            more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+            warnings.warn(f"Client '{names[min(places)]}'{more} {doubt}.", stacklevel=2)
+
+
+def _doubts_of(program: Program) -> Any:
+    return jit_cheaply(jax.vmap(program.doubts))
 
 
 def _defects_of(program: Program) -> Any:

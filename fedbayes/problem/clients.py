@@ -64,9 +64,9 @@ class Client:
     def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
         """``function`` of each row of ``points``, shape ``(n, ...)``: side by side, or one after the other.
 
-        The latter where rows depend on each other: each point then takes matrices of its own.
+        The latter where each point takes a matrix of rows by rows.
         """
-        if self.program.processes:
+        if self.program.rows_by_rows:
             return jax.lax.map(function, points)
         return jax.vmap(function)(points)
 

@@ -87,6 +87,11 @@ class Problem:
                 rows[bucket.members] = np.asarray(bucket.clients.mask).sum(axis=1)
         return rows
 
+    @property
+    def integrated(self) -> tuple[str, ...]:
+        """Names of the clients' own latents that densities integrate out, and that are drawn after the fit."""
+        return tuple(dict.fromkeys(name for program in self.programs for name in program.integrated))
+
     def description(self) -> str:
         """Clients and globals in words, with a digest of names, data and precision."""
         digest = hashlib.sha256(str(self.buckets[0].clients.program.dtype).encode())
@@ -180,6 +185,7 @@ def make_problem(
         checks.something_global(program)
     checks.outcomes_can_occur(names, buckets, arrays)
     checks.processes_are_sound(names, buckets)
+    checks.processes_are_alike(names, buckets)
     checks.prior_ignores_data(names, buckets, arrays)
     template = _shapes_of(buckets[0])
     prior = _prior_of(program, template)

@@ -181,6 +181,8 @@ class Program:
         Latents that stand for missing outcomes (``obs_mask``) and that nothing else looks at: they integrate to one.
     processes
         Observed sites whose rows depend on each other, each a :class:`~fedbayes.problem.row_process.RowProcess`.
+    rows_by_rows
+        Whether the density of a process takes a matrix of rows by rows.
     integrated
         Names of the client's own latents that the processes have integrated out, and give back after the fit.
     jacobian
@@ -199,6 +201,7 @@ class Program:
     prior_terms: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     processes: tuple[str, ...] = ()
+    rows_by_rows: bool = False
     integrated: tuple[str, ...] = ()
     jacobian: Callable = jax.jacfwd
 
@@ -320,6 +323,13 @@ class Program:
         """For each of ``processes`` what makes its density meaningless: a flag for each complaint in words."""
         sites = self._sites(theta, z, data)
         return {name: dict(sites[name]["fn"].defects(sites[name]["value"])) for name in self.processes}
+
+    def doubts(self, data: Arrays, mask: Array | None) -> dict[str, dict[str, Array]]:
+        """For each of ``processes`` what is worth a warning: a flag for each doubt in words."""
+        model = self._substituted(jnp.zeros(self.globals.size), jnp.zeros(self.locals.size))
+        with numpyro.validation_enabled(False):
+            sites = trace(model if mask is None else OfRows(model, mask)).get_trace(**self.static, **data)
+        return {name: dict(sites[name]["fn"].doubts(sites[name]["value"])) for name in self.processes}
 
     def observed(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """The values of the observed sites that are outcomes: those with a distribution of their own."""

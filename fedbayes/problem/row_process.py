@@ -18,6 +18,8 @@ class RowProcess(dist.Distribution):
     """A distribution of outcomes, shape ``(n,)``, one of each row; its rows depend on each other."""
 
     support = constraints.real_vector
+    rows_by_rows = True
+    """Whether a density takes a matrix of rows by rows, so that those of many draws do not fit side by side."""
 
     def of_rows(self, mask: Array) -> "RowProcess":
         """The law of the rows where ``mask``, shape ``(n,)``, is true; the others have a log density of zero."""
@@ -43,6 +45,10 @@ class RowProcess(dist.Distribution):
 
     def defects(self, value: Array) -> Mapping[str, Array]:
         """What makes the density meaningless for these outcomes, shape ``(n,)``: a flag for each complaint in words."""
+        return {}
+
+    def doubts(self, value: Array) -> Mapping[str, Array]:
+        """What is worth a warning where it holds for some clients and not for others: a flag for each, in words."""
         return {}
 
 

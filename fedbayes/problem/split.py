@@ -68,8 +68,10 @@ class Site(NamedTuple):
         Whether the site is inside ``numpyro.contrib.control_flow.scan``, whose steps are its first axis.
     process
         Whether the rows of an observed site depend on each other, see :mod:`~fedbayes.problem.row_process`.
+    rows_by_rows
+        Whether such a site's density takes a matrix of rows by rows.
     integrated
-        What such a site's density has integrated out, by name.
+        What it has integrated out, by name.
     """
 
     kind: str
@@ -84,6 +86,7 @@ class Site(NamedTuple):
     batch: tuple[int, ...] = ()
     scanned: bool = False
     process: bool = False
+    rows_by_rows: bool = False
     integrated: tuple[str, ...] = ()
 
 
@@ -130,6 +133,7 @@ def _site(site: dict, data: Arrays) -> Site:
             batch=site["fn"].batch_shape,
             scanned=scanned,
             process=process,
+            rows_by_rows=process and site["fn"].rows_by_rows,
             integrated=site["fn"].integrated_names if process else (),
         )
     discrete = site["fn"].support.is_discrete
@@ -189,6 +193,7 @@ def split(
         outcomes=outcomes,
         missing=missing,
         processes=tuple(name for name, site in sites.items() if site.process),
+        rows_by_rows=any(site.rows_by_rows for site in sites.values()),
         integrated=integrated,
     )
     if discrete:

@@ -83,9 +83,7 @@ def conditional_log_densities(
     return _mapped(program, own, draws, jax.random.key(0), arguments, densities, lambda model: model)
 
 
-def integrated_draws(
-    program: Program, own: Rows, draws: Mapping[str, np.ndarray], key: Array
-) -> dict[str, np.ndarray]:
+def integrated_draws(program: Program, own: Rows, draws: Mapping[str, np.ndarray], key: Array) -> dict[str, np.ndarray]:
     """Draws ``(chain, draw, ...)`` of what the processes have integrated out, one at each draw of the latents."""
 
     def one(values: Values, key: Array, own: Rows, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -1,7 +1,6 @@
 """``FederatedFit``: what a fit returns."""
 
 import os
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
@@ -15,7 +14,6 @@ from jax import Array
 from fedbayes.algorithm import Method
 from fedbayes.answer import Answer, Verdict, gaussian_moments, shortened
 from fedbayes.computing import computing
-from fedbayes.errors import NotConvergedWarning
 from fedbayes.gaussian import Gaussian
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.problem import Problem
@@ -26,8 +24,8 @@ from fedbayes.results.personal import Clients, Personal, like_first, newcomer
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
 from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
-from fedbayes.results.selection import Rule, by_client, coefficients_of, of_population, voted, with_same_labels
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
+from fedbayes.results.selection import Rule, selection_of
 from fedbayes.rounds.exchange import Heard
 from fedbayes.rounds.executors import InProcess
 from fedbayes.rounds.programs import Programs
@@ -247,7 +245,7 @@ class FederatedFit:
         ValueError
             The model has no local latents, or as for :meth:`client_posterior`.
         """
-        if not self.roster.num_locals.any() and not self._integrated:
+        if not self.roster.num_locals.any() and not self.problem.integrated:
             raise ValueError("The model has no local latents: every client's posterior is the global one, `fit.idata`.")
         groups = {name: self.client_posterior(name).posterior for name in self.client_names}
         values, dims, coords = stacked(groups, {str(name) for name in self.idata.posterior.data_vars})
@@ -274,8 +272,8 @@ class FederatedFit:
         of 90 percent includes up to one in ten.
 
         A client's selection is computed from its own posterior, where its coefficients are; for it no client sends
-        anything beyond the messages of the fit. The population's is computed from the globals. ``vote`` alone needs more:
-        one bit from each client for each coefficient, whether it is included there.
+        anything beyond the messages of the fit. The population's is computed from the globals. ``vote`` alone needs
+        more: one bit from each client for each coefficient, whether it is included there.
 
         Parameters
         ----------
@@ -315,61 +313,15 @@ class FederatedFit:
         fedbayes.errors.NotConvergedWarning
             The fit has not converged.
         """
-        import xarray as xr
-
         rule = Rule(level=level, interval=interval, rope=rope, fdr=fdr)
-        if self._theta.shape[1] == 1:
-            raise ValueError("This fit is a point, and credible intervals need a posterior: fit by `method='ep'`.")
-        if not self.converged:
-            warnings.warn(
-                f"This selection is made from a fit that did not converge. {self.trouble()}",
-                NotConvergedWarning,
-                stacklevel=2,
-            )
-        parts, remarks = [], []
-        if coefficients is not None or population is None or self._own_variables(self.client_names[0]):
-            groups = {name: self._coefficients(name, coefficients) for name in self.client_names}
-            parts.append(by_client(groups, rule))
-            remarks = self._undecided(groups)
-            if vote is not None:
-                parts.append(voted(parts[0]["included"], vote))
-        if population is not None:
-            draws = coefficients_of(self.idata.posterior, [], population)
-            parts.append(of_population(with_same_labels(draws, groups[self.client_names[0]]) if parts else draws, rule))
-        attrs = {"rule": rule.told(), "level": level, "converged": int(self.converged), "remarks": "; ".join(remarks)}
-        return xr.merge(parts, join="outer").assign_attrs(attrs)
-
-    def _own_variables(self, name: str) -> list[str]:
-        """What may be a client's coefficients: its integrated latents, or else all its variables that are its own."""
-        if self._integrated:
-            return [arviz.shown(site) for site in self._integrated]
-        if not self.roster.num_locals.any():
-            return []
-        shared = {str(site) for site in self.idata.posterior.data_vars}
-        return [str(site) for site in self.client_posterior(name).posterior.data_vars if str(site) not in shared]
-
-    def _coefficients(self, name: str, asked: str | None) -> "xr.DataArray":
-        known = self._own_variables(name) if asked is None else []
-        return coefficients_of(self.client_posterior(name).posterior, known, asked)
-
-    def _undecided(self, groups: Mapping[str, "xr.DataArray"]) -> list[str]:
-        """The clients whose rows leave some directions of the coefficients to the prior."""
-        found = []
-        for name, rows in zip(self.client_names, self.roster.rows, strict=True):
-            num = groups[name].size // (groups[name].sizes["chain"] * groups[name].sizes["draw"])
-            if rows < num:
-                found.append(
-                    f"client '{name}' has {rows:.0f} rows for {num} coefficients: in {num - rows:.0f} directions the "
-                    "penalty and the other clients decide alone"
-                )
-        return found
+        return selection_of(self, coefficients, rule, population, vote)
 
     def check(self, num_draws: int | None = None) -> Any:
         """Posterior predictive replicates of the clients' own outcomes, added to :attr:`idata` for ``az.plot_ppc``.
 
-        Each client's outcomes are drawn anew with its own posterior, locals included, such as its function of a Gaussian
-        process. The outcomes themselves go into the group ``observed_data``, so this is for a process that may hold the
-        clients' data.
+        Each client's outcomes are drawn anew with its own posterior, locals included, such as its function of a
+        Gaussian process. The outcomes themselves go into the group ``observed_data``, so this is for a process that may
+        hold the clients' data.
 
         Parameters
         ----------
@@ -485,14 +437,7 @@ class FederatedFit:
         groups = {"posterior": values | integrated}
         return self._to_arviz(groups, program, data, dims, {}, {"client": name, **mine.attrs})
 
-    @property
-    def _integrated(self) -> tuple[str, ...]:
-        """Names of the clients' own latents that are integrated out in the rounds."""
-        return tuple(dict.fromkeys(name for program in self.problem.programs for name in program.integrated))
-
-    def _integrated_draws(
-        self, problem: Problem, name: str, values: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    def _integrated_draws(self, problem: Problem, name: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """A client's draws of what the rounds have integrated out, one at each draw of its latents."""
         program = problem.client(name).program
         if not program.integrated:

@@ -1,5 +1,6 @@
-"""Variable selection from posterior draws: by credible interval, against a practical threshold, by false discovery rate."""
+"""Variable selection from posterior draws: by credible interval, practical threshold, or false discovery rate."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -7,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbayes.errors import NotConvergedWarning
+from fedbayes.results.arviz import shown
 from fedbayes.results.hypothesis import probability_of_direction
 from fedbayes.results.replicates import CLIENTS
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from fedbayes.results.fit import FederatedFit
 
 SAMPLES = ["chain", "draw"]
 INTERVALS = ("equal-tailed", "hdi")
@@ -29,8 +34,8 @@ class Rule:
     def __post_init__(self) -> None:
         if not _between(self.level):
             raise ValueError(
-                f"`level` is {self.level!r}; it is the probability of the credible interval and lies in (0, 1), such as "
-                "0.9."
+                f"`level` is {self.level!r}; it is the probability of the credible interval and lies in (0, 1), such "
+                "as 0.9."
             )
         if self.interval not in INTERVALS:
             raise ValueError(f"`interval` is {self.interval!r}; it is one of {list(INTERVALS)}.")
@@ -53,6 +58,33 @@ class Rule:
         return f"the {self.level:.0%} {self.interval} credible interval excludes {nothing}"
 
 
+def selection_of(
+    fit: "FederatedFit", asked: str | None, rule: Rule, population: str | None, vote: float | None
+) -> "xr.Dataset":
+    """See :meth:`fedbayes.FederatedFit.select`; ``asked`` are the coefficients' name."""
+    import xarray as xr
+
+    if fit.num_draws == 1:
+        raise ValueError("This fit is a point, and credible intervals need a posterior: fit by `method='ep'`.")
+    if not fit.converged:
+        told = f"This selection is made from a fit that did not converge. {fit.trouble()}"
+        warnings.warn(told, NotConvergedWarning, stacklevel=3)
+    parts: list[xr.Dataset] = []
+    remarks: list[str] = []
+    if asked is not None or population is None or _own_variables(fit):
+        name = coefficients_name(_own_variables(fit), asked, fit)
+        groups = {client: _variable(fit.client_posterior(client).posterior, name) for client in fit.client_names}
+        parts, remarks = [by_client(groups, rule)], _undecided(fit, groups)
+        if vote is not None:
+            parts.append(voted(parts[0]["included"], vote))
+    if population is not None:
+        draws = _variable(fit.idata.posterior, population)
+        like = parts[0] if parts else None
+        parts.append(of_population(draws if like is None else with_same_labels(draws, like), rule, like))
+    attrs = {"rule": rule.told(), "level": rule.level, "converged": int(fit.converged), "remarks": "; ".join(remarks)}
+    return xr.merge(parts, join="exact").assign_attrs(attrs)
+
+
 def selected(draws: "xr.DataArray", rule: Rule) -> "xr.Dataset":
     """What one client's draws, or the population's, say of each coefficient, and which are included.
 
@@ -68,8 +100,8 @@ def selected(draws: "xr.DataArray", rule: Rule) -> "xr.Dataset":
     import xarray as xr
 
     lower, upper = _interval(draws, rule)
-    direction = probability_of_direction(draws)
-    found = {"mean": draws.mean(SAMPLES), "sd": draws.std(SAMPLES), "lower": lower, "upper": upper}
+    direction: Any = probability_of_direction(draws)
+    found: dict[str, Any] = {"mean": draws.mean(SAMPLES), "sd": draws.std(SAMPLES), "lower": lower, "upper": upper}
     found["direction"] = direction
     probability = direction
     if rule.rope:
@@ -92,9 +124,15 @@ def by_client(groups: Mapping[str, "xr.DataArray"], rule: Rule) -> "xr.Dataset":
     return together.assign(included=together["included"].fillna(False).astype(bool))
 
 
-def of_population(draws: "xr.DataArray", rule: Rule) -> "xr.Dataset":
-    """:func:`selected` of the population's mean, its variables called ``population_...``."""
+def of_population(draws: "xr.DataArray", rule: Rule, clients: "xr.Dataset | None" = None) -> "xr.Dataset":
+    """:func:`selected` of the population's mean, its variables called ``population_...``.
+
+    Where the ``clients`` have more coefficients, such as an intercept, the population's are NaN and not included there.
+    """
     found = selected(draws, rule)
+    if clients is not None:
+        found = found.reindex({dim: clients[dim] for dim in draws.dims if dim in clients.dims})
+        found = found.assign(included=found["included"].fillna(False).astype(bool))
     return found.rename({name: f"population_{name}" for name in found.data_vars})
 
 
@@ -109,16 +147,19 @@ def voted(included: "xr.DataArray", share: float) -> "xr.Dataset":
     import xarray as xr
 
     if not (isinstance(share, Real) and 0.0 < share <= 1.0):
-        raise ValueError(f"`vote` is {share!r}; it is the share of the clients that must agree, in (0, 1], such as 0.5.")
+        raise ValueError(
+            f"`vote` is {share!r}; it is the share of the clients that must agree, in (0, 1], such as 0.5."
+        )
     votes = included.sum(CLIENTS)
     return xr.Dataset({"votes": votes, "voted": votes >= share * included.sizes[CLIENTS]})
 
 
-def with_same_labels(population: "xr.DataArray", like: "xr.DataArray") -> "xr.DataArray":
+def with_same_labels(population: "xr.DataArray", clients: "xr.Dataset") -> "xr.DataArray":
     """The population's draws with the dimensions of the clients' coefficients, where the numbers of these agree.
 
     A client's intercept comes after the others, and the population has none: labels are those of the first entries.
     """
+    like = clients["mean"].isel({CLIENTS: 0}, drop=True)
     mine = [str(dim) for dim in population.dims if dim not in SAMPLES]
     theirs = [str(dim) for dim in like.dims if dim not in SAMPLES]
     if mine == theirs or len(mine) != len(theirs):
@@ -129,38 +170,63 @@ def with_same_labels(population: "xr.DataArray", like: "xr.DataArray") -> "xr.Da
     return renamed.assign_coords({dim: like[dim].values[: renamed.sizes[dim]] for dim in theirs})
 
 
-def coefficients_of(posterior: "xr.Dataset", known: Sequence[str], asked: str | None) -> "xr.DataArray":
-    """The draws of the coefficients among a client's posterior: those that were asked for, or the only ones there are.
-
-    Parameters
-    ----------
-    posterior
-        A client's, with the globals.
-    known
-        What may be meant: the variables that are the client's own.
-    asked
-        A name, or ``None``.
+def coefficients_name(known: Sequence[str], asked: str | None, fit: "FederatedFit") -> str:
+    """The variable of the coefficients: the one that was asked for, or the only one there is.
 
     Raises
     ------
     ValueError
-        There is no such variable, or several might be meant.
+        None was asked for, and there is none of the clients' own, or several.
     """
-    if asked is not None and asked not in posterior.data_vars:
-        raise ValueError(f"`coefficients` is {asked!r}; a client's posterior has {list(map(str, posterior.data_vars))}.")
-    if asked is None and len(known) != 1:
+    if asked is not None:
+        return asked
+    if not known:
+        raise ValueError(
+            "The clients have no coefficients of their own. Select for the population: write "
+            f"`fit.select(population=...)` with one of the globals {list(map(str, fit.idata.posterior.data_vars))}."
+        )
+    if len(known) > 1:
         raise ValueError(
             f"Which are the coefficients? A client's own variables are {list(known)}: write one of them, such as "
             f"`fit.select({known[0]!r})`."
-            if known
-            else "The clients have no coefficients of their own. Select for the population: `fit.select(population=...)` "
-            f"with one of the globals {list(map(str, posterior.data_vars))}."
         )
-    return posterior[asked or known[0]]
+    return known[0]
+
+
+def _variable(posterior: "xr.Dataset", name: str) -> "xr.DataArray":
+    if name not in posterior.data_vars:
+        raise ValueError(
+            f"There is no variable {name!r} here; the posterior has {list(map(str, posterior.data_vars))}."
+        )
+    return posterior[name]
+
+
+def _own_variables(fit: "FederatedFit") -> list[str]:
+    """What may be a client's coefficients: what was integrated out, or else all its variables that are its own."""
+    if fit.problem.integrated:
+        return [shown(name) for name in fit.problem.integrated]
+    if not fit.roster.num_locals.any():
+        return []
+    shared = {str(name) for name in fit.idata.posterior.data_vars}
+    mine = fit.client_posterior(fit.client_names[0]).posterior.data_vars
+    return [str(name) for name in mine if str(name) not in shared]
+
+
+def _undecided(fit: "FederatedFit", groups: Mapping[str, "xr.DataArray"]) -> list[str]:
+    """The clients whose rows leave some directions of the coefficients to the prior."""
+    found = []
+    for (name, draws), rows in zip(groups.items(), fit.roster.rows, strict=True):
+        num = int(np.prod([size for dim, size in draws.sizes.items() if dim not in SAMPLES]))
+        if rows < num:
+            found.append(
+                f"client '{name}' has {rows:.0f} rows for {num} coefficients: in {num - rows:.0f} directions the "
+                "penalty and the other clients decide alone"
+            )
+    return found
 
 
 def _between(value: Any) -> bool:
-    return isinstance(value, Real) and 0.0 < value < 1.0
+    return isinstance(value, Real) and 0.0 < float(value) < 1.0
 
 
 def _interval(draws: "xr.DataArray", rule: Rule) -> tuple["xr.DataArray", "xr.DataArray"]:
@@ -181,7 +247,7 @@ def _interval(draws: "xr.DataArray", rule: Rule) -> tuple["xr.DataArray", "xr.Da
 
 
 def _largest(errors: np.ndarray, share: float) -> np.ndarray:
-    """The largest set, in order of the probabilities of error, whose mean is at most ``share`` (Mueller et al. 2004)."""
+    """The largest set, in order of the probabilities of error, whose mean is at most ``share``."""
     flat = errors.ravel()
     order = np.argsort(flat, kind="stable")
     running = np.cumsum(flat[order]) / np.arange(1, len(flat) + 1)

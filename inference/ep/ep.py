@@ -60,6 +60,7 @@ from fedbayes.rounds.state import RunState
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
 _NEAR = 2.0  # change above which draws are a waste, because Laplace's sites lead as far
 _MORE = 8  # times as many draws for a client whose noise is too large
+_MANY_LOCALS = 16  # from which a draw of them given the globals, with its Hessians, costs more than many plain ones
 _FEW = 0.1  # share of the clients with locals that may draw them given the globals, and the others not
 _MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that is worth compiling one more program
 
@@ -236,7 +237,7 @@ def _algorithm(config: EP, roster: Roster, num_samples: int) -> Algorithm:
         init_client=lambda client, shared, key: cold_chains(cold_start(size + client.num_locals)),
         updates={name: update(solver) for name, solver in _used_solvers(config, roster, num_samples).items()},
         aggregate=partial(_aggregate, config, prior, refine),
-        choose=partial(_choose, config, size, has_locals),
+        choose=partial(_choose, config, size, roster.num_locals),
     )
 
 
@@ -321,7 +322,7 @@ def _aggregate(
 
 
 def _choose(
-    config: EP, size: int, has_locals: np.ndarray, variants: Sequence[str], infos: Mapping[str, np.ndarray]
+    config: EP, size: int, num_locals: np.ndarray, variants: Sequence[str], infos: Mapping[str, np.ndarray]
 ) -> list[str]:
     """Draws from near the fixed point on; nested ones where locals make the plain ones fail.
 
@@ -331,12 +332,14 @@ def _choose(
         return list(variants)
     if "laplace" in variants:
         return ["laplace" if np.max(infos["change"]) > _NEAR else "importance"] * len(variants)
-    num_clients = len(variants)
+    num_clients, has_locals = len(variants), num_locals > 0
     heavy_tailed, noises = (infos[name].reshape(num_clients, -1) for name in ("heavy_tailed", "noise"))
     change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
     noisy = (noise > NOISE_TARGET) & (noises.mean(axis=1) >= NOISE_TARGET**2 * size / num_clients)
     plain = np.asarray(variants) == "importance"
-    needed = plain & has_locals & (heavy_tailed.any(axis=1) | noisy)
+    heavy = heavy_tailed.mean(axis=1) > 0.5  # in most replicates
+    fails = np.where(num_locals < _MANY_LOCALS, heavy_tailed.any(axis=1), heavy)
+    needed = plain & has_locals & (fails | noisy)
     if needed.sum() > _FEW * has_locals.sum():  # the others would follow one by one, and each takes a round
         needed = plain & has_locals
     chosen = np.where(needed, "nested", variants)
@@ -344,7 +347,6 @@ def _choose(
         return chosen.tolist()
     chosen = np.where(plain & ~has_locals & noisy, "importance_more", chosen)
     chosen = np.where((np.asarray(variants) == "nested") & noisy, "nested_more", chosen)
-    heavy = heavy_tailed.mean(axis=1) > 0.5  # in most replicates
     return np.where(heavy & ~(plain & has_locals), "nuts", chosen).tolist()
 
 

@@ -1,8 +1,8 @@
 """Penalised linear regressions across clients: lasso, ridge, elastic net and regularised horseshoe.
 
 Each client has coefficients of its own, and all share the penalty: how strongly it pulls is learned from everybody (Yue
-2023, section 3.4.3). Given the error and the scale of each coefficient's prior the coefficients are Gaussian, so they are
-integrated out exactly (`NormalRegression`), and drawn from their conditional law after the fit, at the client:
+2023, section 3.4.3). Given the error and the scale of each coefficient's prior the coefficients are Gaussian, so they
+are integrated out exactly (`NormalRegression`), and drawn from their conditional law after the fit, at the client:
 ``fit.client_posterior(name)`` has them as ``theta``, ``fit.select()`` says which of them are included, and
 ``fit.predict(name, x=...)`` uses them. What remains for the rounds are the penalty's parameters and, for all but the
 ridge, one standard normal variable a coefficient that says where in its scale mixture it stands.

@@ -95,8 +95,9 @@ def elastic_net(
     """Elastic net: ``p(theta_j) ~ exp(-lam1 |t| - lam2 t^2 / 2)``, ``t = (theta_j - mu_j) / sigma`` (Li and Lin 2010).
 
     Globals: ``lam1, lam2 ~ LogNormal(0, 1)``, and ``sigma2 ~ LogNormal(0, 1)`` where the error is shared. With ``lam2``
-    near zero it is the lasso with ``lam = lam1``, with ``lam1`` near zero the ridge with ``lam = lam2``. The two are told
-    apart only by the shape of the coefficients' law, of which few clients know little.
+    near zero it is the lasso with ``lam = lam1``, with ``lam1`` near zero the ridge with ``lam = lam2``. The two are
+    told apart only by the shape of the coefficients' law, of which few clients know little: their draws are noisy, and
+    ``fb.EP(num_samples=1024)`` helps.
 
     Parameters
     ----------
@@ -125,13 +126,14 @@ def horseshoe(
     slab_scale: float = 2.0,
     slab_df: float = 4.0,
 ) -> None:
-    """Regularised horseshoe (Piironen and Vehtari 2017): ``theta_j ~ N(mu_j, v_j)``, with
+    """Regularised horseshoe: ``theta_j ~ N(mu_j, v_j)`` (Piironen and Vehtari 2017).
 
         1 / v_j = 1 / (tau lambda_j sigma)^2 + 1 / c2,      lambda_j ~ HalfCauchy(1),
         tau ~ HalfCauchy(global_scale),                     c2 ~ InverseGamma(slab_df / 2, slab_df slab_scale^2 / 2).
 
     Globals: ``tau``, ``c2``, and ``sigma2 ~ LogNormal(0, 1)`` where the error is shared. The local ``u_j`` is standard
-    normal and ``lambda_j`` a function of it.
+    normal and ``lambda_j`` a function of it. A coefficient may be shrunk or not, which makes a client's posterior of
+    the ``u_j`` far from Gaussian: the last rounds of EP then run NUTS at the client and take longer.
 
     Parameters
     ----------

@@ -16,10 +16,11 @@ from fedbayes.problem.row_process import RowProcess
 
 
 class NormalRegression(RowProcess):
-    """Outcomes ``y = X theta + e``, ``theta_j ~ N(center_j, scale_j^2)``, ``e_i ~ N(0, noise^2)``: ``theta`` integrated out.
+    """Outcomes ``y = X theta + e``, their coefficients ``theta_j ~ N(center_j, scale_j^2)`` integrated out.
 
-    The log density is that of ``N(X center, noise^2 I + X diag(scale^2) X')``. It costs ``d^3`` whatever the number of
-    rows, which enter by ``X'X``. Rows depend on each other through the coefficients. These are drawn from their law
+    The errors are ``e_i ~ N(0, noise^2)``, so that the log density is that of ``N(X center, noise^2 I + X diag(scale^2)
+    X')``. It costs ``d^3`` whatever the number of rows, which enter by ``X'X``. Rows depend on each other through the
+    coefficients. These are drawn from their law
     given the outcomes wherever a posterior is asked for, under ``name``,
 
         theta | y ~ N(center + S e, S M S),   M = (I + S X'X S / noise^2)^-1,   e = M S X'(y - X center) / noise^2.
@@ -46,6 +47,7 @@ class NormalRegression(RowProcess):
     """
 
     arg_constraints: Mapping[str, Any] = {}
+    rows_by_rows = False
     pytree_data_fields = ("x", "scale", "noise", "center", "real")
     pytree_aux_fields = ("name",)
 
@@ -64,7 +66,9 @@ class NormalRegression(RowProcess):
             raise ModelError(f"`x` has shape {self.x.shape}; a regression needs rows and columns, (n, d).")
         self.noise = jnp.asarray(noise)
         if self.noise.ndim:
-            raise ModelError(f"`noise` has shape {self.noise.shape}; a regression has one standard deviation of errors.")
+            raise ModelError(
+                f"`noise` has shape {self.noise.shape}; a regression has one standard deviation of errors."
+            )
         width = self.x.shape[1:]
         self.scale, self.center = jnp.broadcast_to(scale, width), jnp.broadcast_to(center, width)
         super().__init__(batch_shape=(), event_shape=self.x.shape[:1], validate_args=False)
@@ -90,8 +94,8 @@ class NormalRegression(RowProcess):
         """Of all outcomes together, shape ``()``."""
         gram, projected, squares = self._summaries(value)
         num = self.x.shape[0] if self.real is None else jnp.sum(self.real)
-        return log_evidence(self._log_scale, gram, projected) - 0.5 * squares - num * (
-            jnp.log(self.noise) + 0.5 * LOG_2PI
+        return (
+            log_evidence(self._log_scale, gram, projected) - 0.5 * squares - num * (jnp.log(self.noise) + 0.5 * LOG_2PI)
         )
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -112,7 +116,7 @@ class NormalRegression(RowProcess):
         return (self.name,)
 
     def integrated(self, value: Array, key: Array) -> dict[str, Array]:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`: the coefficients given the outcomes, shape ``(d,)``."""
+        """See :class:`~fedbayes.problem.row_process.RowProcess`: the coefficients, shape ``(d,)``."""
         mean, factor = self.coefficients(value)
         return {self.name: mean + factor @ jax.random.normal(key, mean.shape, mean.dtype)}
 
@@ -126,13 +130,24 @@ class NormalRegression(RowProcess):
 
     def given(self, seen: Any, value: Array) -> "KnownRegression":
         """See :class:`~fedbayes.problem.row_process.RowProcess`."""
-        return KnownRegression(self.x, *seen.coefficients(value), self.noise)
+        mean, factor = seen.coefficients(value)
+        return KnownRegression(self.x, mean, factor, self.noise)
 
     def defects(self, value: Array) -> Mapping[str, Array]:
         """Scales that are not positive."""
         return {
             "has a scale or a noise that is not positive. Give it a prior on positive numbers, such as "
             "`dist.LogNormal(0.0, 1.0)`": jnp.any(~(self.scale > 0.0)) | ~(self.noise > 0.0),
+        }
+
+    def doubts(self, value: Array) -> Mapping[str, Array]:
+        """Predictors that are the same in all rows."""
+        x = self.x if self.real is None else jnp.where(self.real[:, None], self.x, self.x[jnp.argmax(self.real)])
+        constant = jnp.all(x == x[0], axis=0)
+        return {
+            f"has the same value of predictor {j} in all its rows, and other clients have not: there its coefficient "
+            "is part of an intercept, or left to the prior": flag
+            for j, flag in enumerate(constant)
         }
 
 

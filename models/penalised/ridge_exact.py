@@ -28,9 +28,7 @@ def ridge_log_factor(client: Mapping[str, np.ndarray], lam: np.ndarray, sigma2: 
     return -0.5 * (rest / sigma2 + len(y) * np.log(2.0 * np.pi * sigma2) + log_det)
 
 
-def ridge_coefficients(
-    client: Mapping[str, np.ndarray], lam: float, sigma2: float
-) -> tuple[np.ndarray, np.ndarray]:
+def ridge_coefficients(client: Mapping[str, np.ndarray], lam: float, sigma2: float) -> tuple[np.ndarray, np.ndarray]:
     """Mean ``(X'X + lam I)^-1 X'y`` and covariance ``sigma2 (X'X + lam I)^-1`` of a client's coefficients."""
     x, y = np.asarray(client["x"], float), np.asarray(client["y"], float)
     inverse = np.linalg.inv(x.T @ x + lam * np.eye(x.shape[1]))

@@ -26,7 +26,7 @@ YUE_CASES: Mapping[str, Case] = {
     "II": Case(_FEW, (20,) * 2 + (200,) * 8, 1000),
     "III": Case((3.0,) * 10 + (0.0,) * 10 + (3.0,) * 10, (40,) * 20, 400),
 }
-"""Table 3.2 of Yue (2023): predictors are standard normal; the noise, printed as 0.05, behaves as a standard deviation."""
+"""Table 3.2 of Yue (2023): standard normal predictors; the noise, printed as 0.05, behaves as a standard deviation."""
 
 
 def simulate(
@@ -34,7 +34,7 @@ def simulate(
     num_clients: int = 10,
     rows: int | Sequence[int] = 100,
     *,
-    theta: ArrayLike = _FEW,
+    theta: ArrayLike | tuple[float, ...] = _FEW,
     spread: float = 0.0,
     noise_sd: float = 1.0,
 ) -> tuple[Clients, dict[str, Any]]:
@@ -60,7 +60,7 @@ def simulate(
     clients
         ``{"client0": {"x": (n, d), "y": (n,)}, ...}``, float64.
     truth
-        ``{"theta": (K, d), "sigma2": float}``.
+        ``{"theta": (K, d), "sigma2": ()}``.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def simulate(
         x = rng.standard_normal((num, len(common)))
         clients[f"client{k}"] = {"x": x, "y": x @ mine + noise_sd * rng.standard_normal(num)}
         found.append(mine)
-    return clients, {"theta": np.stack(found), "sigma2": noise_sd**2}
+    return clients, {"theta": np.stack(found), "sigma2": np.asarray(noise_sd**2)}
 
 
 def simulate_case(key: jax.Array, case: str, noise_sd: float = 0.05) -> tuple[Clients, Clients, np.ndarray]:

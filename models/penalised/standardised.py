@@ -1,7 +1,7 @@
 """The evidence of a linear regression in the scales of its coefficients, with derivatives by closed forms.
 
-With ``y = X theta + e``, unit noise, and ``theta = S z``, ``z ~ N(0, I)``, ``S = diag(s)``, the law of ``z`` given ``y``
-is Gaussian with
+With ``y = X theta + e``, unit noise, and ``theta = S z``, ``z ~ N(0, I)``, ``S = diag(s)``, the law of ``z`` given
+``y`` is Gaussian with
 
     covariance  M = (I + S G S)^-1,      mean  e = M S b,      G = X'X,    b = X'y,
 

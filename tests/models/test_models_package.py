@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedbayes.models import _random, eight_schools, heart_disease, hierarchical_linear, linear
+from fedbayes.models import _random, eight_schools, heart_disease, hierarchical_linear, linear, penalised
 
-MODULES = (heart_disease, eight_schools, linear, hierarchical_linear)
+MODULES = (heart_disease, eight_schools, linear, hierarchical_linear, penalised)
 
 
 def test_import_makes_no_device_array_and_reads_no_data():

@@ -1,0 +1,319 @@
+"""Pictures of clients side by side: who is alike, who has learned from whom, who fares how, what each selects."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbayes.results.drawing import (
+    BLUE,
+    CLIENT_COLORS,
+    GREY,
+    INK,
+    LINE,
+    MARKERS,
+    ORANGE,
+    counted,
+    list_rows,
+    margin,
+    new_axes,
+    set_title,
+)
+from fedbayes.results.replicates import CLIENTS
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+    from fedbayes.results.fit import FederatedFit
+
+
+def plot_fairness(reports: Mapping[str, Any], *, ax: "Axes | None" = None) -> "Axes":
+    """What fits predict of each client's held-out rows, group by group: a point a client, a bar the mean of its group.
+
+    The numbers on the right are the groups' sizes. What is narrow is fair, what is far to the right is accurate.
+
+    Parameters
+    ----------
+    reports
+        From a fit's name to its report by :func:`~fedbayes.fairness_report`, all of the same clients and groups.
+    ax
+        Where to draw; ``None``: a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes drawn on.
+
+    Raises
+    ------
+    ValueError
+        What is given are no reports, or these are of different clients or groups.
+    """
+    # a report by itself is a mapping too, of arrays
+    known = isinstance(reports, Mapping) and all("group_score" in report for report in reports.values())
+    if not known or not reports:
+        raise ValueError(
+            '`reports` is no mapping from names to reports: write `plot_fairness({"FedAvg": '
+            "fedbayes.fairness_report(fit, held_out, groups)})`."
+        )
+    first = next(iter(reports.values()))
+    if any(not report["group_of"].equals(first["group_of"]) for report in reports.values()):
+        raise ValueError("`reports` are not all of the same clients and groups: make them with the same arguments.")
+    groups, home = first["group"].values, first["group_of"].values
+    ax = new_axes(ax, (8.0, 1.8 + (0.25 + 0.2 * len(reports)) * len(groups)))
+    shift = 0.7 / len(reports)
+    for i, (label, report) in enumerate(reports.items()):
+        color, marker = CLIENT_COLORS[i % len(CLIENT_COLORS)], MARKERS[i % len(MARKERS)]
+        at = np.arange(len(groups)) - 0.35 + (i + 0.5) * shift
+        places = at[[int(np.flatnonzero(groups == group)[0]) for group in home]]
+        ax.plot(report["score"], places, marker, color=color, markersize=4.5, alpha=0.5, markeredgewidth=0, label=label)
+        ax.vlines(report["group_score"], at - 0.45 * shift, at + 0.45 * shift, color=color, linewidth=2.5)
+    margin(ax, [str(int(np.sum(home == group))) for group in groups], "clients")
+    list_rows(ax, [str(group) for group in groups])
+    ax.set_xlabel("held-out log predictive density, nats per outcome")
+    set_title(
+        ax, "Accuracy by group", "A point a client, a bar the mean of its group: narrow is fair, right is accurate"
+    )
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3 / (0.6 + 0.3 * len(groups))), ncols=4, frameon=False)
+    return ax
+
+
+def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
+    """Which clients are alike: posterior mean correlations as a heat map, similar clients side by side.
+
+    The order is that of the leaves of a hierarchical clustering (average linkage, distance one minus correlation).
+
+    Parameters
+    ----------
+    fit
+        Of a method that couples the clients by a covariance.
+    ax
+        Where to draw; ``None``: a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes drawn on.
+
+    Raises
+    ------
+    ValueError
+        The fit knows no covariance between clients.
+    """
+    correlation = client_correlation(fit)
+    order = _by_similarity(correlation)
+    names = [fit.client_names[place] for place in order]
+    width = min(9.0, 2.6 + 0.24 * len(names))
+    ax = new_axes(ax, (width + 0.8, width))
+    image = ax.imshow(correlation[np.ix_(order, order)], cmap="RdBu_r", vmin=-1.0, vmax=1.0, interpolation="nearest")
+    every = max(1, -(-len(names) // 40))  # more names than that would lie on each other
+    shown = np.arange(0, len(names), every)
+    ax.set_xticks(shown, [names[place] for place in shown], rotation=90, fontsize="small")
+    ax.set_yticks(shown, [names[place] for place in shown], fontsize="small")
+    ax.tick_params(length=0, colors=INK)
+    ax.spines[:].set_visible(False)
+    ax.figure.colorbar(image, ax=ax, shrink=0.7, label="posterior mean correlation")
+    set_title(ax, "Which clients are alike", "Red: alike, blue: opposed; similar clients stand side by side")
+    return ax
+
+
+def client_correlation(fit: "FederatedFit") -> np.ndarray:
+    """Posterior mean of the correlation between clients, shape ``(K, K)``.
+
+    Raises
+    ------
+    ValueError
+        The fit knows no covariance between clients.
+    """
+    posterior = fit.idata.posterior
+    if "omega" in posterior:
+        draws = posterior["omega"].values
+        batches = draws.reshape(-1, *draws.shape[2:])
+        return np.mean([_correlation(omega) for omega in batches], axis=0)
+    if "loadings" in posterior:
+        loadings, own = (posterior[name].values for name in ("loadings", "own_variance"))
+        flat = zip(loadings.reshape(-1, *loadings.shape[2:]), own.reshape(-1, own.shape[-1]), strict=True)
+        total, count = np.zeros((own.shape[-1],) * 2), 0
+        for one, variance in flat:
+            total, count = total + _correlation(one @ one.T + np.diag(variance)), count + 1
+        return total / count
+    raise ValueError(
+        f"A fit by {type(fit.method).__name__} knows no covariance between clients, which `plot_client_correlation` "
+        "shows. Fit by a method that couples clients by one."
+    )
+
+
+def _correlation(covariance: np.ndarray) -> np.ndarray:
+    sd = np.sqrt(np.diagonal(covariance))
+    return covariance / sd[:, None] / sd
+
+
+def _by_similarity(correlation: np.ndarray) -> np.ndarray:
+    """An order in which similar rows are neighbours."""
+    from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
+    from scipy.spatial.distance import squareform
+
+    if len(correlation) < 3:
+        return np.arange(len(correlation))
+    apart = np.clip(1.0 - 0.5 * (correlation + correlation.T), 0.0, None)
+    np.fill_diagonal(apart, 0.0)
+    distances = squareform(apart, checks=False)
+    return leaves_list(optimal_leaf_ordering(linkage(distances, "average"), distances))
+
+
+def plot_shrinkage(
+    fit: "FederatedFit",
+    separate: Mapping[str, Any],
+    *,
+    component: int = 0,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Each client's separate estimate of a coefficient, and where the others' data have moved it.
+
+    Parameters
+    ----------
+    fit
+        Of a method that couples the clients' coefficients.
+    separate
+        Each client's estimate from its own data alone, by name, in the shape of the coefficients, such as least
+        squares.
+    component
+        Which of the coefficients, counted in C order.
+    ax
+        Where to draw; ``None``: a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes drawn on: an arrow from each separate estimate to the posterior mean, with its central 90% interval.
+
+    Raises
+    ------
+    ValueError
+        The fit does not couple coefficients, a client is lacking in ``separate``, or there is no such component.
+    """
+    posterior = fit.idata.posterior
+    coupled = [str(name) for name in posterior.data_vars if str(name).endswith("_by_client")]
+    if not coupled:
+        raise ValueError(
+            f"A fit by {type(fit.method).__name__} does not couple the clients' coefficients, whose shrinkage "
+            "`plot_shrinkage` shows."
+        )
+    if lacking := [name for name in fit.client_names if name not in separate]:
+        raise ValueError(f"`separate` has no estimate of the clients {lacking}. Give each client one, by name.")
+    values = posterior[coupled[0]].values
+    draws = values.reshape(-1, values.shape[2], int(np.prod(values.shape[3:])))
+    if not 0 <= component < draws.shape[2]:
+        raise ValueError(f"`component` is {component}; write a number from 0 to {draws.shape[2] - 1}.")
+    draws = draws[:, :, component]
+    own = np.array([np.ravel(separate[name])[component] for name in fit.client_names], float)
+    order = np.argsort(-own, kind="stable")
+    low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95], axis=0)
+    ax = new_axes(ax, (7.5, 1.6 + 0.26 * len(order)))
+    list_rows(ax, [fit.client_names[place] for place in order])
+    for row, place in enumerate(order):
+        ax.plot([low[place], high[place]], [row, row], color=BLUE, linewidth=2.0, alpha=0.45, solid_capstyle="round")
+        ax.annotate("", (middle[place], row), (own[place], row), arrowprops={"arrowstyle": "->", "color": GREY})
+    ax.plot(own[order], np.arange(len(order)), "s", color=ORANGE, markersize=5, label="own data alone")
+    ax.plot(middle[order], np.arange(len(order)), "o", color=BLUE, markersize=5, label="everybody's data, 90% interval")
+    label = coupled[0].removesuffix("_by_client")
+    ax.set_xlabel(f"{label}[{component}]")
+    set_title(
+        ax, "What each client has learned from the others", "Arrows lead from a client's own estimate to its posterior"
+    )
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.9 / (1.6 + 0.26 * len(order))), ncols=2, frameon=False)
+    return ax
+
+
+def plot_selection(
+    selection: "FederatedFit | xr.Dataset",
+    *,
+    clients: Sequence[str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Each client's coefficients, those that are included filled: a forest, or for more than eight clients a table.
+
+    Parameters
+    ----------
+    selection
+        From :meth:`fedbayes.FederatedFit.select`, or a fit, whose selection is then made by the defaults.
+    clients
+        Which clients to show; ``None``: all.
+    labels
+        Words for the coefficients, by their names in ``coords``.
+    ax
+        Where to draw; ``None``: a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes drawn on: means and credible intervals; or means over sds, by colour, with a dot where a coefficient is
+        included.
+
+    Raises
+    ------
+    ValueError
+        There are no clients' coefficients in it, no such client, or more than one dimension of coefficients.
+    """
+    found: Any = selection if hasattr(selection, "data_vars") else selection.select()
+    if "included" not in found:
+        raise ValueError(
+            "This selection is for the population alone; `plot_selection` shows the clients' coefficients."
+        )
+    if unknown := [name for name in clients or () if name not in found[CLIENTS].values]:
+        raise ValueError(f"There are no clients {unknown}; the selection has {found[CLIENTS].values.tolist()}.")
+    found = found if clients is None else found.sel({CLIENTS: list(clients)})
+    dims = [dim for dim in found["included"].dims if dim != CLIENTS]
+    if len(dims) != 1:
+        raise ValueError(
+            f"The coefficients have the dimensions {dims}; `plot_selection` shows one. Choose by `.sel(...)`."
+        )
+    names = [str(value) for value in found[dims[0]].values]
+    words = [(labels or {}).get(name, name) for name in names]
+    ordered = found.transpose(CLIENTS, dims[0], ...)
+    draw = _forest if found.sizes[CLIENTS] <= len(CLIENT_COLORS) else _table
+    ax = draw(ordered, words, ax)
+    told = found.attrs.get("rule", "included")
+    num = found.sizes[CLIENTS]
+    set_title(
+        ax, f"Coefficients that {counted(num, 'client')} include{'s' if num == 1 else ''}", f"Marked where {told}"
+    )
+    return ax
+
+
+def _forest(found: "xr.Dataset", words: Sequence[str], ax: "Axes | None") -> "Axes":
+    """A row for each coefficient, in it a line for each client."""
+    num = found.sizes[CLIENTS]
+    height = 1.6 + len(words) * max(0.3, 0.13 * num)
+    ax = new_axes(ax, (7.5, height))
+    list_rows(ax, words)
+    ax.axvline(0.0, color=LINE, linewidth=1.0, zorder=0)
+    for k, client in enumerate(found[CLIENTS].values):
+        mine, color = found.sel({CLIENTS: client}), CLIENT_COLORS[k]
+        rows = np.arange(len(words)) + (k - (num - 1) / 2) * 0.7 / max(num, 2)
+        included = mine["included"].values
+        ax.hlines(rows, mine["lower"], mine["upper"], color=color, linewidth=1.4, alpha=np.where(included, 1.0, 0.4))
+        style: dict[str, Any] = {"color": color, "markersize": 5.5, "linestyle": "none"}
+        mean = mine["mean"].values
+        ax.plot(mean[included], rows[included], MARKERS[k], label=f"{client}: {included.sum()} included", **style)
+        ax.plot(mean[~included], rows[~included], MARKERS[k], markerfacecolor="white", **style)
+    ax.set_xlabel(f"coefficient: mean and {found.attrs.get('level', 0.9):.0%} credible interval")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.6 / height), ncols=min(num, 3), frameon=False)
+    return ax
+
+
+def _table(found: "xr.Dataset", words: Sequence[str], ax: "Axes | None") -> "Axes":
+    """A column for each client: coefficients in sds by colour, a dot where one is included."""
+    num = found.sizes[CLIENTS]
+    ax = new_axes(ax, (2.5 + 0.28 * num, 1.6 + 0.28 * len(words)))
+    relative = (found["mean"] / found["sd"]).values.T
+    image = ax.imshow(relative, cmap="RdBu_r", vmin=-4.0, vmax=4.0, aspect="auto")
+    rows, columns = np.nonzero(found["included"].values.T)
+    ax.plot(columns, rows, "o", color=INK, markersize=5, markeredgecolor="white")
+    ax.set_yticks(np.arange(len(words)), words)
+    ax.set_xticks(np.arange(num), [str(name) for name in found[CLIENTS].values], rotation=90)
+    ax.tick_params(length=0)
+    ax.figure.colorbar(image, ax=ax, label="mean in posterior sds", extend="both", fraction=0.05)
+    return ax
