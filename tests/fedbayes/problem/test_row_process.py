@@ -10,7 +10,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.errors import ModelError
-from fedbayes.models import gp
+from fedbayes.models import gp, penalised
 from fedbayes.problem.problem import make_problem
 
 SIZES = [12, 20, 7, 15]
@@ -125,3 +125,37 @@ def test_one_row_is_enough() -> None:
     fit = fb.fit_federated(gp.model, clients, method="laplace", key=jax.random.key(0), progress=False, num_draws=20)
     found = fit.predict("small", x=np.array([[0.5]])).posterior_predictive
     assert 0.0 < float(found["y_mean"].mean()) < 0.2
+
+
+def sparse(x, y=None) -> None:  # type: ignore[no-untyped-def]
+    length_scale = numpyro.sample("length_scale", dist.LogNormal(-1.0, 1.0))
+    law = gp.SparseGaussianProcess(gp.RBF(length_scale), x, 0.1, inducing=np.linspace(0.0, 1.0, 4))
+    numpyro.sample("y", law, obs=y)
+
+
+@pytest.mark.parametrize("sizes", [[9, 9], [9, 6]])
+def test_constants_count_each_row_once(sizes: list[int]) -> None:
+    """With equally many rows at all clients the mask has one entry, which stands for all rows."""
+    clients, _ = gp.simulate(jax.random.key(5), 2, sizes)
+    with jax.enable_x64(True):
+        problem = make_problem(sparse, clients)
+        for name, data in clients.items():
+            law = gp.SparseGaussianProcess(gp.RBF(0.4), data["x"], 0.1, inducing=np.linspace(0.0, 1.0, 4))
+            found = problem.client(name).log_factor(np.log([0.4]))
+            np.testing.assert_allclose(found, law.log_prob(data["y"]), rtol=1e-10)
+
+
+def named(name: str):  # type: ignore[no-untyped-def]
+    def model(x, y=None) -> None:  # type: ignore[no-untyped-def]
+        noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", penalised.NormalRegression(x, 1.0, noise, name=name), obs=y)
+
+    return model
+
+
+def test_what_was_integrated_out_has_a_name_of_its_own() -> None:
+    clients, _ = penalised.simulate(jax.random.key(6), 2, 10)
+    with jax.enable_x64(True):
+        assert make_problem(named("theta"), clients).integrated == ("theta",)
+        with pytest.raises(ModelError, match="are called 'noise', and so is something else in the model"):
+            make_problem(named("noise"), clients)
