@@ -16,8 +16,6 @@ from fedbayes.results.replicates import CLIENTS
 if TYPE_CHECKING:
     import xarray as xr
 
-    from fedbayes.results.fit import FederatedFit
-
 SAMPLES = ["chain", "draw"]
 INTERVALS = ("equal-tailed", "hdi")
 
@@ -58,14 +56,14 @@ class Rule:
         return f"the {self.level:.0%} {self.interval} credible interval excludes {nothing}"
 
 
-def selection_of(
-    fit: "FederatedFit", asked: str | None, rule: Rule, population: str | None, vote: float | None
-) -> "xr.Dataset":
-    """See :meth:`fedbayes.FederatedFit.select`; ``asked`` are the coefficients' name."""
+def selection_of(fit: Any, asked: str | None, rule: Rule, population: str | None, vote: float | None) -> "xr.Dataset":
+    """See :meth:`fedbayes.FederatedFit.select`, to which ``fit`` belongs; ``asked`` is the coefficients' name."""
     import xarray as xr
 
     if fit.num_draws == 1:
-        raise ValueError("This fit is a point, and credible intervals need a posterior: fit by `method='ep'`.")
+        raise ValueError(
+            "This fit is a point, and credible intervals need a posterior: fit by a method that ends with one."
+        )
     if not fit.converged:
         told = f"This selection is made from a fit that did not converge. {fit.trouble()}"
         warnings.warn(told, NotConvergedWarning, stacklevel=3)
@@ -170,7 +168,7 @@ def with_same_labels(population: "xr.DataArray", clients: "xr.Dataset") -> "xr.D
     return renamed.assign_coords({dim: like[dim].values[: renamed.sizes[dim]] for dim in theirs})
 
 
-def coefficients_name(known: Sequence[str], asked: str | None, fit: "FederatedFit") -> str:
+def coefficients_name(known: Sequence[str], asked: str | None, fit: Any) -> str:
     """The variable of the coefficients: the one that was asked for, or the only one there is.
 
     Raises
@@ -201,7 +199,7 @@ def _variable(posterior: "xr.Dataset", name: str) -> "xr.DataArray":
     return posterior[name]
 
 
-def _own_variables(fit: "FederatedFit") -> list[str]:
+def _own_variables(fit: Any) -> list[str]:
     """What may be a client's coefficients: what was integrated out, or else all its variables that are its own."""
     if fit.problem.integrated:
         return [shown(name) for name in fit.problem.integrated]
@@ -212,7 +210,7 @@ def _own_variables(fit: "FederatedFit") -> list[str]:
     return [str(name) for name in mine if str(name) not in shared]
 
 
-def _undecided(fit: "FederatedFit", groups: Mapping[str, "xr.DataArray"]) -> list[str]:
+def _undecided(fit: Any, groups: Mapping[str, "xr.DataArray"]) -> list[str]:
     """The clients whose rows leave some directions of the coefficients to the prior."""
     found = []
     for (name, draws), rows in zip(groups.items(), fit.roster.rows, strict=True):
