@@ -1,5 +1,6 @@
 """Variable selection: the rules against direct computations, what clients and population select, and refusals."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,8 @@ import xarray as xr
 
 import fedbayes as fb
 from fedbayes.errors import ClientDataError, NotConvergedWarning
-from fedbayes.models import hierarchical_linear, linear, penalised
-from fedbayes.results.selection import Rule, selected, selection_of, voted
+from fedbayes.models import linear, penalised
+from fedbayes.results.selection import Rule, coefficients_name, selected, selection_of, voted
 
 RNG = np.random.default_rng(0)
 MEANS = np.array([0.0, 0.5, 1.0, 1.7, 2.5, -3.0])
@@ -139,19 +140,28 @@ def test_a_newcomer_has_coefficients_too(fitted: fb.FederatedFit) -> None:
 
 
 def test_the_population_selects_by_its_mean() -> None:
-    clients, _ = hierarchical_linear.simulate(jax.random.key(1), 8, 40, mu=[2.0, 0.0, -1.5], tau=0.05)
-    fit = fb.fit_federated(
-        hierarchical_linear.model_noncentered, clients, method="laplace", key=jax.random.key(0), progress=False
-    )
-    found = fit.select("theta", population="mu")
-    assert found["population_included"].values.tolist() == [True, False, True]
+    clients, _ = penalised.simulate(jax.random.key(1), 8, 40, theta=[2.0, 0.0, -1.5], spread=0.2)
+    model = partial(penalised.ridge, mean_sd=2.0, intercept_sd=1.0)
+    fit = fb.fit_federated(model, clients, method="laplace", key=jax.random.key(0), progress=False)
+    found = fit.select(population="mu")
     mu = selected(fit.idata.posterior["mu"], Rule())
-    np.testing.assert_allclose(found["population_mean"], mu["mean"])
     assert found["population_mean"].dims == found["mean"].dims[1:]
-    with pytest.raises(ValueError, match=r"Which are the coefficients\? .* such as `fit.select\('theta'\)`"):
-        fit.select()
-    with pytest.raises(ValueError, match=r"no variable 'beta' here; the posterior has \['mu'"):
+    np.testing.assert_allclose(found["population_mean"][:3], mu["mean"])
+    assert np.isnan(found["population_mean"][3])  # the intercept has none
+    assert found["population_included"].values.tolist() == [*mu["included"].values.tolist(), False]
+    assert found["population_included"].values.tolist() == [True, False, True, False]
+    with pytest.raises(ValueError, match=r"no variable 'beta' here; the posterior has \['lam'"):
+        fit.select(population="beta")
+    with pytest.raises(ValueError, match=r"no variable 'beta' here; the posterior has .*'theta'"):
         fit.select("beta")
+
+
+def test_which_are_the_coefficients() -> None:
+    nobody: Any = None
+    assert coefficients_name(["theta"], None, nobody) == "theta"
+    assert coefficients_name([], "beta", nobody) == "beta"
+    with pytest.raises(ValueError, match=r"Which are the coefficients\? .* such as `fit.select\('theta'\)`"):
+        coefficients_name(["theta", "theta_raw"], None, nobody)
 
 
 def test_a_model_without_coefficients_of_the_clients_own_selects_for_the_population() -> None:
