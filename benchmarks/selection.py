@@ -358,8 +358,8 @@ held-out pupil, in nats. Included is the number of predictors whose 90 percent i
 STUDENT_SOURCE = """\
 The source's Table 3.3, without saying for which of the two subjects: lasso, A-RMSE 0.825, 21 and 23 predictors
 included; ridge 0.817, 21 and 22; with all rows in one place 0.820 (lasso) and 0.815 (ridge), 21 predictors. Such counts
-do not come from intervals of 90 percent on these data, by any sampler that we tried: Gibbs sampling of the same models
-with all rows in one place includes 3 to 5 predictors a school in Portuguese. They look like the number of coefficients
+do not come from intervals of 90 percent on these data: Gibbs sampling of the same models with all rows in one place
+includes 3 to 5 predictors a school in Portuguese. They look like the number of coefficients
 that a lasso's mode does not set to zero. The error's level, and that schools together and pooled rows differ little,
 can be compared.
 """
@@ -590,6 +590,12 @@ Gibbs sampling. In case III all errors are larger than those of the Gibbs runs b
 squares on the same ones has the larger error too. With more noise penalties differ: the lasso includes fewer irrelevant
 predictors than least squares at no loss of relevant ones, and the horseshoe fewest, with the smallest error. The price
 is coverage of the relevant coefficients, which shrinkage pulls towards zero.
+""",
+    "students": """\
+schools together and pooled rows differ by less than 0.02 in A-RMSE, as in the source, and the level is near its 0.82;
+splits differ by more. Pooled rows predict MS better and GP worse. An error of its own raises both densities. The
+table has what has been measured: three splits of Portuguese. Mathematics, each school alone, elastic net, horseshoe and
+the common mean are in the script and have not been run yet.
 """,
     "nuts": """\
 coefficients and penalties agree with NUTS as far as Monte Carlo error lets one see: means within 0.1 sd, sds within 10
