@@ -165,8 +165,7 @@ CIR and FIR are the shares of relevant and of irrelevant predictors that are inc
 the share of 90 percent intervals that hold the true coefficient. "Exact" is Gibbs sampling of the same model with all
 rows in one place, on 10 data sets of another generator. Least squares, with t-intervals, has the same data sets as the
 federated fits. Case III is
-fitted by one replicate of `EP(num_samples=1024, solver="importance")`: the default, with four replicates, had not ended
-one data set after eight minutes on two busy cores.
+fitted by one replicate of `EP(num_samples=1024, solver="importance")`.
 """
 WHY = """\
 The source's CIR of 0.88 cannot come from this model on these data. The smallest relevant coefficient, 1.5, is as large

@@ -266,10 +266,12 @@ class FederatedFit:
 
         A coefficient is included where its credible interval excludes zero (Yue 2023, section 3.4.3), or lies wholly
         outside ``[-rope, rope]``. With ``fdr``: as many as keep the expected share of false inclusions below it, those
-        of the least probability of error first (Mueller, Parmigiani, Robert and Rousseau 2004). False means that the
-        sign is wrong, probability ``1 - direction``; with a rope, that the coefficient is practically zero, probability
-        ``1 - outside``. No coefficient is exactly zero under these priors, so that of truly irrelevant ones an interval
-        of 90 percent includes up to one in ten.
+        of the largest probability ``outside`` first (Mueller, Parmigiani, Robert and Rousseau 2004).
+
+        What multiplicity does is said by the expected number of false inclusions. Under these priors no coefficient is
+        exactly zero, so that false means practically zero, inside the rope, with probability ``1 - outside``. Without a
+        rope it is the number of wrong signs, with probability ``1 - direction`` each, which says nothing of irrelevant
+        coefficients: of these an interval of 90 percent includes up to one in ten.
 
         A client's selection is computed from its own posterior, where its coefficients are; for it no client sends
         anything beyond the messages of the fit. The population's is computed from the globals. ``vote`` alone needs
@@ -288,7 +290,7 @@ class FederatedFit:
             Largest absolute value that is practically zero (region of practical equivalence), in the coefficients'
             units.
         fdr
-            Expected share of false inclusions, for each client by itself.
+            Expected share of false inclusions, for each client by itself; needs a ``rope``.
         population
             A global that holds the coefficients' mean over clients, such as ``mu``.
         vote
@@ -299,9 +301,9 @@ class FederatedFit:
         xarray.Dataset
             Over ``client_name`` and the coefficients, with their names from ``coords``: ``mean``, ``sd``, ``lower``,
             ``upper``, ``direction`` (the probability of the likelier sign), ``outside`` (of lying outside the rope),
-            ``included``; over clients ``expected_false``, the expected number of false inclusions. With ``population``
-            the same called ``population_...``; with ``vote`` also ``votes`` and ``voted``. ``fit.select().attrs`` holds
-            the rule in words, and remarks.
+            ``included``; over clients ``expected_false`` or, without a rope, ``expected_wrong_signs``. With
+            ``population`` the same called ``population_...``; with ``vote`` also ``votes`` and ``voted``. Its ``attrs``
+            hold the rule in words, and remarks.
 
         Raises
         ------

@@ -11,6 +11,7 @@ from fedbayes.algorithm import Wanted
 from fedbayes.answer import Answer, gaussian_moments
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
+from fedbayes.kept import Kept
 from fedbayes.problem.checks import same_globals
 from fedbayes.problem.clients import ClientArrays, prepare_like
 from fedbayes.problem.explained import explaining
@@ -22,6 +23,7 @@ from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.state import RunState
 
 _PERSONAL = 1_000_002  # folded into the fit's key
+_KEPT = 64  # clients whose draws are kept
 
 Ask = Callable[[str, Any, np.ndarray], Heard]  # an update, what the server sends, and the active clients
 
@@ -47,6 +49,7 @@ class Clients:
     def __init__(self, problem: Problem, answer: Answer, run: RunState, executor: InProcess, key: Array) -> None:
         self._problem, self._answer, self._run, self._executor = problem, answer, run, executor
         self._key = jax.random.fold_in(key, _PERSONAL)
+        self._kept: Kept[Personal] = Kept(_KEPT)
 
     def log_likelihood(self, theta: np.ndarray) -> Heard:
         """One more exchange: draws ``(chain, draw, d)`` go out, each client answers with its log-likelihoods."""
@@ -55,8 +58,12 @@ class Clients:
     def posterior(self, place: int, theta: np.ndarray, num_draws: int) -> Personal:
         """One client's posterior given everybody's data; ``theta`` are the draws of the globals.
 
-        Where these are single points: ``num_draws`` draws of the client's locals given the point.
+        Where these are single points: ``num_draws`` draws of the client's locals given the point. The draws of the last
+        clients that were asked are kept.
         """
+        return self._kept.get(place, lambda: self._drawn(place, theta, num_draws))
+
+    def _drawn(self, place: int, theta: np.ndarray, num_draws: int) -> Personal:
         if self._answer.own_draws is not None:
             return Personal(self._answer.own_draws(self._executor.private(place)), {"solver": "own steps"})
         if self._answer.records_locals():

@@ -47,6 +47,12 @@ class Rule:
                 f"`fdr` is {self.fdr!r}; it is the expected share of false inclusions that is tolerated and lies in "
                 "(0, 1), such as 0.1. Leave it out to select by the credible interval."
             )
+        if self.fdr is not None and not self.rope:
+            raise ValueError(
+                "`fdr` needs `rope`, the largest absolute value that is practically zero, such as `rope=0.1`: under "
+                "these priors no coefficient is exactly zero, so that only of practically irrelevant ones can be said "
+                "how many are expected among those included."
+            )
 
     def told(self) -> str:
         """In words."""
@@ -109,7 +115,7 @@ def selected(draws: "xr.DataArray", rule: Rule) -> "xr.Dataset":
     else:
         included = probability.copy(data=_largest(1.0 - probability.values, rule.fdr))
     found["included"] = included
-    found["expected_false"] = (1.0 - probability).where(included, 0.0).sum()
+    found["expected_false" if rule.rope else "expected_wrong_signs"] = (1.0 - probability).where(included, 0.0).sum()
     return xr.Dataset(found)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import whitener
+from fedbayes.gaussian import whitener_for
 
 _LADDER = (0.0, 0.1, 10.0)  # Levenberg-Marquardt damping of a group's curvature that is no precision
 _SCALES = (1.0, 0.3, 0.05)  # of a Newton step
@@ -81,7 +81,7 @@ def find_conditional(
         curvature = 0.5 * (curvature + jnp.swapaxes(curvature, 1, 2))
         diagonal = jnp.abs(jnp.diagonal(curvature, axis1=1, axis2=2)) + 1e-8
         damped = curvature + jnp.asarray(_LADDER)[:, None, None, None] * (diagonal[:, :, None] * identity)
-        whites = jax.vmap(jax.vmap(whitener))(damped)
+        whites = jax.vmap(jax.vmap(whitener_for(groups.shape[1])))(damped)
         proper = jnp.all(jnp.isfinite(whites), axis=(2, 3))
         first = jnp.argmax(proper, axis=0)  # the least damped curvature that is a precision
         white = jnp.take_along_axis(whites, first[None, :, None, None], axis=0)[0]

@@ -9,26 +9,14 @@ inverse is formed once, and every derivative is a product of matrices:
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.scipy.linalg import solve_triangular
 
-from fedbayes.gaussian import LOG_2PI
-
-
-@jax.custom_batching.sequential_vmap
-def _whitener(covariance: Array) -> Array:
-    """``L^-1`` with ``L L' = C``; NaN where ``C`` is not positive definite.
-
-    Many matrices are worked one by one: batches of LAPACK calls side by side can deadlock on the CPU (DESIGN.md,
-    "Traps"). It is never differentiated itself.
-    """
-    factor = jnp.linalg.cholesky(covariance)
-    return solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
+from fedbayes.gaussian import LOG_2PI, large_whitener
 
 
 @jax.custom_jvp
 def inverse(covariance: Array) -> Array:
     """Of a covariance matrix, shape ``(n, n)``."""
-    white = _whitener(covariance)
+    white = large_whitener(covariance)
     return white.T @ white
 
 
@@ -49,7 +37,7 @@ def log_normal_density(covariance: Array, rest: Array) -> Array:
     rest
         ``r``: the outcomes less their means, shape ``(n,)``.
     """
-    white = _whitener(covariance)
+    white = large_whitener(covariance)
     scaled = white @ rest
     return -0.5 * (scaled @ scaled + len(rest) * LOG_2PI) + jnp.sum(jnp.log(jnp.diag(white)))
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from fedbayes.gaussian import symmetrised, whitener
+from fedbayes.gaussian import symmetrised, whitener_for
 
 Moments = tuple[Array, Array, Array]
 
@@ -40,7 +40,7 @@ def moments(log_scale: Array, gram: Array, projected: Array) -> Moments:
         ``X'y``, shape ``(d,)``.
     """
     scale = jnp.exp(log_scale)
-    white = whitener(jnp.eye(len(scale), dtype=gram.dtype) + scale[:, None] * gram * scale)
+    white = whitener_for(len(scale))(jnp.eye(len(scale), dtype=gram.dtype) + scale[:, None] * gram * scale)
     covariance = white.T @ white
     return covariance @ (scale * projected), jnp.sum(white**2, axis=0), covariance
 
@@ -73,7 +73,7 @@ moments.defjvp(_moments_jvp, symbolic_zeros=True)
 def log_evidence(log_scale: Array, gram: Array, projected: Array) -> Array:
     """``F``, see above; parameters as for :func:`moments`."""
     scale = jnp.exp(log_scale)
-    white = whitener(jnp.eye(len(scale), dtype=gram.dtype) + scale[:, None] * gram * scale)
+    white = whitener_for(len(scale))(jnp.eye(len(scale), dtype=gram.dtype) + scale[:, None] * gram * scale)
     half = white @ (scale * projected)
     return 0.5 * half @ half + jnp.sum(jnp.log(jnp.diagonal(white)))
 

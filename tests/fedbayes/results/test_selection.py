@@ -29,6 +29,8 @@ def test_an_equal_tailed_interval() -> None:
     found = selected(DRAWS, Rule(level=0.8))
     np.testing.assert_allclose([found["lower"], found["upper"]], np.quantile(FLAT, [0.1, 0.9], axis=0))
     np.testing.assert_array_equal(found["included"], fb.excludes(DRAWS, prob=0.8))
+    wrong = 1.0 - found["direction"].values[found["included"].values]
+    np.testing.assert_allclose(found["expected_wrong_signs"], wrong.sum())
     np.testing.assert_allclose(found["direction"], fb.probability_of_direction(DRAWS))
     assert found["predictor"].values.tolist() == list("abcdef")
 
@@ -52,8 +54,8 @@ def test_a_rope_asks_for_more() -> None:
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.5])
 def test_the_false_discovery_rate_is_kept_by_the_largest_set(share: float) -> None:
-    found = selected(DRAWS, Rule(fdr=share))
-    errors = 1.0 - found["direction"].values
+    found = selected(DRAWS, Rule(fdr=share, rope=0.4))
+    errors = 1.0 - found["outside"].values
     sizes = [num for num in range(7) if num == 0 or np.mean(np.sort(errors)[:num]) <= share]
     assert int(found["included"].sum()) == max(sizes)
     np.testing.assert_allclose(found["expected_false"], errors[found["included"].values].sum())
@@ -75,6 +77,7 @@ def test_votes() -> None:
         ({"level": "90%"}, "`level` is '90%'"),
         ({"interval": "wide"}, r"`interval` is 'wide'; it is one of \['equal-tailed', 'hdi'\]"),
         ({"rope": -0.1}, "`rope` is -0.1; it is the largest absolute value that is practically zero"),
+        ({"fdr": 0.1}, "`fdr` needs `rope`, the largest absolute value that is practically zero"),
         ({"fdr": 0.0}, "`fdr` is 0.0; it is the expected share of false inclusions"),
     ],
 )
