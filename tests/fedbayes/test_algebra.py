@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.gaussian import Gaussian, eigenvectors, gaussian_from_moments, kl_divergence, log_det, whitener
+from fedbayes.gaussian import (
+    Gaussian,
+    eigenvectors,
+    gaussian_from_moments,
+    kl_divergence,
+    large_whitener,
+    log_det,
+    whitener,
+    whitener_for,
+)
 from fedbayes.inference.local.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.problem.clients import ClientArrays
 from fedbayes.problem.padding import _WORTH_A_BUCKET, bucket_lengths, num_rows, pad, row_arguments
@@ -296,3 +305,14 @@ def test_quasi_normal_depends_on_its_key_alone():
     one, same, other = (quasi_normal(random_shift(jax.random.key(k), 2), 64) for k in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert np.any(one != other)
+
+
+@pytest.mark.parametrize("size", [3, 16, 25])
+def test_whiteners_agree_whatever_the_size(size: int) -> None:
+    rng = np.random.default_rng(size)
+    factors = rng.standard_normal((5, size, 2 * size))
+    with jax.enable_x64(True):
+        matrices = jnp.asarray(factors @ np.swapaxes(factors, 1, 2))
+        for found in (jax.jit(jax.vmap(whitener_for(size)))(matrices), jax.vmap(large_whitener)(matrices)):
+            np.testing.assert_allclose(found, jax.vmap(whitener)(matrices), rtol=1e-9, atol=1e-12)
+        assert not np.all(np.isfinite(large_whitener(-matrices[0])))
