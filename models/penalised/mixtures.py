@@ -9,28 +9,42 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import log_ndtr, ndtr, ndtri
 
-_MOST = 30.0  # penalty ratio of the elastic net from which a normal's upper tail is exponential to 1 in 1000
+from fedbayes.gaussian import LOG_2PI
+
+# by precision: the ratio of the elastic net's penalties up to which a normal's tail is computed, and the exponential
+# variable below which a difference of squares would be rounding
+_MOST = {"float64": 30.0, "float32": 8.0}
+_NEAR = {"float64": 1e-5, "float32": 1e-2}
+
+
+def standard_exponential(u: Array) -> Array:
+    """``-log(1 - Phi(u))``, accurate in both tails."""
+    low = -jnp.log1p(-ndtr(jnp.minimum(u, 0.0)))
+    return jnp.where(u < 0.0, low, -log_ndtr(-jnp.maximum(u, 0.0)))
 
 
 def laplace_variance(u: Array) -> Array:
     """Of a Laplace law with scale one: ``w ~ Exponential(1/2)``, ``theta ~ N(0, w)`` (Park and Casella 2008)."""
-    return -2.0 * log_ndtr(-u)
+    return 2.0 * standard_exponential(u)
 
 
 def elastic_net_variance(u: Array, l1: Array, l2: Array) -> Array:
     """Of the density ``exp(-l1 |theta| - l2 theta^2 / 2)``, normalised (Li and Lin 2010).
 
     ``1 / variance = l2 + 1 / w`` with ``1 + l2 w = (n / r)^2``, ``r = l1 / sqrt(l2)``, where ``n`` is standard normal
-    and larger than ``r``. For ``r > 30`` the law of ``(n^2 - r^2) / 2`` is taken as exponential, as it is in the limit.
+    and larger than ``r``. For ``r > 30`` (8 in single precision) the law of ``(n^2 - r^2) / 2`` is taken as exponential,
+    as it is in the limit.
     """
-    ratio = l1 / jnp.sqrt(l2)
-    log_tail = log_ndtr(-u)
-    # where, twice: neither branch may be infinite where the other is taken
-    near = jnp.minimum(ratio, _MOST)
-    n = -ndtri(jnp.maximum(ndtr(-near) * jnp.exp(log_tail), 1e-300))
-    far = jnp.maximum(ratio, _MOST)
-    beyond = jnp.where(ratio < _MOST, n**2 - near**2, -2.0 * log_tail * far**2 / (far**2 + 1.0))
-    return beyond / (beyond + jnp.where(ratio < _MOST, near, far) ** 2) / l2
+    ratio, exponential = l1 / jnp.sqrt(l2), standard_exponential(u)
+    most = _MOST[str(u.dtype)]
+    near, far = jnp.minimum(ratio, most), jnp.maximum(ratio, most)  # no branch may be infinite where the other is taken
+    tail = jnp.maximum(ndtr(-near) * jnp.exp(-exponential), jnp.finfo(u.dtype).tiny)
+    hazard = jnp.exp(-0.5 * near**2 - 0.5 * LOG_2PI - log_ndtr(-near))
+    # n - r to second order, where n^2 - r^2 would cancel
+    step = exponential / hazard * (1.0 - 0.5 * exponential * (hazard - near) / hazard)
+    within = jnp.where(exponential < _NEAR[str(u.dtype)], step * (2.0 * near + step), ndtri(tail) ** 2 - near**2)
+    beyond = jnp.where(ratio < most, within, 2.0 * exponential * far**2 / (far**2 + 1.0))
+    return beyond / (beyond + ratio**2) / l2
 
 
 def half_cauchy(u: Array) -> Array:

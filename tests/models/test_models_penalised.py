@@ -118,9 +118,25 @@ def test_the_elastic_net_is_a_scale_mixture(l1: float, l2: float) -> None:
     at = AT / max(l1, 1.0)
     with jax.enable_x64(True):
         variance = np.asarray(mixtures.elastic_net_variance(jnp.asarray(U), jnp.asarray(l1), jnp.asarray(l2)))
-    assert np.all(np.diff(variance) >= 0.0)
+    assert np.all(np.diff(variance) > 0.0)
+    assert variance[0] > 0.0
     exact = np.exp(-l1 * at - 0.5 * l2 * at**2) / total
-    np.testing.assert_allclose(marginal(np.maximum(variance, 1e-300), U, at), exact, rtol=3e-3 if l1 > 20.0 else 1e-4)
+    np.testing.assert_allclose(marginal(variance, U, at), exact, rtol=3e-3 if l1 > 20.0 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_variances_and_slopes_are_finite_and_positive(dtype: Any) -> None:
+    """As far out as Newton strays; a difference of squares once made a variance of the elastic net negative."""
+    u = np.linspace(-5.0, 5.0, 501, dtype=dtype) if dtype is np.float32 else U
+    with jax.enable_x64(True):
+        for ratio in (0.01, 1.0, 7.9, 8.1, 29.9, 31.0, 300.0):
+            at = jnp.asarray(ratio, dtype), jnp.asarray(1.0, dtype)
+            both = jax.vmap(jax.value_and_grad(mixtures.elastic_net_variance, (0, 1, 2)), (0, None, None))
+            value, slopes = both(jnp.asarray(u), *at)
+            assert value.dtype == dtype
+            assert np.all(np.asarray(value) > 0.0)
+            assert all(np.all(np.isfinite(slope)) for slope in slopes)
+        assert np.all(np.asarray(mixtures.laplace_variance(jnp.asarray(u))) > 0.0)
 
 
 def test_the_horseshoe_has_half_cauchy_scales() -> None:
