@@ -306,9 +306,9 @@ def included(fit: fb.FederatedFit) -> list[int]:
         return fit.select(level=0.9)["included"].values.sum(axis=1).tolist()
 
 
-def together(model: Callable, data: student.Split) -> Schools:
+def together(model: Callable, data: student.Split, options: Mapping[str, Any] = FEWER) -> Schools:
     """Both schools, federated."""
-    fit = fitted(model, data.train, **FEWER)
+    fit = fitted(model, data.train, **options)
     errors, densities = zip(*(predicted(fit, name, data.test[name]) for name in student.SCHOOLS), strict=True)
     return Schools(list(errors), list(densities), included(fit), float(fit.converged))
 
@@ -334,8 +334,8 @@ WAYS: Mapping[str, tuple[Callable, Callable]] = {
     "lasso, own error": (together, partial(lasso, error="own")),
     "ridge": (together, ridge),
     "ridge, common mean": (together, partial(ridge, mean_sd=1.0)),
-    "elastic net": (together, elastic_net),
-    "horseshoe": (together, horseshoe),
+    "elastic net": (partial(together, options=WIDE), elastic_net),
+    "horseshoe": (partial(together, options=WIDE), horseshoe),
     "lasso, each school alone": (apart, lasso),
     "ridge, each school alone": (apart, ridge),
     "lasso, pooled": (pooled, lasso),

@@ -32,8 +32,8 @@ def elastic_net_variance(u: Array, l1: Array, l2: Array) -> Array:
     """Of the density ``exp(-l1 |theta| - l2 theta^2 / 2)``, normalised (Li and Lin 2010).
 
     ``1 / variance = l2 + 1 / w`` with ``1 + l2 w = (n / r)^2``, ``r = l1 / sqrt(l2)``, where ``n`` is standard normal
-    and larger than ``r``. For ``r > 30`` (8 in single precision) the law of ``(n^2 - r^2) / 2`` is taken as exponential,
-    as it is in the limit.
+    and larger than ``r``. For ``r > 30`` (8 in single precision) the law of ``(n^2 - r^2) / 2`` is taken as
+    exponential, as it is in the limit.
     """
     ratio, exponential = l1 / jnp.sqrt(l2), standard_exponential(u)
     most = _MOST[str(u.dtype)]
