@@ -278,7 +278,9 @@ def plot_selection(
     told = found.attrs.get("rule", "included")
     num = found.sizes[CLIENTS]
     set_title(
-        ax, f"Coefficients that {counted(num, 'client')} include{'s' if num == 1 else ''}", f"Marked where {told}"
+        ax,
+        f"Coefficients that {counted(num, 'client')} include{'s' if num == 1 else ''}",
+        f"Marked where {told}",
     )
     return ax
 

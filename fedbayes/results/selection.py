@@ -58,7 +58,7 @@ class Rule:
         """In words."""
         nothing = f"[-{self.rope:g}, {self.rope:g}]" if self.rope else "0"
         if self.fdr is not None:
-            return f"as many as keep the expected share of false inclusions at most {self.fdr:g}"
+            return f"it is among as many as keep the expected share of false inclusions at most {self.fdr:g}"
         return f"the {self.level:.0%} {self.interval} credible interval excludes {nothing}"
 
 
@@ -75,7 +75,7 @@ def selection_of(fit: Any, asked: str | None, rule: Rule, population: str | None
         warnings.warn(told, NotConvergedWarning, stacklevel=3)
     parts: list[xr.Dataset] = []
     remarks: list[str] = []
-    if asked is not None or population is None or _own_variables(fit):
+    if asked is not None or vote is not None or population is None or _own_variables(fit):
         name = coefficients_name(_own_variables(fit), asked, fit)
         groups = {client: _variable(fit.client_posterior(client).posterior, name) for client in fit.client_names}
         parts, remarks = [by_client(groups, rule)], _undecided(fit, groups)

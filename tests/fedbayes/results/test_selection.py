@@ -171,8 +171,9 @@ def test_a_model_without_coefficients_of_the_clients_own_selects_for_the_populat
     clients, _ = linear.simulate(jax.random.key(2), beta=[1.0, 0.0])
     fit = fb.fit_federated(linear.model, clients, key=jax.random.key(0), progress=False)
     assert fit.select(population="beta")["population_included"].values.tolist() == [True, False]
-    with pytest.raises(ValueError, match=r"no coefficients of their own. .* one of the globals \['beta'\]"):
-        fit.select()
+    for options in ({}, {"population": "beta", "vote": 0.5}):
+        with pytest.raises(ValueError, match=r"no coefficients of their own. .* one of the globals \['beta'\]"):
+            fit.select(**options)
 
 
 def test_a_fit_that_did_not_converge_warns() -> None:
