@@ -5,6 +5,7 @@ law, so that the latents of a program are standard normal whatever the penalty: 
 posterior of ``u_j`` is its prior where the data say little of the coefficient. A larger ``u_j`` is a larger variance.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import log_ndtr, ndtr, ndtri
@@ -35,16 +36,39 @@ def elastic_net_variance(u: Array, l1: Array, l2: Array) -> Array:
     and larger than ``r``. For ``r > 30`` (8 in single precision) the law of ``(n^2 - r^2) / 2`` is taken as
     exponential, as it is in the limit.
     """
-    ratio, exponential = l1 / jnp.sqrt(l2), standard_exponential(u)
-    most = _MOST[str(u.dtype)]
-    near, far = jnp.minimum(ratio, most), jnp.maximum(ratio, most)  # no branch may be infinite where the other is taken
-    tail = jnp.maximum(ndtr(-near) * jnp.exp(-exponential), jnp.finfo(u.dtype).tiny)
-    hazard = jnp.exp(-0.5 * near**2 - 0.5 * LOG_2PI - log_ndtr(-near))
+    ratio = l1 / jnp.sqrt(l2)
+    beyond = _squares_beyond(ratio, standard_exponential(u))
+    return beyond / (beyond + ratio**2) / l2
+
+
+def _hazard(x: Array) -> Array:
+    """``phi(x) / Phi(-x)`` of the standard normal."""
+    return jnp.exp(-0.5 * x**2 - 0.5 * LOG_2PI - log_ndtr(-x))
+
+
+@jax.custom_jvp
+def _squares_beyond(ratio: Array, exponential: Array) -> Array:
+    """``n^2 - r^2`` where ``log Phi(-n) = log Phi(-r) - e``.
+
+    Derivatives by ``dn = (de + h(r) dr) / h(n)``, with the hazard ``h``: those of the quantile function overflow.
+    """
+    most = _MOST[str(exponential.dtype)]
+    near, far = jnp.minimum(ratio, most), jnp.maximum(ratio, most)
+    tail = jnp.maximum(ndtr(-near) * jnp.exp(-exponential), jnp.finfo(exponential.dtype).tiny)
+    hazard = _hazard(near)
     # n - r to second order, where n^2 - r^2 would cancel
     step = exponential / hazard * (1.0 - 0.5 * exponential * (hazard - near) / hazard)
-    within = jnp.where(exponential < _NEAR[str(u.dtype)], step * (2.0 * near + step), ndtri(tail) ** 2 - near**2)
-    beyond = jnp.where(ratio < most, within, 2.0 * exponential * far**2 / (far**2 + 1.0))
-    return beyond / (beyond + ratio**2) / l2
+    small = exponential < _NEAR[str(exponential.dtype)]
+    within = jnp.where(small, step * (2.0 * near + step), ndtri(tail) ** 2 - near**2)
+    return jnp.where(ratio < most, within, 2.0 * exponential * far**2 / (far**2 + 1.0))
+
+
+@_squares_beyond.defjvp
+def _squares_beyond_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (ratio, exponential), (moved, more) = primals, tangents
+    beyond = _squares_beyond(ratio, exponential)
+    n = jnp.sqrt(ratio**2 + beyond)
+    return beyond, 2.0 * n * (more + _hazard(ratio) * moved) / _hazard(n) - 2.0 * ratio * moved
 
 
 def half_cauchy(u: Array) -> Array:

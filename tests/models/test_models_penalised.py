@@ -124,6 +124,17 @@ def test_the_elastic_net_is_a_scale_mixture(l1: float, l2: float) -> None:
     np.testing.assert_allclose(marginal(variance, U, at), exact, rtol=3e-3 if l1 > 20.0 else 1e-4)
 
 
+@pytest.mark.parametrize("ratio", [0.3, 3.0, 20.0])
+def test_slopes_of_the_elastic_net_are_those_of_differences(ratio: float) -> None:
+    with jax.enable_x64(True):
+        at = jnp.asarray([0.7, ratio, 1.3])
+        for place in range(3):
+            step = 1e-5 * jnp.eye(3)[place]
+            ends = [mixtures.elastic_net_variance(*(at + sign * step)) for sign in (1.0, -1.0)]
+            slope = jax.grad(mixtures.elastic_net_variance, place)(*at)
+            np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-5, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_variances_and_slopes_are_finite_and_positive(dtype: Any) -> None:
     """As far out as Newton strays; a difference of squares once made a variance of the elastic net negative."""
@@ -136,6 +147,8 @@ def test_variances_and_slopes_are_finite_and_positive(dtype: Any) -> None:
             assert value.dtype == dtype
             assert np.all(np.asarray(value) > 0.0)
             assert all(np.all(np.isfinite(slope)) for slope in slopes)
+            curved = jax.vmap(jax.hessian(mixtures.elastic_net_variance, (0, 1, 2)), (0, None, None))
+            assert all(np.all(np.isfinite(one)) for one in jax.tree.leaves(curved(jnp.asarray(u), *at)))
         assert np.all(np.asarray(mixtures.laplace_variance(jnp.asarray(u))) > 0.0)
 
 
