@@ -1,5 +1,7 @@
 """Random numbers of the simulators: NumPy generators whose seed is a JAX key."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,3 +29,17 @@ def generator(key: jax.Array, *path: int) -> np.random.Generator:
         raise TypeError(f"key must be a JAX random key, got {key!r}; write jax.random.key(0)")
     # spawn_key and not more entropy: entropy is padded with zeros, so (1,) and (1, 0) would be the same seed
     return np.random.default_rng(np.random.SeedSequence(jax.random.key_data(key).ravel().tolist(), spawn_key=path))
+
+
+def rows_of_each(num_clients: int, rows: int | Sequence[int]) -> list[int]:
+    """Rows of each client, from one number for all of them or one for each.
+
+    Raises
+    ------
+    ValueError
+        If ``rows`` is not one number and not as many as there are clients.
+    """
+    sizes = [rows] * num_clients if isinstance(rows, int) else list(rows)
+    if len(sizes) != num_clients:
+        raise ValueError(f"rows has {len(sizes)} entries for num_clients={num_clients}; give one number or one each")
+    return sizes

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
 from fedbayes.models._hierarchical_linear_exact import exact_client_posterior, exact_posterior_mu, log_factor
-from fedbayes.models._random import generator
+from fedbayes.models._random import generator, rows_of_each
 from fedbayes.problem.split import local
 
 __all__ = [
@@ -112,9 +112,7 @@ def simulate(
     ValueError
         If ``rows`` is not one number and not K numbers.
     """
-    sizes = [rows] * num_clients if isinstance(rows, int) else list(rows)
-    if len(sizes) != num_clients:
-        raise ValueError(f"rows has {len(sizes)} entries for num_clients={num_clients}; give one number or one each")
+    sizes = rows_of_each(num_clients, rows)
     mean = generator(key, 0).standard_normal(dim) if mu is None else np.asarray(mu, float)
     drawn_tau = generator(key, 1).lognormal(size=len(mean))
     variance = drawn_tau if tau is None else np.broadcast_to(np.asarray(tau, float), mean.shape).copy()

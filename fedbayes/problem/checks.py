@@ -169,15 +169,15 @@ def processes_are_sound(names: Sequence[str], buckets: Sequence[Bucket]) -> None
 
 def processes_are_alike(names: Sequence[str], buckets: Sequence[Bucket]) -> None:
     """Warn of what holds for some clients' dependent rows and not for others', such as a constant predictor."""
-    held: dict[tuple[str, str], list[int]] = {}
+    held: dict[str, list[int]] = {}
     for bucket in buckets:
         program = bucket.clients.program
         if program.processes:
             found = _DOUBTS.get(program, partial(_doubts_of, program))
-            for site, doubts in found(bucket.clients.data, bucket.clients.mask).items():
+            for doubts in found(bucket.clients.data, bucket.clients.mask).values():
                 for doubt, flag in doubts.items():
-                    held.setdefault((site, doubt), []).extend(bucket.members[np.flatnonzero(np.asarray(flag))])
-    for (_, doubt), places in held.items():
+                    held.setdefault(doubt, []).extend(bucket.members[np.flatnonzero(np.asarray(flag))])
+    for doubt, places in held.items():
         if 0 < len(places) < len(names):
             more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
             warnings.warn(f"Client '{names[min(places)]}'{more} {doubt}.", stacklevel=2)

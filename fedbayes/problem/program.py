@@ -326,19 +326,18 @@ class Program:
 
     def doubts(self, data: Arrays, mask: Array | None) -> dict[str, dict[str, Array]]:
         """For each of ``processes`` what is worth a warning: a flag for each doubt in words."""
-        model = self._substituted(jnp.zeros(self.globals.size), jnp.zeros(self.locals.size))
-        with numpyro.validation_enabled(False):
-            sites = trace(model if mask is None else OfRows(model, mask)).get_trace(**self.static, **data)
+        sites = self._sites(jnp.zeros(self.globals.size), jnp.zeros(self.locals.size), data, mask)
         return {name: dict(sites[name]["fn"].doubts(sites[name]["value"])) for name in self.processes}
 
     def observed(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """The values of the observed sites that are outcomes: those with a distribution of their own."""
         return {name: jnp.asarray(site["value"]) for name, site in self._outcome_sites(theta, z, data).items()}
 
-    def _sites(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict]:
-        """The program's trace at one position of globals and locals, whatever the supports."""
+    def _sites(self, theta: Array, z: Array, data: Arrays, mask: Array | None = None) -> dict[str, dict]:
+        """The program's trace at one position of globals and locals, whatever the supports; ``mask`` as above."""
+        model = self._substituted(theta, z)
         with numpyro.validation_enabled(False):
-            return trace(self._substituted(theta, z)).get_trace(**self.static, **data)
+            return trace(model if mask is None else OfRows(model, mask)).get_trace(**self.static, **data)
 
     def _outcome_sites(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict]:
         return {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import xarray as xr
 
-_SAMPLE_DIMS = ["chain", "draw"]
+SAMPLES = ["chain", "draw"]
 
 
 def probability_of_direction(draws: Any, reference: float = 0.0) -> "xr.DataArray | xr.Dataset":
@@ -35,8 +35,8 @@ def probability_of_direction(draws: Any, reference: float = 0.0) -> "xr.DataArra
     0.75
     """
     draws = _sampled(draws)
-    above = (draws > reference).mean(_SAMPLE_DIMS)
-    below = (draws < reference).mean(_SAMPLE_DIMS)
+    above = (draws > reference).mean(SAMPLES)
+    below = (draws < reference).mean(SAMPLES)
     return above.where(above >= below, below)
 
 
@@ -69,9 +69,13 @@ def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataA
     draws = _sampled(draws)
     if not (isinstance(prob, Real) and 0.0 < prob < 1.0):
         raise ValueError(f"`prob` is {prob!r}; it is the probability of the interval and lies in (0, 1), such as 0.9.")
-    lower = draws.quantile(0.5 - prob / 2, _SAMPLE_DIMS).drop_vars("quantile")
-    upper = draws.quantile(0.5 + prob / 2, _SAMPLE_DIMS).drop_vars("quantile")
+    lower, upper = equal_tailed(draws, prob)
     return (lower > reference) | (upper < reference)
+
+
+def equal_tailed(draws: Any, prob: float) -> tuple[Any, Any]:
+    """Lower and upper bound of the equal-tailed credible interval of labelled draws."""
+    return tuple(draws.quantile(tail, SAMPLES).drop_vars("quantile") for tail in (0.5 - prob / 2, 0.5 + prob / 2))
 
 
 def _sampled(draws: Any) -> "xr.DataArray | xr.Dataset":
@@ -87,7 +91,7 @@ def _sampled(draws: Any) -> "xr.DataArray | xr.Dataset":
             f"`draws` is a {type(draws).__name__}; write posterior draws of xarray, such as "
             "`fit.idata.posterior['beta']`, or `fit.idata` for all of them."
         )
-    if not set(_SAMPLE_DIMS) <= set(found.dims):
+    if not set(SAMPLES) <= set(found.dims):
         raise ValueError(
             f"`draws` has the dimensions {tuple(found.dims)}; it needs 'chain' and 'draw', as in "
             "`fit.idata.posterior['beta']`."

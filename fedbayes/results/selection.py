@@ -10,13 +10,12 @@ import numpy as np
 
 from fedbayes.errors import NotConvergedWarning
 from fedbayes.results.arviz import shown
-from fedbayes.results.hypothesis import probability_of_direction
+from fedbayes.results.hypothesis import SAMPLES, equal_tailed, probability_of_direction
 from fedbayes.results.replicates import CLIENTS
 
 if TYPE_CHECKING:
     import xarray as xr
 
-SAMPLES = ["chain", "draw"]
 INTERVALS = ("equal-tailed", "hdi")
 
 
@@ -58,7 +57,7 @@ class Rule:
         """In words."""
         nothing = f"[-{self.rope:g}, {self.rope:g}]" if self.rope else "0"
         if self.fdr is not None:
-            return f"it is among as many as keep the expected share of false inclusions at most {self.fdr:g}"
+            return f"it is in the largest set whose expected share of false inclusions is at most {self.fdr:g}"
         return f"the {self.level:.0%} {self.interval} credible interval excludes {nothing}"
 
 
@@ -235,19 +234,16 @@ def _between(value: Any) -> bool:
 
 def _interval(draws: "xr.DataArray", rule: Rule) -> tuple["xr.DataArray", "xr.DataArray"]:
     """Bounds of the credible interval."""
+    if rule.interval == "equal-tailed":
+        return equal_tailed(draws, rule.level)
+    import arviz as az
     import xarray as xr
 
-    if rule.interval == "equal-tailed":
-        tails = [0.5 - rule.level / 2, 0.5 + rule.level / 2]
-        bounds = draws.quantile(tails, SAMPLES)
-        return bounds.isel(quantile=0, drop=True), bounds.isel(quantile=1, drop=True)
-    values = draws.stack(sample=SAMPLES).transpose("sample", ...)
-    ordered = np.sort(values.values, axis=0)
-    inside = max(1, int(np.floor(rule.level * len(ordered))))
-    first = np.argmin(ordered[inside:] - ordered[: len(ordered) - inside], axis=0)[None]
-    like = draws.isel(chain=0, draw=0, drop=True)
-    ends = [np.take_along_axis(ordered, first + shift, axis=0)[0] for shift in (0, inside)]
-    return xr.zeros_like(like) + ends[0], xr.zeros_like(like) + ends[1]
+    def shortest(values: np.ndarray) -> np.ndarray:
+        return np.asarray(az.hdi(values.ravel(), rule.level))
+
+    bounds = xr.apply_ufunc(shortest, draws, input_core_dims=[SAMPLES], output_core_dims=[["bound"]], vectorize=True)
+    return bounds.isel(bound=0), bounds.isel(bound=1)
 
 
 def _largest(errors: np.ndarray, share: float) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
-from fedbayes.models._random import generator
+from fedbayes.models._random import generator, rows_of_each
 from fedbayes.models.gp.exact import GaussianProcess
 from fedbayes.models.gp.kernels import RBF, Kernel, Matern12, Matern32, Matern52, as_rows
 
@@ -103,9 +103,7 @@ def simulate(
     ValueError
         If ``rows`` is not one number and not K numbers.
     """
-    sizes = [rows] * num_clients if isinstance(rows, int) else list(rows)
-    if len(sizes) != num_clients:
-        raise ValueError(f"rows has {len(sizes)} entries for num_clients={num_clients}; give one number or one each")
+    sizes = rows_of_each(num_clients, rows)
     covariance = KERNELS[kernel](length_scale, variance)
     clients, functions = {}, {}
     for k, num in enumerate(sizes):

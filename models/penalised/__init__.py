@@ -4,8 +4,8 @@ Each client has coefficients of its own, and all share the penalty: how strongly
 2023, section 3.4.3). Given the error and the scale of each coefficient's prior the coefficients are Gaussian, so they
 are integrated out exactly (`NormalRegression`), and drawn from their conditional law after the fit, at the client:
 ``fit.client_posterior(name)`` has them as ``theta``, ``fit.select()`` says which of them are included, and
-``fit.predict(name, x=...)`` uses them. What remains for the rounds are the penalty's parameters and, for all but the
-ridge, one standard normal variable a coefficient that says where in its scale mixture it stands.
+``fit.predict(name, x=...)`` uses them. The rounds know the penalty's parameters. Except for the ridge, each client also
+has one local latent for each coefficient, with a standard normal prior: it determines the scale of that coefficient.
 
 `lasso`, `ridge`, `elastic_net` and `horseshoe` are programs; `NormalRegression` is a distribution for programs of one's
 own; `ridge_log_factor` and `ridge_coefficients` are closed forms.

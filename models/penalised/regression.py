@@ -10,8 +10,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fedbayes.errors import ModelError
-from fedbayes.gaussian import LOG_2PI, whitener
-from fedbayes.models.penalised.standardised import log_evidence, moments
+from fedbayes.gaussian import LOG_2PI
+from fedbayes.models.penalised.standardised import log_evidence, whitener_of_coefficients
 from fedbayes.problem.row_process import RowProcess
 
 
@@ -20,12 +20,12 @@ class NormalRegression(RowProcess):
 
     The errors are ``e_i ~ N(0, noise^2)``, so that the log density is that of ``N(X center, noise^2 I + X diag(scale^2)
     X')``. It costs ``d^3`` whatever the number of rows, which enter by ``X'X``. Rows depend on each other through the
-    coefficients. These are drawn from their law
-    given the outcomes wherever a posterior is asked for, under ``name``,
+    coefficients. Posteriors of a client contain draws of these under ``name``, from their law given the outcomes,
 
         theta | y ~ N(center + S e, S M S),   M = (I + S X'X S / noise^2)^-1,   e = M S X'(y - X center) / noise^2.
 
-    So a model with many coefficients has few latents, whatever prior makes them normal given ``scale``.
+    So a model with many coefficients keeps few latents, for any prior that makes the coefficients normal given their
+    scales.
 
     Parameters
     ----------
@@ -123,10 +123,9 @@ class NormalRegression(RowProcess):
     def coefficients(self, value: Array) -> tuple[Array, Array]:
         """Mean ``(d,)`` of the coefficients given the outcomes, and a factor ``(d, d)`` of their covariance."""
         gram, projected, _ = self._summaries(value)
-        mean, _, _ = moments(self._log_scale, gram, projected)
-        relative = jnp.exp(self._log_scale)
-        white = whitener(jnp.eye(len(relative)) + relative[:, None] * gram * relative)
-        return self.center + self.scale * mean, self.scale[:, None] * white.T
+        white = whitener_of_coefficients(self._log_scale, gram)
+        factor = self.scale[:, None] * white.T
+        return self.center + factor @ (white @ (self.scale / self.noise * projected)), factor
 
     def given(self, seen: Any, value: Array) -> "KnownRegression":
         """See :class:`~fedbayes.problem.row_process.RowProcess`."""
@@ -145,7 +144,7 @@ class NormalRegression(RowProcess):
         x = self.x if self.real is None else jnp.where(self.real[:, None], self.x, self.x[jnp.argmax(self.real)])
         constant = jnp.all(x == x[0], axis=0)
         return {
-            f"has the same value of predictor {j} in all its rows, and other clients have not: there its coefficient "
+            f"has the same value of predictor {j} in all its rows, and other clients do not: there its coefficient "
             "is part of an intercept, or left to the prior": flag
             for j, flag in enumerate(constant)
         }

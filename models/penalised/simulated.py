@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedbayes.models._random import generator
+from fedbayes.models._random import generator, rows_of_each
 
 Clients = dict[str, dict[str, np.ndarray]]
 
@@ -67,9 +67,7 @@ def simulate(
     ValueError
         If ``rows`` is not one number and not K numbers.
     """
-    sizes = [rows] * num_clients if isinstance(rows, int) else list(rows)
-    if len(sizes) != num_clients:
-        raise ValueError(f"rows has {len(sizes)} entries for num_clients={num_clients}; give one number or one each")
+    sizes = rows_of_each(num_clients, rows)
     common, clients, found = np.asarray(theta, float), {}, []
     for k, num in enumerate(sizes):
         rng = generator(key, k)

@@ -26,6 +26,12 @@ from fedbayes.gaussian import symmetrised, whitener_for
 Moments = tuple[Array, Array, Array]
 
 
+def whitener_of_coefficients(log_scale: Array, gram: Array) -> Array:
+    """``W`` with ``W' W = M``, shape ``(d, d)``: ``W' noise`` has the covariance of the standardised coefficients."""
+    scale = jnp.exp(log_scale)
+    return whitener_for(len(scale))(jnp.eye(len(scale), dtype=gram.dtype) + scale[:, None] * gram * scale)
+
+
 @jax.custom_jvp
 def moments(log_scale: Array, gram: Array, projected: Array) -> Moments:
     """Mean ``e``, variances ``diag M`` and covariance ``M`` of the standardised coefficients.
@@ -39,10 +45,9 @@ def moments(log_scale: Array, gram: Array, projected: Array) -> Moments:
     projected
         ``X'y``, shape ``(d,)``.
     """
-    scale = jnp.exp(log_scale)
-    white = whitener_for(len(scale))(jnp.eye(len(scale), dtype=gram.dtype) + scale[:, None] * gram * scale)
+    white = whitener_of_coefficients(log_scale, gram)
     covariance = white.T @ white
-    return covariance @ (scale * projected), jnp.sum(white**2, axis=0), covariance
+    return covariance @ (jnp.exp(log_scale) * projected), jnp.sum(white**2, axis=0), covariance
 
 
 def _moments_jvp(primals: tuple[Array, ...], tangents: tuple[Any, ...]) -> tuple[Moments, Moments]:
@@ -72,9 +77,8 @@ moments.defjvp(_moments_jvp, symbolic_zeros=True)
 @jax.custom_jvp
 def log_evidence(log_scale: Array, gram: Array, projected: Array) -> Array:
     """``F``, see above; parameters as for :func:`moments`."""
-    scale = jnp.exp(log_scale)
-    white = whitener_for(len(scale))(jnp.eye(len(scale), dtype=gram.dtype) + scale[:, None] * gram * scale)
-    half = white @ (scale * projected)
+    white = whitener_of_coefficients(log_scale, gram)
+    half = white @ (jnp.exp(log_scale) * projected)
     return 0.5 * half @ half + jnp.sum(jnp.log(jnp.diagonal(white)))
 
 

@@ -4,7 +4,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import arviz as az
 import jax
 import numpy as np
 import pytest
@@ -35,11 +34,12 @@ def test_an_equal_tailed_interval() -> None:
     assert found["predictor"].values.tolist() == list("abcdef")
 
 
-def test_the_shortest_interval_is_that_of_arviz() -> None:
+def test_the_shortest_interval() -> None:
     found = selected(DRAWS, Rule(level=0.8, interval="hdi"))
     for place in range(6):
-        exact = az.hdi(FLAT[:, place], 0.8)
-        np.testing.assert_allclose([found["lower"][place], found["upper"][place]], exact, atol=0.02)
+        ordered = np.sort(FLAT[:, place])
+        widths = ordered[1599:] - ordered[:401]  # of all intervals with 1,600 of the 2,000 draws
+        assert abs(float(found["upper"][place] - found["lower"][place]) - widths.min()) < 0.01
         inside = (FLAT[:, place] >= float(found["lower"][place])) & (FLAT[:, place] <= float(found["upper"][place]))
         assert abs(inside.mean() - 0.8) < 2e-3
 
