@@ -280,8 +280,8 @@ class FederatedFit:
         Parameters
         ----------
         coefficients
-            The variable of :meth:`client_posterior` that holds them; ``None``: the only one of the client's own, or the
-            only one that was integrated out, such as ``theta`` of :mod:`fedbayes.models.penalised`.
+            The variable of :meth:`client_posterior` that holds them; ``None``: the only array of the client's own, or
+            the only one that was integrated out, such as ``theta`` of :mod:`fedbayes.models.penalised`.
         level
             Probability of the credible interval.
         interval

@@ -82,8 +82,7 @@ def selection_of(fit: Any, asked: str | None, rule: Rule, population: str | None
             parts.append(voted(parts[0]["included"], vote))
     if population is not None:
         draws = _variable(fit.idata.posterior, population)
-        like = parts[0] if parts else None
-        parts.append(of_population(draws if like is None else with_same_labels(draws, like), rule, like))
+        parts.append(of_population(with_same_labels(draws, parts[0]) if parts else draws, rule))
     attrs = {"rule": rule.told(), "level": rule.level, "converged": int(fit.converged), "remarks": "; ".join(remarks)}
     return xr.merge(parts, join="exact").assign_attrs(attrs)
 
@@ -127,15 +126,9 @@ def by_client(groups: Mapping[str, "xr.DataArray"], rule: Rule) -> "xr.Dataset":
     return together.assign(included=together["included"].fillna(False).astype(bool))
 
 
-def of_population(draws: "xr.DataArray", rule: Rule, clients: "xr.Dataset | None" = None) -> "xr.Dataset":
-    """:func:`selected` of the population's mean, its variables called ``population_...``.
-
-    Where the ``clients`` have more coefficients, such as an intercept, the population's are NaN and not included there.
-    """
+def of_population(draws: "xr.DataArray", rule: Rule) -> "xr.Dataset":
+    """:func:`selected` of the population's mean, its variables called ``population_...``."""
     found = selected(draws, rule)
-    if clients is not None:
-        found = found.reindex({dim: clients[dim] for dim in draws.dims if dim in clients.dims})
-        found = found.assign(included=found["included"].fillna(False).astype(bool))
     return found.rename({name: f"population_{name}" for name in found.data_vars})
 
 
@@ -158,19 +151,13 @@ def voted(included: "xr.DataArray", share: float) -> "xr.Dataset":
 
 
 def with_same_labels(population: "xr.DataArray", clients: "xr.Dataset") -> "xr.DataArray":
-    """The population's draws with the dimensions of the clients' coefficients, where the numbers of these agree.
-
-    A client's intercept comes after the others, and the population has none: labels are those of the first entries.
-    """
+    """The population's draws with the dimensions and labels of the clients' coefficients, where their shapes agree."""
     like = clients["mean"].isel({CLIENTS: 0}, drop=True)
     mine = [str(dim) for dim in population.dims if dim not in SAMPLES]
-    theirs = [str(dim) for dim in like.dims if dim not in SAMPLES]
-    if mine == theirs or len(mine) != len(theirs):
+    if [population.sizes[dim] for dim in mine] != list(like.shape):
         return population
-    if any(population.sizes[a] > like.sizes[b] for a, b in zip(mine, theirs, strict=True)):
-        return population
-    renamed = population.drop_vars(mine, errors="ignore").rename(dict(zip(mine, theirs, strict=True)))
-    return renamed.assign_coords({dim: like[dim].values[: renamed.sizes[dim]] for dim in theirs})
+    renamed = population.drop_vars(mine, errors="ignore").rename(dict(zip(mine, like.dims, strict=True)))
+    return renamed.assign_coords({dim: like[dim] for dim in like.dims})
 
 
 def coefficients_name(known: Sequence[str], asked: str | None, fit: Any) -> str:
@@ -205,14 +192,13 @@ def _variable(posterior: "xr.Dataset", name: str) -> "xr.DataArray":
 
 
 def _own_variables(fit: Any) -> list[str]:
-    """What may be a client's coefficients: what was integrated out, or else all its variables that are its own."""
-    if fit.problem.integrated:
-        return [shown(name) for name in fit.problem.integrated]
-    if not fit.roster.num_locals.any():
+    """What may be a client's coefficients: its own arrays, those that were integrated out if there are any."""
+    integrated = {shown(name) for name in fit.problem.integrated}
+    if not integrated and not fit.roster.num_locals.any():
         return []
-    shared = {str(name) for name in fit.idata.posterior.data_vars}
-    mine = fit.client_posterior(fit.client_names[0]).posterior.data_vars
-    return [str(name) for name in mine if str(name) not in shared]
+    mine = fit.client_posterior(fit.client_names[0]).posterior
+    own = integrated or {str(name) for name in mine.data_vars} - {str(name) for name in fit.idata.posterior.data_vars}
+    return [str(name) for name in mine.data_vars if name in own and mine[name].ndim > len(SAMPLES)]
 
 
 def _undecided(fit: Any, groups: Mapping[str, "xr.DataArray"]) -> list[str]:

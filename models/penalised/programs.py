@@ -43,8 +43,8 @@ def ridge(
         pulls them towards it; ``fit.select(population="mu")`` selects for the population. None: ``mu = 0``, as in the
         source.
     intercept_sd
-        Prior standard deviation of an intercept of the client's own, the LAST entry of ``theta``, which is not
-        penalised. None: no intercept, for centred data.
+        Prior standard deviation of the client's own ``intercept``, which is not penalised. None: no intercept, for
+        centred data.
 
     Raises
     ------
@@ -188,7 +188,8 @@ def _regression(
 ) -> None:
     x = jnp.asarray(x)
     scale, mu = jnp.broadcast_to(scale, x.shape[1:]), jnp.broadcast_to(mu, x.shape[1:])
-    if intercept_sd is not None:
+    own_intercept = intercept_sd is not None
+    if own_intercept:
         x = jnp.concatenate([x, jnp.ones((len(x), 1), x.dtype)], axis=1)
         scale, mu = jnp.append(scale, intercept_sd), jnp.append(mu, 0.0)
-    numpyro.sample("y", NormalRegression(x, scale, jnp.sqrt(sigma2), mu), obs=y)
+    numpyro.sample("y", NormalRegression(x, scale, jnp.sqrt(sigma2), mu, intercept=own_intercept), obs=y)

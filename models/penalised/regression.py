@@ -39,6 +39,8 @@ class NormalRegression(RowProcess):
         Prior means of the coefficients, scalar or shape ``(d,)``.
     name
         What the coefficients are called in posteriors.
+    intercept
+        Whether the last column of ``x`` is that of an intercept, whose coefficient is called ``intercept``.
 
     Raises
     ------
@@ -49,7 +51,7 @@ class NormalRegression(RowProcess):
     arg_constraints: Mapping[str, Any] = {}
     rows_by_rows = False
     pytree_data_fields = ("x", "scale", "noise", "center", "real")
-    pytree_aux_fields = ("name",)
+    pytree_aux_fields = ("name", "intercept")
 
     def __init__(
         self,
@@ -59,9 +61,10 @@ class NormalRegression(RowProcess):
         center: ArrayLike = 0.0,
         *,
         name: str = "theta",
+        intercept: bool = False,
         real: Array | None = None,
     ) -> None:
-        self.x, self.name, self.real = jnp.asarray(x), name, real
+        self.x, self.name, self.intercept, self.real = jnp.asarray(x), name, intercept, real
         if self.x.ndim != 2:
             raise ModelError(f"`x` has shape {self.x.shape}; a regression needs rows and columns, (n, d).")
         self.noise = jnp.asarray(noise)
@@ -76,7 +79,8 @@ class NormalRegression(RowProcess):
     def of_rows(self, mask: Array) -> "NormalRegression":
         """See :class:`~fedbayes.problem.row_process.RowProcess`."""
         both = mask if self.real is None else self.real & mask
-        return NormalRegression(self.x, self.scale, self.noise, self.center, name=self.name, real=both)
+        given = self.x, self.scale, self.noise, self.center
+        return NormalRegression(*given, name=self.name, intercept=self.intercept, real=both)
 
     def _summaries(self, value: Array) -> tuple[Array, Array, Array]:
         """``X'X``, ``X'r / noise`` and ``r'r / noise^2`` of the rows that count, ``r = y - X center``."""
@@ -113,12 +117,13 @@ class NormalRegression(RowProcess):
     @property
     def integrated_names(self) -> tuple[str, ...]:
         """See :class:`~fedbayes.problem.row_process.RowProcess`."""
-        return (self.name,)
+        return (self.name, "intercept") if self.intercept else (self.name,)
 
     def integrated(self, value: Array, key: Array) -> dict[str, Array]:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`: the coefficients, shape ``(d,)``."""
+        """See :class:`~fedbayes.problem.row_process.RowProcess`: the coefficients, and the intercept."""
         mean, factor = self.coefficients(value)
-        return {self.name: mean + factor @ jax.random.normal(key, mean.shape, mean.dtype)}
+        drawn = mean + factor @ jax.random.normal(key, mean.shape, mean.dtype)
+        return {self.name: drawn[:-1], "intercept": drawn[-1]} if self.intercept else {self.name: drawn}
 
     def coefficients(self, value: Array) -> tuple[Array, Array]:
         """Mean ``(d,)`` of the coefficients given the outcomes, and a factor ``(d, d)`` of their covariance."""
@@ -146,7 +151,7 @@ class NormalRegression(RowProcess):
         return {
             f"has the same value of predictor {j} in all its rows, and other clients do not: there its coefficient "
             "is part of an intercept, or left to the prior": flag
-            for j, flag in enumerate(constant)
+            for j, flag in enumerate(constant[:-1] if self.intercept else constant)
         }
 
 

@@ -300,9 +300,9 @@ def test_an_intercept_and_a_mean_are_found() -> None:
         key=jax.random.key(0),
         progress=False,
     )
-    theta = fit.client_posterior("client2").posterior["theta"]
-    assert theta.shape[2:] == (9,)
-    assert abs(float(theta[..., -1].mean()) - 4.0) < 4.0 * float(theta[..., -1].std())
+    mine = fit.client_posterior("client2").posterior
+    assert mine["theta"].shape[2:] == (8,)
+    assert abs(float(mine["intercept"].mean()) - 4.0) < 4.0 * float(mine["intercept"].std())
     mu = fit.idata.posterior["mu"]
     gap = (mu.mean(("chain", "draw")).values - FEW) / mu.std(("chain", "draw")).values
     assert np.sqrt(np.mean(gap**2)) < 2.0
