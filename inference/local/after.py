@@ -14,8 +14,8 @@ from jax import Array
 from fedbayes.algorithm import Reply, Update, Wanted
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, whitener
+from fedbayes.importance import log_mean_exp, quasi_normal, random_shift
 from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
-from fedbayes.inference.local.importance import log_mean_exp, quasi_normal, random_shift
 from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.inference.local.tilted import Tilted, cold_chains
 from fedbayes.problem.clients import Client

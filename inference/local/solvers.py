@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
+from fedbayes.importance import quasi_normal
 from fedbayes.inference.local.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
-from fedbayes.inference.local.importance import quasi_normal
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.moments import Estimator, SiteError
 from fedbayes.inference.local.nested import nested_site

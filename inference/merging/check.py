@@ -15,8 +15,8 @@ from jax import Array
 from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import Gaussian, packed, unpacked, whitener
+from fedbayes.importance import fixed_normal, pareto_smooth, random_shift
 from fedbayes.inference.local.after import log_likelihoods
-from fedbayes.inference.local.importance import fixed_normal, pareto_smooth, random_shift
 from fedbayes.inference.merging.merge import MergeState
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster

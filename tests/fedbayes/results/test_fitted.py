@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 import fedbayes as fb
-from fedbayes.inference.local.importance import quasi_normal, random_shift
+from fedbayes.importance import quasi_normal, random_shift
 from fedbayes.inference.local.moments import TiltedDraws
 from fedbayes.inference.local.resampling import equal_weights, pool_size, resampling
 from fedbayes.models import hierarchical_linear as hm2

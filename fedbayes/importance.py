@@ -1,4 +1,4 @@
-"""Importance sampling from a Laplace proposal: quasi-random draws, Pareto-smoothed weights."""
+"""What importance sampling needs: quasi-random draws, and Pareto-smoothed weights."""
 
 from functools import lru_cache
 
