@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ModelError,
         NotConvergedWarning,
         ResultCode,
+        UnreliableWarning,
     )
     from fedbayes.fit import fit_federated, load_fit
     from fedbayes.gain import federation_gain
@@ -60,6 +61,7 @@ __all__ = [
     "NotConvergedWarning",
     "OneShot",
     "ResultCode",
+    "UnreliableWarning",
     "cache_programs",
     "clients_from_dataframe",
     "excludes",
@@ -82,6 +84,7 @@ _HOMES = {
         "ModelError",
         "NotConvergedWarning",
         "ResultCode",
+        "UnreliableWarning",
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],
     "fedbayes.gain": ["federation_gain"],

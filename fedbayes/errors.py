@@ -22,6 +22,10 @@ class NotConvergedWarning(UserWarning):
     """A fit stopped at its round limit, or with clients whose messages could not be used."""
 
 
+class UnreliableWarning(UserWarning):
+    """A fit has converged, but its Gaussian is so far from the posterior that importance weights can't correct it."""
+
+
 class MergeWarning(UserWarning):
     """The clients' posteriors are summarised in another way than asked for, because there are too few draws."""
 

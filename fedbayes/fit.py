@@ -14,7 +14,7 @@ from jax import Array
 import fedbayes.inference as inference
 from fedbayes.algorithm import Method, Update
 from fedbayes.computing import computing
-from fedbayes.errors import NotConvergedWarning
+from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import Problem, make_problem
@@ -42,6 +42,7 @@ def fit_federated(
     coords: Mapping[str, Sequence] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     num_draws: int = 1000,
+    correct: bool = True,
     executor: str | InProcess = "batched",
     mesh: jax.sharding.Mesh | None = None,
     progress: bool = True,
@@ -78,6 +79,10 @@ def fit_federated(
         dimensions by themselves.
     num_draws
         Posterior draws per chain.
+    correct
+        After the rounds of a method that ends with a Gaussian, ask the clients once more, at most three times, for
+        their log-likelihoods at draws of it: ``fit.error`` is then known, and ``fit.idata`` corrected by importance
+        weights where these can be trusted. ``fit.idata`` needs no exchange of its own then.
     executor
         ``"batched"``, ``"sequential"`` (one by one: names the client in whatever goes wrong), ``"loopback"``
         (everything through bytes), or an :class:`~fedbayes.rounds.executors.Executor`.
@@ -107,6 +112,8 @@ def fit_federated(
     -----
     NotConvergedWarning
         The rounds were spent before the tolerance was met, or clients could not be used; it names them.
+    UnreliableWarning
+        The posterior is so far from Gaussian that the error of the answer is not known.
     UserWarning
         Two clients hold the same rows.
 
@@ -122,7 +129,7 @@ def fit_federated(
     configured = _method(method)
     _check_arguments(key, num_rounds, participation, num_draws, mesh, executor)
     runner = _executor(executor, mesh)
-    shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local))
+    shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local), bool(correct))
     bar = Bar() if progress else Silent()
     with computing():
         problem = _problem(configured, model, clients, local, dtype)
@@ -147,6 +154,8 @@ def fit_federated(
     fit = FederatedFit(problem, configured, current, programs, runner, key, shown)
     if not fit.converged:
         warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=2)
+    elif fit.correction is not None and not fit.correction.reliable:
+        warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=2)
     return fit
 
 

@@ -12,6 +12,7 @@ from jax import Array
 from fedbayes.compiling import jit_quickly
 from fedbayes.kept import Kept
 from fedbayes.problem.checks import perturbed
+from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Arrays, Program
 from fedbayes.problem.split import trace_sites
 
@@ -134,6 +135,15 @@ class Shapes(NamedTuple):
     def ones(self) -> dict[str, np.ndarray]:
         """Arrays of these shapes."""
         return {name: np.ones(like.shape, like.dtype) for name, like in self.template.items()}
+
+
+def shapes_of(problem: Problem) -> list[Shapes]:
+    """The clients' programs, each with the shapes of some client's arrays."""
+    found: dict[Program, dict[str, jax.ShapeDtypeStruct]] = {}
+    for bucket in problem.buckets:
+        like = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in bucket.clients.data.items()}
+        found.setdefault(bucket.clients.program, like)
+    return [Shapes(program, like) for program, like in found.items()]
 
 
 def global_values(clients: Sequence[Shapes], theta: np.ndarray) -> dict[str, np.ndarray]:

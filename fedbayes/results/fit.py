@@ -20,13 +20,13 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.conditional import Rows, integrated_draws, rows_of, rows_of_newcomer
+from fedbayes.results.corrected import Corrected
 from fedbayes.results.personal import Clients, Personal, like_first, newcomer
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
 from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
 from fedbayes.results.selection import Rule, selection_of
-from fedbayes.rounds.exchange import Heard
 from fedbayes.rounds.executors import InProcess
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.state import RunState
@@ -34,10 +34,10 @@ from fedbayes.rounds.state import RunState
 if TYPE_CHECKING:
     import xarray as xr
 
-_DRAWS, _PREDICTIVE, _INTEGRATED = 1_000_001, 1_000_003, 1_000_004  # folded into the fit's key
+_PREDICTIVE, _INTEGRATED = 1_000_003, 1_000_004  # folded into the fit's key
 
 
-class FederatedFit:
+class FederatedFit(Corrected):
     """A fitted federation: the global posterior, the clients' own, and how the rounds went.
 
     Attributes
@@ -122,18 +122,6 @@ class FederatedFit:
             *(a + b for a, b in zip(communication(self._run.history), self._cost() or (0, 0, 0), strict=True))
         )
 
-    def _cost(self) -> tuple[int, ...]:
-        """Exchanges and bytes of ``fit.idata``; empty if it was not asked for."""
-        heard = self.__dict__.get("_log_likelihood")
-        if heard is not None:
-            return 1, heard.bytes_down, heard.bytes_up
-        return self._saved.cost if self._saved is not None else ()
-
-    @property
-    def log_evidence(self) -> np.ndarray:
-        """Estimate of the log marginal likelihood per replicate; NaN under an improper prior, and for Markov chains."""
-        return self._answer.log_evidence()
-
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean ``(replicate, d)`` and covariance ``(replicate, d, d)`` of the unconstrained globals."""
         if isinstance(self.posterior, LowRankGaussian):
@@ -150,54 +138,10 @@ class FederatedFit:
         """
         return self._verdict.error
 
-    @cached_property
-    def _theta(self) -> np.ndarray:
-        with computing():
-            return self._answer.draws(jax.random.fold_in(self._key, _DRAWS), self._shown.num_draws)
-
     @property
     def num_chains(self) -> int:
         """Replicates of the fit or Markov chains: the chains of the posterior."""
         return self._theta.shape[0]
-
-    @cached_property
-    def idata(self) -> Any:
-        """The global posterior for ArviZ, with ``sample_stats`` and one log-likelihood per client and draw.
-
-        Draws of a Gaussian answer are independent and its chains are replicates of the whole fit: R-hat compares
-        replicates, and speaks about Monte Carlo error, not about the error of the Gaussian approximation. The chains of
-        FA-LD are Markov chains. The log-likelihoods take one more exchange. A loaded fit reads all this from its file.
-        """
-        if self._saved is not None and (found := self._saved.read()) is not None:
-            return found
-        with computing():
-            clients = self._shapes()
-            log_likelihood = np.moveaxis(self._log_likelihood.replies.each, 0, -1)
-            coupled = self._answer.coupled
-            extra = {} if coupled is None else coupled.variables
-            groups = {
-                "posterior": arviz.global_values(clients, self._theta)
-                | {name: values for name, (values, _) in extra.items()},
-                "sample_stats": self._answer.sample_stats(self._theta, log_likelihood),
-                "log_likelihood": {"client": log_likelihood},
-            }
-        names = {"client_name": list(self.client_names), **({} if coupled is None else coupled.coords)}
-        dims = {"client": ["client_name"], **{name: labels for name, (_, labels) in extra.items()}}
-        return self._to_arviz(groups, clients[0].program, clients[0].ones(), dims, names)
-
-    def _shapes(self) -> list[arviz.Shapes]:
-        """The clients' programs, each with the shapes of some client's arrays."""
-        found: dict[Program, dict[str, jax.ShapeDtypeStruct]] = {}
-        for bucket in self.problem.buckets:
-            like = {
-                name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in bucket.clients.data.items()
-            }
-            found.setdefault(bucket.clients.program, like)
-        return [arviz.Shapes(program, like) for program, like in found.items()]
-
-    @cached_property
-    def _log_likelihood(self) -> Heard:
-        return self._clients.log_likelihood(self._theta)
 
     def client_posterior(self, name: str) -> Any:
         """One client's posterior: its local latents and the globals, given everybody's data.
@@ -226,7 +170,7 @@ class FederatedFit:
         self._check_personal()
         place = self.problem.place(name)
         with computing():
-            mine = self._clients.posterior(place, self._theta, self._shown.num_draws)
+            mine = self._clients.posterior(place, self._theta, self._shown.num_draws, self.correction)
         return self._personal(self.problem, place, mine)
 
     def client_posteriors(self) -> Any:
@@ -652,8 +596,11 @@ class FederatedFit:
         )
 
     def trouble(self) -> str:
-        """What kept the fit from converging, in words, with the clients it concerns; empty if nothing did."""
-        return self._verdict.trouble
+        """What is wrong with the fit, in words, and what to try; empty if nothing is.
+
+        What kept the rounds from converging, with the clients it concerns, and why the answer can't be trusted.
+        """
+        return " ".join(filter(None, (self._verdict.trouble, self._unreliable())))
 
     def __repr__(self) -> str:
         phases = self.rounds["rounds"].to_series().groupby(self.rounds["phase"].values, sort=False).sum()
@@ -667,6 +614,7 @@ class FederatedFit:
             f"  clients   {len(self.client_names)}: {shortened(self.client_names)}",
             f"  globals   {globals_.size} unconstrained: {sites}",
             *self._verdict.headline,
+            *self._error_lines(),
             f"  network   {self.communication}{asked}",
             f"  look at   {', '.join(self._worth_a_look())}",
         ]

@@ -9,6 +9,7 @@ from jax import Array
 
 from fedbayes.algorithm import Wanted
 from fedbayes.answer import Answer, gaussian_moments
+from fedbayes.correction.correct import Correction
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
 from fedbayes.kept import Kept
@@ -51,17 +52,32 @@ class Clients:
         self._key = jax.random.fold_in(key, _PERSONAL)
         self._kept: Kept[Personal] = Kept(_KEPT)
 
-    def log_likelihood(self, theta: np.ndarray) -> Heard:
-        """One more exchange: draws ``(chain, draw, d)`` go out, each client answers with its log-likelihoods."""
-        return self._ask("log_likelihood", theta, np.arange(len(self._problem.names)))
+    def log_likelihood(self, theta: np.ndarray, turn: int = 0) -> Heard:
+        """One more exchange: draws ``(chain, draw, d)`` go out, each client answers with its log-likelihoods.
 
-    def posterior(self, place: int, theta: np.ndarray, num_draws: int) -> Personal:
+        Each ``turn`` has random numbers of its own.
+        """
+        return self._ask("log_likelihood", theta, np.arange(len(self._problem.names)), turn)
+
+    def posterior(self, place: int, theta: np.ndarray, num_draws: int, correction: Correction | None) -> Personal:
         """One client's posterior given everybody's data; ``theta`` are the draws of the globals.
 
         Where these are single points: ``num_draws`` draws of the client's locals given the point. The draws of the last
         clients that were asked are kept.
         """
+        if correction is not None and correction.applied:
+            return self._kept.get(place, lambda: self._corrected(place, correction))
         return self._kept.get(place, lambda: self._drawn(place, theta, num_draws))
+
+    def _corrected(self, place: int, correction: Correction) -> Personal:
+        """The corrected draws of the globals, each with one of the client's draws of its locals behind its weight."""
+        attrs = {"solver": "importance weights of all clients", "k_hat": correction.pool.k_hat}
+        if not self._problem.roster.num_locals[place]:
+            return Personal(correction.theta, attrs)
+        asked = enumerate(correction.exchanged())
+        found = [self._ask("given", theta, np.asarray([place]), turn).replies.each[place] for turn, theta in asked]
+        mine = correction.at(np.concatenate(found, axis=1))
+        return Personal(np.concatenate([correction.theta, mine], axis=-1), attrs)
 
     def _drawn(self, place: int, theta: np.ndarray, num_draws: int) -> Personal:
         if self._answer.own_draws is not None:
@@ -80,7 +96,8 @@ class Clients:
         point = np.broadcast_to(theta, (len(theta), num_draws, theta.shape[-1]))
         return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
 
-    def _ask(self, update: str, shared: Any, active: np.ndarray) -> Heard:
+    def _ask(self, update: str, shared: Any, active: np.ndarray, turn: int = 0) -> Heard:
+        key = jax.random.fold_in(self._key, turn) if turn else self._key
         roster, coupled = self._problem.roster, self._answer.coupled
         personal: Any = ()
         if coupled is not None:
@@ -89,7 +106,7 @@ class Clients:
             personal = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), cavities)
         if update == "log_likelihood" and not roster.num_locals.any():
             personal = ()  # without locals no client needs its cavity
-        order = Round(None, shared, personal, self._key, active, [update] * roster.num_clients)
+        order = Round(None, shared, personal, key, active, [update] * roster.num_clients)
         with memory_explained(f"The clients' answer '{update}'"):
             return self._executor.run(order)
 

@@ -34,12 +34,15 @@ class Presentation(NamedTuple):
         ArviZ's.
     local
         Names of local latents that the model itself does not mark.
+    correct
+        Whether a Gaussian answer is checked, and corrected by importance weights.
     """
 
     num_draws: int
     coords: dict[str, Any]
     dims: dict[str, Any]
     local: tuple[str, ...]
+    correct: bool = True
 
 
 class Saved(NamedTuple):

@@ -13,14 +13,13 @@ from jax import Array
 
 from fedbayes.algorithm import Reply, Update, Wanted
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, whitener
-from fedbayes.importance import log_mean_exp, quasi_normal, random_shift
+from fedbayes.gaussian import Gaussian
+from fedbayes.importance import random_shift
 from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
+from fedbayes.inference.local.log_factors import locals_given, log_factors
 from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.inference.local.tilted import Tilted, cold_chains
 from fedbayes.problem.clients import Client
-
-_LOCAL_DRAWS = 64  # that integrate out the locals at each draw of the globals
 
 
 class Personal(NamedTuple):
@@ -30,34 +29,23 @@ class Personal(NamedTuple):
     k_hat: Array
 
 
-def log_likelihoods(client: Client, cavity: Gaussian, theta: Array, shift: Array) -> Array:
-    """Log factor with the locals integrated out, ``log f(theta)``, at each row of ``theta``, shape ``(n, d)``.
+def _given(
+    theta: Array, cavity: Gaussian, private: tuple[()], client: Client, inputs: tuple[Array, Array]
+) -> tuple[Reply, tuple[()]]:
+    """One draw of the locals at each draw of the globals; with the key of their log factors, of those behind them."""
+    return Reply(each=locals_given(client, cavity, theta, *inputs), code=_ok()), private
 
-    The locals are drawn from the Laplace approximation of their law given ``theta``, by a quasi-random sequence with
-    the given shift, ``(m,)``.
-    """
-    size = theta.shape[1]
-    if client.num_locals == 0:
-        return client.at_many(client.log_factor, theta)
-    mode = Tilted(client, cavity).mode(jnp.concatenate([theta[0], jnp.zeros(client.num_locals)]))
-    white = whitener(mode.curvature[size:, size:])
-    slope = white.T @ white @ mode.curvature[size:, :size]
-    noise = quasi_normal(shift, _LOCAL_DRAWS)
-    log_noise = -0.5 * jnp.sum(noise**2, axis=1)
-    constant = 0.5 * (client.num_locals * LOG_2PI - log_det(white))
 
-    def at(one: Array) -> Array:
-        z = mode.position[size:] - slope @ (one - mode.position[:size]) + noise @ white
-        logs = jax.vmap(lambda local: client.log_factor(jnp.concatenate([one, local])))(z)
-        return log_mean_exp(logs - log_noise) + constant
-
-    return jax.lax.map(at, theta, batch_size=32)
+def _given_inputs(key: Array, theta: Array, num_locals: int) -> tuple[Array, Array]:
+    picks = jax.random.uniform(jax.random.fold_in(key, 1), (theta.shape[0],), dtype=jnp.float64)
+    return random_shift(key, num_locals), picks
 
 
 def _log_likelihood(
     theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
 ) -> tuple[Reply, tuple[()]]:
-    return Reply(each=log_likelihoods(client, cavity, theta, shift), code=_ok()), private
+    found = log_factors(client, cavity, theta, shift)
+    return Reply(each=found.values, code=_ok(), info={"noise": found.noise}), private
 
 
 def _resampled(
@@ -93,6 +81,7 @@ def _ok() -> Array:
 
 AFTER: Mapping[str, Update] = {
     "log_likelihood": Update(_log_likelihood, lambda key, shared, num_locals: random_shift(key, num_locals)),
+    "given": Update(_given, _given_inputs),
     "resampled": Update(_resampled, _resampled_inputs),
     "chained": Update(_chained, lambda key, wanted, num_locals: nuts_inputs(key, wanted.mean.shape[0] + num_locals)),
 }

@@ -16,7 +16,7 @@ from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update
 from fedbayes.errors import ResultCode
 from fedbayes.gaussian import Gaussian, packed, unpacked, whitener
 from fedbayes.importance import fixed_normal, pareto_smooth, random_shift
-from fedbayes.inference.local.after import log_likelihoods
+from fedbayes.inference.local.log_factors import log_factors
 from fedbayes.inference.merging.merge import MergeState
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
@@ -48,7 +48,7 @@ def check_phase(roster: Roster, merge: Algorithm) -> Phase:
     def log_factor(
         theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
     ) -> tuple[Reply, tuple[()]]:
-        values = log_likelihoods(client, unpacked(cavity), theta, shift)
+        values = log_factors(client, unpacked(cavity), theta, shift).values
         code = jnp.where(jnp.any(jnp.isfinite(values)), ResultCode.OK, ResultCode.NOT_FINITE)
         return Reply(each=values, code=code), private
 

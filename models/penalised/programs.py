@@ -188,8 +188,7 @@ def _regression(
 ) -> None:
     x = jnp.asarray(x)
     scale, mu = jnp.broadcast_to(scale, x.shape[1:]), jnp.broadcast_to(mu, x.shape[1:])
-    own_intercept = intercept_sd is not None
-    if own_intercept:
+    if intercept_sd is not None:
         x = jnp.concatenate([x, jnp.ones((len(x), 1), x.dtype)], axis=1)
         scale, mu = jnp.append(scale, intercept_sd), jnp.append(mu, 0.0)
-    numpyro.sample("y", NormalRegression(x, scale, jnp.sqrt(sigma2), mu, intercept=own_intercept), obs=y)
+    numpyro.sample("y", NormalRegression(x, scale, jnp.sqrt(sigma2), mu, intercept=intercept_sd is not None), obs=y)

@@ -1,0 +1,302 @@
+"""Check and correct a Gaussian answer by one exchange, or up to three.
+
+The server sends draws ``theta_s`` of the Gaussian ``q`` to all clients, and each answers with its log factor there, its
+locals integrated out: one number per draw. With the log prior their sum is the log posterior, so that
+
+    w_s = p(theta_s) prod_k f_k(theta_s) / q(theta_s)
+
+are importance weights, Pareto-smoothed (Vehtari, Simpson, Gelman, Yao and Gabry 2024). Where their tail allows it
+(k-hat below 0.7) weighted draws are the posterior's, and how far they are from those of ``q`` is the error of the
+Gaussian. Where it does not, the next exchange takes draws of a proposal that was fitted to the weighted ones.
+
+Clients with locals answer with estimates ``f_k (1 + e)``, where ``e`` has mean zero and is independent from draw to
+draw. Since ``E[w_s (1 + e_s) | theta_s] = w_s``, weighted means have the same limit as without this noise, at any
+number of local draws; it only costs draws: with relative variances ``v_k`` the effective number falls by the factor
+``1 / prod_k (1 + v_k)``, about ``1 / (1 + sum_k v_k)``, and the bias of a weighted mean, which is of order one over the
+effective number, grows by its inverse.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.answer import Answer, gaussian_draws, gaussian_moments, log_joint, whiteners
+from fedbayes.correction.pool import Pool
+from fedbayes.correction.proposal import Law, Proposal, fitted
+from fedbayes.gaussian import Gaussian
+from fedbayes.rounds.exchange import Heard
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+# ``(theta, turn)``: draws (chain, draw, d) to all clients, which answer with log-likelihoods
+Ask = Callable[..., Heard]
+_CORRECTED = {
+    "inference": "importance-weighted",
+    "draws": "of the posterior: proposals of the Gaussian and of wider laws, taken by their importance weights; some "
+    "occur more than once",
+}
+
+LogDensities = Callable[[np.ndarray], Array]  # of the prior, at points (n, d)
+
+_WIDE = 4  # one wide draw for as many of the Gaussian's, to see tails and modes that it lacks
+_WIDER = 1.5  # times as wide
+_TAILS = 5.0  # degrees of freedom of the wide draws
+_LEAST = 1000  # draws of the Gaussian by all chains together
+_PRECISION = 1.5  # times the Monte Carlo error of independent draws, up to which no more draws are asked for
+_MORE = 2  # exchanges that may follow the first
+_SAME = 0.01  # distance from the posterior, in the sense of chi-square, below which the Gaussian is the posterior
+_PER_GLOBAL = 10  # effective draws a global, to which a proposal is fitted
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What the exchanges after the rounds have found out about a Gaussian answer.
+
+    Attributes
+    ----------
+    approximation
+        The Gaussian, leading axis of chains.
+    num
+        Draws of the approximation in each chain: the first of the pool.
+    pool
+        All draws, with the clients' answers.
+    exchanges
+        Draws of a chain in each exchange.
+    bytes_down, bytes_up
+        To and from each client in all of them.
+    key
+        Of the draws.
+    """
+
+    approximation: Gaussian
+    num: int
+    pool: Pool
+    exchanges: tuple[int, ...]
+    bytes_down: int
+    bytes_up: int
+    key: Array
+
+    def exchanged(self) -> list[np.ndarray]:
+        """The draws of each exchange, ``(chain, draw, d)``."""
+        return np.split(self.pool.theta, np.cumsum(self.exchanges)[:-1], axis=1)
+
+    @cached_property
+    def _own_weights(self) -> np.ndarray:
+        """Weights of the approximation's own density, of all chains together one, shape ``(chain, draw)``."""
+        log_density = np.stack(
+            [law.log_density(points) for law, points in zip(laws_of(self.approximation), self.pool.theta, strict=True)]
+        )
+        return replace(self.pool, log_joint=log_density).weights
+
+    @cached_property
+    def distance(self) -> float:
+        """``sqrt(E_q (w - 1)^2)`` with weights ``w`` of mean one: no mean is further off, in the Gaussian's sds.
+
+        By the inequality of Cauchy and Schwarz ``|E_p h - E_q h| <= distance * sd_q(h)`` for every function ``h``.
+        """
+        own = self._own_weights
+        ratio = np.divide(self.pool.weights, own, out=np.zeros_like(own), where=own > 0.0)
+        return float(np.sqrt(np.sum(own * (ratio - 1.0) ** 2)))
+
+    @property
+    def reliable(self) -> bool:
+        """Whether the weights can be trusted."""
+        return self.pool.reliable
+
+    @property
+    def applied(self) -> bool:
+        """Whether the posterior is made of weighted draws: they can be trusted, and the Gaussian is not exact."""
+        return self.reliable and self.distance > _SAME
+
+    @property
+    def precise(self) -> bool:
+        """Whether no exchange more is needed: the Gaussian is exact, or the weights can be trusted and say enough.
+
+        They do where means and sds are known nearly as well as from independent draws of the posterior, as many as were
+        asked for.
+        """
+        if not self.applied:
+            return self.reliable
+        found, num = self.errors(), self.num * len(self.pool.theta)
+        limit = _PRECISION / np.sqrt(num)
+        return bool(np.max(found["mean_mcse"]) <= limit and np.max(found["sd_mcse"]) <= limit / np.sqrt(2.0))
+
+    @property
+    def state(self) -> str:
+        """In one word: ``"applied"``, ``"not needed"`` or ``"unreliable"``."""
+        if not self.reliable:
+            return "unreliable"
+        return "applied" if self.applied else "not needed"
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Places in the pool of the posterior's draws, shape ``(chain, num)``."""
+        if self.applied:
+            return self.pool.resampled(self.num, self.key)
+        return np.broadcast_to(np.arange(self.num), (len(self.pool.theta), self.num))
+
+    @property
+    def theta(self) -> np.ndarray:
+        """Draws of the posterior, corrected where that is possible and needed, shape ``(chain, num, d)``."""
+        return self.at(self.pool.theta)
+
+    def at(self, values: np.ndarray) -> np.ndarray:
+        """What belongs to these draws, of values at all of the pool's, shape ``(chain, draw, ...)``."""
+        return np.stack([mine[places] for mine, places in zip(values, self.places, strict=True)])
+
+    def attrs(self) -> dict[str, Any]:
+        """What the posterior's draws are, for ArviZ; the approximation's own words stay where these do not differ."""
+        told = {"correction": self.state, "k_hat": self.pool.k_hat, "effective_draws": self.pool.effective}
+        return {**(_CORRECTED if self.applied else {}), **told}
+
+    def errors(self) -> dict[str, np.ndarray]:
+        """Errors of the Gaussian's means and sds, each ``(d,)``, with their own Monte Carlo errors.
+
+        Means and variances of the Gaussian are known, so that of its own draws only their difference from the weighted
+        ones counts: the nearer the Gaussian is, the less noise there is.
+        """
+        weights, own, theta = self.pool.weights[..., None], self._own_weights[..., None], self.pool.theta
+        mean, variance = pooled_moments(self.approximation)
+
+        def total(values: np.ndarray) -> np.ndarray:
+            found: np.ndarray = np.sum(values, axis=(0, 1))
+            return found
+
+        gap = theta - mean
+        shift = total((weights - own) * gap)
+        true_mean = mean + shift
+        true_variance = variance + total((weights - own) * gap**2) - shift**2
+        true_variance = np.maximum(true_variance, 1e-300)
+        sd, true_sd = np.sqrt(variance), np.sqrt(true_variance)
+        of_mean = weights * (theta - true_mean) - own * gap
+        of_sd = 0.5 * (weights * ((theta - true_mean) ** 2 / true_variance - 1.0) - own * (gap**2 / variance - 1.0))
+        return {
+            "mean": -shift / true_sd,
+            "mean_mcse": np.sqrt(total(of_mean**2)) / true_sd,
+            "sd": sd / true_sd - 1.0,
+            "sd_mcse": np.sqrt(total(of_sd**2)) * sd / true_sd,
+            "posterior_mean": true_mean,
+            "posterior_sd": true_sd,
+        }
+
+    def dataset(self, labels: list[str]) -> "xr.Dataset":
+        """The errors by global, and the numbers that tell how far to trust them, see ``FederatedFit.error``."""
+        import xarray as xr
+
+        found = self.errors()
+        dataset = xr.Dataset({name: ("global", value) for name, value in found.items()}, coords={"global": labels})
+        for name, meaning, unit in _MEANINGS:
+            dataset[name].attrs |= {"long_name": meaning, "units": unit}
+        return dataset.assign_attrs(
+            correction=self.state,
+            reliable=int(self.reliable),
+            mean_error=float(np.sqrt(np.mean(found["mean"] ** 2))),
+            sd_error=float(np.sqrt(np.mean(found["sd"] ** 2))),
+            distance=self.distance,
+            k_hat=self.pool.k_hat,
+            largest_weight=self.pool.largest,
+            effective_draws=self.pool.effective,
+            noise=float(np.sum(self.pool.noise)),
+            exchanges=len(self.exchanges),
+        )
+
+
+_MEANINGS = (
+    ("mean", "error of the Gaussian's mean", "posterior sds"),
+    ("mean_mcse", "Monte Carlo error of that error", "posterior sds"),
+    ("sd", "error of the Gaussian's sd, relative", "1"),
+    ("sd_mcse", "Monte Carlo error of that error", "1"),
+    ("posterior_mean", "mean of the posterior, unconstrained space", "unconstrained units"),
+    ("posterior_sd", "sd of the posterior, unconstrained space", "unconstrained units"),
+)
+
+
+def correct(approximation: Gaussian, num: int, prior: LogDensities, ask: Ask, keys: tuple[Array, Array]) -> Correction:
+    """Ask the clients, and again where the weights can't be trusted.
+
+    Parameters
+    ----------
+    approximation
+        Leading axis of chains.
+    num
+        Draws of it in each chain.
+    prior
+        Its log densities at many points.
+    ask
+        One exchange; random numbers of the clients are new in each turn.
+    keys
+        Of the approximation's draws, and of all others.
+    """
+    laws = laws_of(approximation)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
+    wide = [law._replace(white=_WIDER * law.white, freedom=_TAILS) for law in laws]
+    num_more = max(0, -(-_LEAST // len(laws)) - num)
+    num_wide = -(-(num + num_more) // _WIDE)
+    parts = [gaussian_draws(approximation, keys[0], num)]
+    parts += [np.stack([law.draws(rng, many) for law in from_]) for from_, many in ((laws, num_more), (wide, num_wide))]
+    theta = np.concatenate(parts, axis=1)
+    proposals: Sequence[tuple[Proposal, ...]] = [
+        (Proposal([law], [1.0]), Proposal([more], [1.0])) for law, more in zip(laws, wide, strict=True)
+    ]
+    heard = [ask(theta, 0)]
+    pool = pool_of(theta, proposals, (num + num_more, num_wide), heard[0], prior)
+
+    def found() -> Correction:
+        down, up = sum(each.bytes_down for each in heard), sum(each.bytes_up for each in heard)
+        sizes = (pool.counts[0] + num_wide, *pool.counts[2:])
+        return Correction(approximation, num, pool, sizes, down, up, keys[1])
+
+    while len(heard) <= _MORE and not found().precise:
+        theta, proposals = refitted(pool, theta.shape[1], rng)
+        heard.append(ask(theta, len(heard)))
+        pool = pool.extended(pool_of(theta, proposals, (theta.shape[1],), heard[-1], prior))
+    return found()
+
+
+def refitted(pool: Pool, num: int, rng: np.random.Generator) -> tuple[np.ndarray, Sequence[tuple[Proposal, ...]]]:
+    """Draws ``(chain, num, d)`` of a proposal fitted to the pool, the same for all chains, and the proposals."""
+    size = pool.theta.shape[-1]
+    weights = pool.tempered(_PER_GLOBAL * (size + 1))
+    proposal = fitted(pool.theta.reshape(-1, size), weights, rng)
+    theta = np.stack([proposal.draws(rng, num) for _ in pool.theta])
+    return theta, [(proposal,) for _ in pool.theta]
+
+
+def pool_of(
+    theta: np.ndarray,
+    proposals: Sequence[tuple[Proposal, ...]],
+    counts: tuple[int, ...],
+    heard: Heard,
+    prior: LogDensities,
+) -> Pool:
+    """The draws of one exchange with the clients' answers."""
+    log_likelihood = np.moveaxis(np.asarray(heard.replies.each), 0, -1)
+    noise = np.mean(np.asarray(heard.infos["noise"]), axis=1)
+    return Pool(theta, log_likelihood, log_joint(prior, theta, log_likelihood), tuple(proposals), counts, noise)
+
+
+def correctable(answer: Answer) -> bool:
+    """Whether an answer is a Gaussian over the globals alone, which weights of its draws can correct."""
+    posterior = answer.posterior
+    plain = answer.own_draws is None and answer.coupled is None and not answer.records_locals()
+    return plain and isinstance(posterior, Gaussian) and bool(np.all(np.isfinite(gaussian_moments(posterior)[1])))
+
+
+def laws_of(approximation: Gaussian) -> list[Law]:
+    """Each chain's Gaussian."""
+    means, _ = gaussian_moments(approximation)
+    return [Law(mean, white) for mean, white in zip(means, whiteners(approximation.precision), strict=True)]
+
+
+def pooled_moments(approximation: Gaussian) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance ``(d,)`` of all chains' Gaussians together."""
+    means, covariances = gaussian_moments(approximation)
+    variances = np.diagonal(covariances, axis1=1, axis2=2)
+    mean = means.mean(axis=0)
+    return mean, variances.mean(axis=0) + np.mean((means - mean) ** 2, axis=0)

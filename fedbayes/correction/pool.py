@@ -1,0 +1,152 @@
+"""Draws of the globals with the log posterior there: their importance weights, and what these say."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import numpy as np
+from scipy.special import logsumexp
+
+from fedbayes.compiling import jit_cheaply
+from fedbayes.correction.proposal import Proposal
+from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.importance import pareto_smooth
+
+_LEAST = 100  # effective draws of all chains together, below which weighted moments say little
+_SHARE = 0.005  # of one draw in the sum of all weights, below which the tail's shape does not matter
+_NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
+
+_smooth = jit_cheaply(pareto_smooth)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Draws of one or several proposals, chain by chain, with the log joint density at each.
+
+    Draws of several proposals are weighed as those of their mixture (Cornuet, Marin, Mira and Robert 2012, adaptive
+    multiple importance sampling).
+
+    Attributes
+    ----------
+    theta
+        Unconstrained globals, shape ``(chain, draw, d)``.
+    log_likelihood
+        Of each client, locals integrated out, shape ``(chain, draw, client)``.
+    log_joint
+        Of all clients and the prior, shape ``(chain, draw)``.
+    proposals
+        Of each chain, a proposal for each batch of draws.
+    counts
+        Draws in each batch.
+    noise
+        Mean relative variance of each client's estimates of its likelihood, shape ``(client,)``; zero without locals.
+    """
+
+    theta: np.ndarray
+    log_likelihood: np.ndarray
+    log_joint: np.ndarray
+    proposals: tuple[tuple[Proposal, ...], ...]
+    counts: tuple[int, ...]
+    noise: np.ndarray
+
+    def extended(self, other: "Pool") -> "Pool":
+        """With one more batch of draws."""
+        return Pool(
+            np.concatenate([self.theta, other.theta], axis=1),
+            np.concatenate([self.log_likelihood, other.log_likelihood], axis=1),
+            np.concatenate([self.log_joint, other.log_joint], axis=1),
+            tuple((*mine, *new) for mine, new in zip(self.proposals, other.proposals, strict=True)),
+            self.counts + other.counts,
+            np.maximum(self.noise, other.noise),
+        )
+
+    @cached_property
+    def log_weights(self) -> np.ndarray:
+        """Log of posterior, unnormalised, over the mixture of the chain's proposals, shape ``(chain, draw)``."""
+        shares = np.asarray(self.counts) / sum(self.counts)
+        log_mixture = [
+            logsumexp([each.log_density(points) for each in proposals], axis=0, b=shares[:, None])
+            for points, proposals in zip(self.theta, self.proposals, strict=True)
+        ]
+        log_weights = self.log_joint - np.stack(log_mixture)
+        return np.where(np.isfinite(log_weights), log_weights, -np.inf)
+
+    @cached_property
+    def _smoothed(self) -> tuple[np.ndarray, float]:
+        if not np.any(np.isfinite(self.log_weights)):
+            return np.full(self.log_weights.shape, 1.0 / self.log_weights.size), float("inf")
+        weights, k_hat = _smooth(self.log_weights.reshape(-1))
+        return np.asarray(weights).reshape(self.log_weights.shape), float(k_hat)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Pareto-smoothed, of all chains together one, shape ``(chain, draw)``."""
+        return self._smoothed[0]
+
+    @property
+    def k_hat(self) -> float:
+        """Shape of the weights' Pareto tail."""
+        return self._smoothed[1]
+
+    @property
+    def effective(self) -> float:
+        """Effective number of draws ``1 / sum w^2`` of all chains together."""
+        return float(1.0 / np.sum(self.weights**2))
+
+    @property
+    def largest(self) -> float:
+        """Share of the largest weight, before smoothing, in the sum of all."""
+        logs = self.log_weights
+        return float(np.exp(np.max(logs) - logsumexp(logs))) if np.any(np.isfinite(logs)) else 1.0
+
+    @property
+    def reliable(self) -> bool:
+        """Whether the weights can be trusted: their tail, their number, and the noise of the clients' estimates.
+
+        Weights that are nearly equal but for a few percent, as those of a good proposal with heavy tails, have a large
+        k-hat whose tail is no tail. They are recognised by their largest share, which is small only where there are
+        enough draws (Chatterjee and Diaconis 2018, "The sample size required in importance sampling"): of weights with
+        a true tail shape of 0.7 one of ten thousand draws has about a hundredth.
+        """
+        tail = self.k_hat <= K_HAT_LIMIT or self.largest <= _SHARE
+        return tail and self.effective >= _LEAST and float(np.sum(self.noise)) <= _NOISE
+
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weighted mean and variance of each global, shape ``(d,)``."""
+        mean = np.einsum("rs,rsi->i", self.weights, self.theta)
+        return mean, np.einsum("rs,rsi->i", self.weights, (self.theta - mean) ** 2)
+
+    def log_evidence(self) -> np.ndarray:
+        """Log of the mean weight of each chain, shape ``(chain,)``."""
+        found: np.ndarray = logsumexp(self.log_weights, axis=1) - np.log(self.log_weights.shape[1])
+        return found
+
+    def tempered(self, least: float) -> np.ndarray:
+        """Weights to the largest power below one that leaves ``least`` effective draws, shape ``(chain * draw,)``."""
+        logs = self.log_weights.reshape(-1)
+
+        def powered(power: float) -> np.ndarray:
+            with np.errstate(invalid="ignore"):
+                found = np.where(np.isfinite(logs), power * (logs - np.max(logs)), -np.inf)
+            weights: np.ndarray = np.exp(found - logsumexp(found))
+            return weights
+
+        power = 1.0
+        while 1.0 / np.sum(powered(power) ** 2) < least and power > 1e-3:
+            power *= 0.8
+        return powered(power)
+
+    def resampled(self, num: int, key: jax.Array) -> np.ndarray:
+        """Places of ``num`` draws a chain, taken by their weights in it, in random order, shape ``(chain, num)``.
+
+        Systematic resampling: a draw of weight ``w`` is taken ``num w`` times, rounded up or down.
+        """
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        return np.stack([systematic(weights, num, rng) for weights in self.weights])
+
+
+def systematic(weights: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
+    """Places of ``num`` draws, each taken ``num w`` times, rounded up or down, in random order."""
+    ends = np.cumsum(weights) / np.sum(weights)
+    places = np.minimum(np.searchsorted(ends, (np.arange(num) + rng.random()) / num), len(weights) - 1)
+    return rng.permutation(places)

@@ -1,0 +1,210 @@
+"""What a fit knows of its own error: draws of the posterior, corrected where that is possible."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.answer import Answer, log_joint
+from fedbayes.computing import computing
+from fedbayes.correction.correct import Correction, correct, correctable
+from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.gaussian import Gaussian
+from fedbayes.problem.problem import Problem
+from fedbayes.problem.roster import Roster
+from fedbayes.results import arviz
+from fedbayes.results.personal import Clients
+from fedbayes.results.saved import Presentation, SavedPosterior
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_DRAWS, _WEIGHTED = 1_000_001, 1_000_005  # folded into the fit's key
+
+
+class Corrected:
+    """The part of :class:`~fedbayes.FederatedFit` that checks and corrects its answer."""
+
+    roster: Roster
+    problem: Problem
+    _answer: Answer
+    _clients: Clients
+    _key: Array
+    _shown: Presentation
+    _saved: SavedPosterior | None
+
+    @cached_property
+    def correction(self) -> Correction | None:
+        """What the clients' answers to draws of the Gaussian have shown.
+
+        ``None`` where the answer is no Gaussian, such as the draws of Markov chains, and with ``correct=False``.
+        """
+        if not self._shown.correct or not correctable(self._answer):
+            return None
+        keys = jax.random.fold_in(self._key, _DRAWS), jax.random.fold_in(self._key, _WEIGHTED)
+        with computing():
+            assert isinstance(self._answer.posterior, Gaussian)  # noqa: S101
+            prior, ask = self.roster.prior.log_densities, self._clients.log_likelihood
+            return correct(self._answer.posterior, self._shown.num_draws, prior, ask, keys)
+
+    @property
+    def error(self) -> "xr.Dataset":
+        """How far the Gaussian answer is from the posterior, by importance weights.
+
+        Returns
+        -------
+        xarray.Dataset
+            Over ``global``, the unconstrained globals: ``mean`` and ``sd``, the errors of the Gaussian's means (in
+            posterior sds) and sds (relative); their own Monte Carlo errors ``mean_mcse`` and ``sd_mcse``;
+            ``posterior_mean`` and ``posterior_sd``, which ``fit.idata`` has where it is corrected. The attributes:
+            ``mean_error`` and ``sd_error``, root mean squares of the errors; ``reliable``, without which none of these
+            numbers can be trusted; ``k_hat``, ``largest_weight`` (its share), ``effective_draws`` and ``noise``
+            (relative variance of the clients' estimates, in sum), which decide that; ``distance``, a bound of the error
+            of every mean; ``correction``: ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``;
+            ``exchanges`` that this has taken.
+
+        Raises
+        ------
+        ValueError
+            The answer is no Gaussian, or the fit was asked not to correct it.
+        """
+        found = self.correction
+        if found is None:
+            raise ValueError(
+                "This fit has not measured its error: it was made with `correct=False`."
+                if not self._shown.correct
+                else "`fit.error` is about a Gaussian approximation, and this fit's answer is none: Markov chains tell "
+                "of themselves by R-hat and effective sample size, and a point has no posterior."
+            )
+        with computing():
+            return found.dataset(self.roster.globals.labels())
+
+    @property
+    def log_evidence(self) -> np.ndarray:
+        """Estimate of the log marginal likelihood per replicate; NaN under an improper prior, and for Markov chains.
+
+        By importance weights where the posterior is corrected, else that of the Gaussian.
+        """
+        approximate, found = self._answer.log_evidence(), self.correction
+        if found is None or not found.applied or self.roster.prior.is_flat():
+            return approximate
+        return found.pool.log_evidence()
+
+    @cached_property
+    def _approximate_theta(self) -> np.ndarray:
+        with computing():
+            return self._answer.draws(jax.random.fold_in(self._key, _DRAWS), self._shown.num_draws)
+
+    @cached_property
+    def _theta(self) -> np.ndarray:
+        found = self.correction
+        return self._approximate_theta if found is None or not found.applied else found.theta
+
+    @cached_property
+    def _log_likelihood(self) -> np.ndarray:
+        """Of each client at the posterior's draws, shape ``(chain, draw, client)``."""
+        found = self.correction
+        if found is not None and found.applied:
+            return found.at(found.pool.log_likelihood)
+        return self._approximate_log_likelihood
+
+    @cached_property
+    def _approximate_log_likelihood(self) -> np.ndarray:
+        """The same at the approximation's draws: the clients were asked for them, or are asked now."""
+        found, theta = self.correction, self._approximate_theta
+        if found is not None and np.array_equal(found.pool.theta[:, : found.num], theta):
+            return found.pool.log_likelihood[:, : found.num]
+        heard = self._clients.log_likelihood(theta)
+        self._extra_cost = (1, heard.bytes_down, heard.bytes_up)
+        return np.moveaxis(heard.replies.each, 0, -1)
+
+    def _cost(self) -> tuple[int, ...]:
+        """Exchanges and bytes beyond the rounds; empty if there were none."""
+        if self._saved is not None:
+            return self._saved.cost
+        found = self.__dict__.get("correction")
+        costs = [] if found is None else [(len(found.exchanges), found.bytes_down, found.bytes_up)]
+        costs += [self._extra_cost] if "_extra_cost" in self.__dict__ else []
+        return tuple(np.sum(costs, axis=0).tolist()) if costs else ()
+
+    @cached_property
+    def idata(self) -> Any:
+        """The global posterior for ArviZ, with ``sample_stats`` and one log-likelihood per client and draw.
+
+        A Gaussian answer is corrected by importance weights where they can be trusted, and where it is not exact
+        already; the attribute ``correction`` says so (:attr:`error` has the numbers), and :attr:`approximate_idata` has
+        the Gaussian's own draws. Its chains are replicates of the whole fit: R-hat compares replicates, and speaks
+        about Monte Carlo error. The chains of FA-LD are Markov chains. The log-likelihoods are the clients' answers in
+        the exchange that checks the fit, or take one more. A loaded fit reads all this from its file.
+        """
+        if self._saved is not None and (found := self._saved.read()) is not None:
+            return found
+        correction = self.correction
+        applied = correction is not None and correction.applied
+        with computing():
+            if applied:
+                lp = log_joint(self.roster.prior.log_densities, self._theta, self._log_likelihood)
+                stats = {"lp": lp}
+            else:
+                stats = self._answer.sample_stats(self._theta, self._log_likelihood)
+            return self._global_idata(
+                self._theta, self._log_likelihood, stats, {} if correction is None else correction.attrs()
+            )
+
+    @cached_property
+    def approximate_idata(self) -> Any:
+        """The same with the draws of the approximation, whether the posterior is corrected or not."""
+        with computing():
+            theta, log_likelihood = self._approximate_theta, self._approximate_log_likelihood
+            stats = self._answer.sample_stats(theta, log_likelihood)
+            return self._global_idata(theta, log_likelihood, stats, {"correction": "none"})
+
+    def _global_idata(
+        self, theta: np.ndarray, log_likelihood: np.ndarray, stats: dict[str, np.ndarray], attrs: dict[str, Any]
+    ) -> Any:
+        """Draws ``(chain, draw, d)`` of the globals and what belongs to them, for ArviZ."""
+        clients, coupled = arviz.shapes_of(self.problem), self._answer.coupled
+        extra = {} if coupled is None else coupled.variables
+        groups = {
+            "posterior": arviz.global_values(clients, theta) | {name: values for name, (values, _) in extra.items()},
+            "sample_stats": stats,
+            "log_likelihood": {"client": log_likelihood},
+        }
+        names = {"client_name": list(self.roster.names), **({} if coupled is None else coupled.coords)}
+        dims = {"client": ["client_name"], **{name: labels for name, (_, labels) in extra.items()}}
+        return self._to_arviz(groups, clients[0].program, clients[0].ones(), dims, names, attrs)
+
+    def _to_arviz(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def _error_lines(self) -> list[str]:
+        """How far off the Gaussian is, for ``repr``; nothing where it was not measured."""
+        found = self.correction
+        if found is None:
+            return []
+        told = self.error.attrs
+        tail = f"{told['effective_draws']:,.0f} effective draws of {found.pool.weights.size:,}"
+        if found.state == "unreliable":
+            return [f"  Gaussian  not to be trusted (k-hat {told['k_hat']:.2f}, {tail}); see fit.trouble()"]
+        if found.state == "not needed":
+            return [f"  Gaussian  exact to {max(found.distance, 1e-12):.1g} posterior sds, by importance weights"]
+        off = f"{told['mean_error']:.2g} posterior sds in means, {100.0 * told['sd_error']:.2g} percent in sds"
+        return [f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"]
+
+    def _unreliable(self) -> str:
+        """Why the answer can't be trusted, and what to do; empty if it can."""
+        found = self.correction
+        if found is None or found.reliable:
+            return ""
+        pool = found.pool
+        noise = float(np.sum(pool.noise))
+        why = f"k-hat is {pool.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {pool.effective:.0f} effective draws"
+        if pool.k_hat <= K_HAT_LIMIT and noise > 1.0:
+            why = f"the clients' estimates of their likelihoods have the relative variance {noise:.2g} in sum"
+        return (
+            f"The posterior is too far from Gaussian for importance weights: {why}. `fit.idata` has the Gaussian's "
+            "draws, whose error is not known. Write the model in another parametrisation, nearer to Gaussian "
+            "in unconstrained space, or ask for Markov chains, `fit.exact()`."
+        )

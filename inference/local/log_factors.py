@@ -1,0 +1,160 @@
+"""A client's log factor at many draws of the globals, with the locals integrated out, and the locals there."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, whitener
+from fedbayes.importance import log_mean_exp, quasi_normal
+from fedbayes.inference.local.conditional import find_conditional
+from fedbayes.inference.local.tilted import Tilted
+from fedbayes.problem.clients import Client
+
+_LOCAL_DRAWS = 64  # that integrate out the locals at each draw of the globals
+_NEWTON = 4  # steps to the locals' mode given each draw of the globals
+_MANY_LOCALS = 16  # from which their law given the globals is that at the mode, moved along a line
+
+
+class LogFactors(NamedTuple):
+    """Log factors at many draws of the globals, the locals integrated out.
+
+    Attributes
+    ----------
+    values
+        Shape ``(n,)``.
+    noise
+        Relative variance of the estimates ``exp(values)``, averaged over the draws, shape ``()``; zero without locals.
+    """
+
+    values: Array
+    noise: Array
+
+
+def log_factors(client: Client, cavity: Gaussian, theta: Array, shift: Array) -> LogFactors:
+    """``log f(theta)`` with the locals integrated out at each row of ``theta``, shape ``(n, d)``.
+
+    Importance sampling of the locals given each row, from their Laplace approximation and from one that is wider, half
+    of the draws each, for tails that are longer than a Gaussian's. Where the locals are Gaussian given the globals the
+    first half has equal weights: then it alone counts, and the result is exact. ``exp`` of the values is unbiased, with
+    other random numbers in each row, as importance weights and Metropolis steps of the globals need it (Andrieu and
+    Roberts 2009).
+
+    Parameters
+    ----------
+    client
+        Whose factor it is.
+    cavity
+        What all others know: the search for the locals' mode starts there.
+    theta
+        The globals.
+    shift
+        Of a quasi-random sequence, shape ``(m,)``; each row has its own, by a sequence of shifts.
+    """
+    if client.num_locals == 0:
+        return LogFactors(client.at_many(client.log_factor, theta), jnp.zeros(()))
+    locals_of, shifts = _locals(client, cavity, theta), _shifts(shift, len(theta))
+
+    def at(given: tuple[Array, Array]) -> tuple[Array, Array]:
+        found = _integrated(locals_of(*given))
+        return found.value, found.noise
+
+    values, noise = jax.lax.map(at, (theta, shifts), batch_size=32)
+    return LogFactors(values, jnp.mean(noise))
+
+
+def locals_given(client: Client, cavity: Gaussian, theta: Array, shift: Array, picks: Array) -> Array:
+    """One draw of the locals at each draw of the globals, shape ``(n, m)``.
+
+    It is one of the draws behind :func:`log_factors` with the same ``shift``, taken by its weight: globals that were
+    weighed or accepted by those values, and locals that were taken so, are draws of the joint posterior exactly.
+
+    Parameters
+    ----------
+    client, cavity, theta, shift
+        As there.
+    picks
+        Uniform random numbers, shape ``(n,)``.
+    """
+    locals_of, shifts = _locals(client, cavity, theta), _shifts(shift, len(theta))
+
+    def at(given: tuple[Array, Array, Array]) -> Array:
+        one, own, pick = given
+        drawn = locals_of(one, own)
+        ends = jnp.cumsum(jax.nn.softmax(_integrated(drawn).log_weight))
+        return drawn.z[jnp.minimum(jnp.searchsorted(ends, pick), len(ends) - 1)]
+
+    found: Array = jax.lax.map(at, (theta, shifts, picks), batch_size=32)
+    return found
+
+
+class _Weighted(NamedTuple):
+    """Draws ``(n, m)`` of the locals given the globals, and their log weights in the two mixtures."""
+
+    z: Array
+    alone: Array
+    mixed: Array
+    constant: Array
+
+
+class _Integral(NamedTuple):
+    """Log integral over the locals, the relative variance of its estimate, and the draws' log weights."""
+
+    value: Array
+    noise: Array
+    log_weight: Array
+
+
+def _shifts(shift: Array, num: int) -> Array:
+    """A shift for each draw, shape ``(num, m)``: steps of the generalised golden ratio, which fill the cube evenly."""
+    size, ratio = shift.shape[0], 1.0
+    for _ in range(64):
+        ratio = (1.0 + ratio) ** (1.0 / (size + 1))  # solves x^(m + 1) = x + 1
+    return jnp.mod(shift + jnp.arange(num)[:, None] * ratio ** -np.arange(1.0, size + 1), 1.0)
+
+
+def _locals(client: Client, cavity: Gaussian, theta: Array) -> Callable[[Array, Array], _Weighted]:
+    """``(theta, shift) -> draws`` of the locals given the globals."""
+    size, groups = theta.shape[1], jnp.asarray(client.groups)
+    mode = Tilted(client, cavity).mode(jnp.concatenate([theta[0], jnp.zeros(client.num_locals)]))
+    white = whitener(mode.curvature[size:, size:])
+    slope = white.T @ white @ mode.curvature[size:, :size]
+    wide = 1.0 + client.num_locals**-0.5
+    half = _LOCAL_DRAWS // 2
+
+    def given(one: Array, at: Callable[[Array], Array]) -> tuple[Array, Callable[[Array], Array], Array]:
+        """Centre, noise to offset, and log determinant of the Laplace approximation."""
+        start = mode.position[size:] - slope @ (one - mode.position[:size])
+        if client.num_locals >= _MANY_LOCALS:  # where a search for each draw would cost too much
+            return start, lambda noise: noise @ white, -0.5 * log_det(white)
+        found = find_conditional(at, start, groups, max_steps=_NEWTON, jacobian=client.jacobian)
+        centred = found._replace(mode=jnp.zeros_like(start))
+        return found.mode, lambda noise: jax.vmap(lambda n: centred.draw(n, groups))(noise), found.log_spread()
+
+    def draw(one: Array, shift: Array) -> _Weighted:
+        at = lambda local: client.log_factor(jnp.concatenate([one, local]))  # noqa: E731
+        centre, spread, log_spread = given(one, at)
+        noise = quasi_normal(shift, _LOCAL_DRAWS)
+        noise = noise * jnp.where(jnp.arange(_LOCAL_DRAWS) < half, 1.0, wide)[:, None]
+        z = centre + spread(noise)
+        logs = jax.vmap(at)(z)
+        squares = 0.5 * jnp.sum(noise**2, axis=1)
+        log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - client.num_locals * jnp.log(wide)) - jnp.log(2.0)
+        return _Weighted(z, logs + squares, logs - log_mixture, log_spread + 0.5 * client.num_locals * LOG_2PI)
+
+    return draw
+
+
+def _integrated(drawn: _Weighted) -> _Integral:
+    """By the draws of the Laplace approximation alone where their weights are equal, else by all of them."""
+    half = len(drawn.alone) // 2
+    first = drawn.alone[:half]
+    gaussian = jnp.max(first) - jnp.min(first) < 1e-9 * (1.0 + jnp.max(jnp.abs(first)))
+    alone = jnp.where(jnp.arange(len(drawn.alone)) < half, drawn.alone + jnp.log(2.0), -jnp.inf)
+    log_weight = jnp.where(gaussian, alone, drawn.mixed)
+    share = jax.nn.softmax(log_weight)
+    noise = jnp.where(gaussian, 0.0, jnp.sum(share**2) - 1.0 / len(share))
+    return _Integral(log_mean_exp(log_weight) + drawn.constant, noise, log_weight)
