@@ -96,19 +96,12 @@ class Pool:
     @property
     def largest(self) -> float:
         """Share of the largest weight, before smoothing, in the sum of all."""
-        logs = self.log_weights
-        return float(np.exp(np.max(logs) - logsumexp(logs))) if np.any(np.isfinite(logs)) else 1.0
+        return largest_share(self.log_weights)
 
     @property
     def reliable(self) -> bool:
-        """Whether the weights can be trusted: their tail, their number, and the noise of the clients' estimates.
-
-        Weights that are nearly equal but for a few percent, as those of a good proposal with heavy tails, have a large
-        k-hat whose tail is no tail. They are recognised by their largest share, which is small only where there are
-        enough draws (Chatterjee and Diaconis 2018, "The sample size required in importance sampling"): of weights with
-        a true tail shape of 0.7 one of ten thousand draws has about a hundredth.
-        """
-        tail = self.k_hat <= K_HAT_LIMIT or self.largest <= _SHARE
+        """Whether the weights can be trusted: their tail, their number, and the noise of the clients' estimates."""
+        tail = trusted(self.log_weights, self.k_hat)
         return tail and self.effective >= _LEAST and float(np.sum(self.noise)) <= _NOISE
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -143,6 +136,23 @@ class Pool:
         """
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         return np.stack([systematic(weights, num, rng) for weights in self.weights])
+
+
+def largest_share(log_weights: np.ndarray) -> float:
+    """Share of the largest weight in the sum of all; one where all are zero."""
+    top = np.max(log_weights)
+    return float(np.exp(top - logsumexp(log_weights))) if np.isfinite(top) else 1.0
+
+
+def trusted(log_weights: np.ndarray, k_hat: float) -> bool:
+    """Whether the tail of the weights is short enough: k-hat is below 0.7, or no draw has a share that counts.
+
+    Weights that are nearly equal but for a few percent, as those of a good proposal with heavy tails, may have a large
+    k-hat, whose tail is none: they are bounded. Their largest share tells them from others, as it is small only where
+    there are enough draws (Chatterjee and Diaconis 2018, "The sample size required in importance sampling"). With a
+    true tail shape of 0.7 one of ten thousand draws has about a hundredth of all weight.
+    """
+    return k_hat <= K_HAT_LIMIT or largest_share(log_weights) <= _SHARE
 
 
 def systematic(weights: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:

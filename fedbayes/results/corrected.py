@@ -1,5 +1,6 @@
 """What a fit knows of its own error: draws of the posterior, corrected where that is possible."""
 
+import warnings
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +11,23 @@ from jax import Array
 from fedbayes.answer import Answer, log_joint
 from fedbayes.computing import computing
 from fedbayes.correction.correct import Correction, correct, correctable
-from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.correction.exact import exact_chains
+from fedbayes.correction.left_out import by_normalisers, cavity_pool, left_out
+from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
 from fedbayes.gaussian import Gaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.results import arviz
+from fedbayes.results.loo import Rows, clients_dataset, elpd_data, rows_dataset
 from fedbayes.results.personal import Clients
+from fedbayes.results.predictive import log_densities_of_draws
 from fedbayes.results.saved import Presentation, SavedPosterior
+from fedbayes.rounds.progress import Bar, Silent
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_DRAWS, _WEIGHTED = 1_000_001, 1_000_005  # folded into the fit's key
+_DRAWS, _WEIGHTED, _EXACT, _LEFT_OUT = 1_000_001, 1_000_005, 1_000_006, 1_000_007  # folded into the fit's key
 
 
 class Corrected:
@@ -43,11 +49,15 @@ class Corrected:
         """
         if not self._shown.correct or not correctable(self._answer):
             return None
+        return self._weighed
+
+    @cached_property
+    def _weighed(self) -> Correction:
+        """Draws of the Gaussian, or of the one with the chains' moments, with the clients' answers."""
         keys = jax.random.fold_in(self._key, _DRAWS), jax.random.fold_in(self._key, _WEIGHTED)
         with computing():
-            assert isinstance(self._answer.posterior, Gaussian)  # noqa: S101
             prior, ask = self.roster.prior.log_densities, self._clients.log_likelihood
-            return correct(self._answer.posterior, self._shown.num_draws, prior, ask, keys)
+            return correct(self._dense("exact"), self._shown.num_draws, prior, ask, keys)
 
     @property
     def error(self) -> "xr.Dataset":
@@ -126,7 +136,7 @@ class Corrected:
             return self._saved.cost
         found = self.__dict__.get("correction")
         costs = [] if found is None else [(len(found.exchanges), found.bytes_down, found.bytes_up)]
-        costs += [self._extra_cost] if "_extra_cost" in self.__dict__ else []
+        costs += [self.__dict__[name] for name in ("_extra_cost", "_left_out_cost") if name in self.__dict__]
         return tuple(np.sum(costs, axis=0).tolist()) if costs else ()
 
     @cached_property
@@ -161,6 +171,173 @@ class Corrected:
             stats = self._answer.sample_stats(theta, log_likelihood)
             return self._global_idata(theta, log_likelihood, stats, {"correction": "none"})
 
+    def exact(self, num_draws: int | None = None, *, max_exchanges: int = 10, progress: bool = True) -> Any:
+        """Markov chains with the exact posterior as their stationary law, whatever the fit's method approximates.
+
+        Independence Metropolis: in each exchange all clients answer with their log-likelihoods at many draws of a
+        fixed proposal, which was fitted to the weighted draws of the fit, and the server accepts or rejects them, one
+        after the other (:mod:`fedbayes.correction.exact`). This also removes the bias of Langevin steps. Where clients
+        have locals the answers are unbiased estimates, which are kept, so that the chains stay exact.
+
+        The price: at most three exchanges to fit the proposal, of which the fit may have made some, and at most
+        ``max_exchanges`` more, of ``8 d S`` bytes to and ``8 S`` bytes from each client, for ``d`` globals and ``S``
+        draws, ``num_draws`` for each chain of the fit. The chains stop earlier where R-hat is below 1.01 with 100
+        effective draws a chain.
+
+        Parameters
+        ----------
+        num_draws
+            Draws of each of the four chains that are returned, evenly spaced; ``None``: as many as the fit's.
+        max_exchanges
+            At most so many.
+        progress
+            Show a bar, which says what the chains may cost.
+
+        Returns
+        -------
+        InferenceData or DataTree
+            As :attr:`idata`, without the clients' locals; the attributes hold ``acceptance_rate``, ``r_hat``,
+            ``effective_draws`` and ``exchanges``.
+
+        Raises
+        ------
+        ValueError
+            A parameter is no positive number; the posterior has low rank, is a point, or couples the clients' locals.
+
+        Warns
+        -----
+        UnreliableWarning
+            The chains have not mixed: their draws are not to be trusted.
+        """
+        for name, value in (("num_draws", num_draws), ("max_exchanges", max_exchanges)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"`{name}` is {value!r}; write a whole number, at least 1.")
+        if self._answer.coupled is not None or self._answer.own_draws is not None:
+            raise ValueError("`fit.exact()` is for clients that depend on each other by the globals alone.")
+        self._dense("exact")
+        bar = Bar() if progress else Silent()
+        num = self._shown.num_draws
+        try:
+            bar.start(f"exact chains, at most {max_exchanges} exchanges of {num:,} draws a chain", max_exchanges)
+            with computing():
+                key = jax.random.fold_in(self._key, _EXACT)
+                found = exact_chains(
+                    self._weighed,
+                    self.roster.prior.log_densities,
+                    self._clients.log_likelihood,
+                    key,
+                    num_proposals=num,
+                    max_exchanges=max_exchanges,
+                    progress=bar,
+                )
+        finally:
+            bar.close()
+        if not found.mixed:
+            warnings.warn(
+                f"The chains have not mixed after {found.exchanges} exchanges: R-hat is {found.r_hat:.3g}, with "
+                f"{found.effective:.0f} effective draws, and {100.0 * found.acceptance:.2g} percent of the proposals "
+                "were accepted. Raise `max_exchanges`, or write the model in another parametrisation, nearer to "
+                "Gaussian in unconstrained space.",
+                UnreliableWarning,
+                stacklevel=2,
+            )
+        kept = np.linspace(0, found.theta.shape[1] - 1, min(num_draws or num, found.theta.shape[1])).round().astype(int)
+        with computing():
+            theta, log_likelihood = found.theta[:, kept], found.log_likelihood[:, kept]
+            return self._global_idata(theta, log_likelihood, {"lp": found.log_joint[:, kept]}, found.attrs())
+
+    @cached_property
+    def _left_out(self) -> "xr.Dataset":
+        cavities = None if self._answer.records_locals() else self._answer.cavities()
+        log_likelihood = self._log_likelihood.reshape(-1, self.roster.num_clients)
+        with computing():
+            psis = left_out(np.zeros(len(log_likelihood)), log_likelihood)
+            columns = {"psis": psis.elpd, "psis_k_hat": psis.k_hat}
+            if cavities is None or self.correction is None:
+                found, exchanges = psis, 0
+            else:
+                prior, ask = self.roster.prior.log_densities, self._clients.log_likelihood
+                key = jax.random.fold_in(self._key, _LEFT_OUT)
+                pool, cost = cavity_pool(self.correction.pool, cavities, self._shown.num_draws, prior, ask, key)
+                self._left_out_cost = (1, *cost)
+                flat = pool.log_likelihood.reshape(-1, self.roster.num_clients)
+                found, exchanges = left_out(pool.log_weights.reshape(-1), flat), 1
+                columns["gaussian"] = by_normalisers(self._dense("loo"), cavities).mean(axis=0)
+        columns = {**found._asdict(), **columns}
+        return clients_dataset(self.roster.names, columns, exchanges)
+
+    def leave_one_out(self) -> "xr.Dataset":
+        """How well each client is predicted by all the others, without another fit.
+
+        ``elpd_k = log p(y_k | y_-k)``: the log density of all of a client's outcomes together, its locals integrated
+        out, given all other clients and the prior. A Gaussian answer knows the posterior without client k, its cavity;
+        in one exchange all clients answer at draws of all cavities, and importance weights make the result exact up to
+        ``mcse`` (:mod:`fedbayes.correction.left_out`). Of Markov chains it is importance sampling from the posterior,
+        which takes no exchange and often fails for a client that says much.
+
+        Returns
+        -------
+        xarray.Dataset
+            Over ``client_name``, in nats: ``elpd``, ``mcse``, ``k_hat``, ``reliable``; ``gaussian``, by the normalisers of the
+            Gaussians alone; ``psis`` and ``psis_k_hat``, by importance sampling from the posterior. The attributes have
+            the sum ``elpd``, its ``mcse``, and remarks.
+
+        Raises
+        ------
+        ValueError
+            The fit is a point.
+        """
+        self._check_posterior("leave_one_out")
+        return self._left_out
+
+    def loo(self) -> Any:
+        """:meth:`leave_one_out` in ArviZ's form, with the client as the unit, for ``az.compare``.
+
+        Returns
+        -------
+        ELPDData
+            Pointwise. Fits of different models to the same clients are compared by
+            ``az.compare({"one": one.loo(), "other": other.loo()})``.
+        """
+        self._check_posterior("loo")
+        return elpd_data(self.idata, self._left_out)
+
+    def loo_rows(self) -> "xr.Dataset":
+        """Leave-one-out over single rows, by importance sampling from each client's own posterior, at the client.
+
+        A client sends sums over its rows, and the worst k-hat: no row's number leaves it.
+
+        Returns
+        -------
+        xarray.Dataset
+            Over ``client_name``: ``elpd``, ``se``, ``p_loo``, ``rows``, ``worst_k_hat`` and ``rows_above_limit`` (0.7).
+            The attributes have ``elpd``, ``se`` and ``p_loo`` of all rows together.
+
+        Raises
+        ------
+        ValueError
+            The fit is a point, or rows depend on each other.
+        ClientDataError
+            Outcomes are missing.
+        """
+        self._check_posterior("loo_rows")
+        if self.roster.dependent:
+            raise ValueError(
+                "`fit.loo_rows()` is for rows that are independent given the latents, and in this model they depend on "
+                "each other. `fit.loo()` leaves out whole clients."
+            )
+        found = {}
+        for place, name in enumerate(self.roster.names):
+            program, own = self.problem.client(name).program, self.problem.arrays[place]
+            draws = self._latents(name, program)
+            with computing():
+                found[name] = Rows(log_densities_of_draws(program, draws, {**own.static, **own.arrays}))
+        return rows_dataset(found)
+
+    def _check_posterior(self, what: str) -> None:
+        if self._answer.posterior is None:
+            raise ValueError(f"`fit.{what}()` needs draws of a posterior, and this fit ends with points.")
+
     def _global_idata(
         self, theta: np.ndarray, log_likelihood: np.ndarray, stats: dict[str, np.ndarray], attrs: dict[str, Any]
     ) -> Any:
@@ -176,8 +353,13 @@ class Corrected:
         dims = {"client": ["client_name"], **{name: labels for name, (_, labels) in extra.items()}}
         return self._to_arviz(groups, clients[0].program, clients[0].ones(), dims, names, attrs)
 
-    def _to_arviz(self, *arguments: Any) -> Any:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what the fit itself has
+
+        def _to_arviz(self, *arguments: Any) -> Any: ...
+
+        def _dense(self, what: str) -> Gaussian: ...
+
+        def _latents(self, client: Any, program: Any) -> dict[str, np.ndarray]: ...
 
     def _error_lines(self) -> list[str]:
         """How far off the Gaussian is, for ``repr``; nothing where it was not measured."""

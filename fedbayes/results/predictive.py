@@ -59,6 +59,18 @@ def log_densities(
 ) -> dict[str, np.ndarray]:
     """Log predictive density of each outcome: the log of its mean density over the draws, by observed site.
 
+    Arguments and errors are those of :func:`log_densities_of_draws`.
+    """
+    given = log_densities_of_draws(program, draws, arguments, own)
+    num = next(iter(draws.values())).shape[:2]
+    return {name: np.asarray(logsumexp(value, axis=(0, 1))) - np.log(np.prod(num)) for name, value in given.items()}
+
+
+def log_densities_of_draws(
+    program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any], own: Rows | None = None
+) -> Mapping[str, Array]:
+    """Log density of each outcome at each draw, by observed site, leading axes chain and draw.
+
     ``own`` are the client's own rows, on which outcomes are conditioned whose rows depend on each other.
 
     Raises
@@ -83,8 +95,7 @@ def log_densities(
             f"The arguments {sorted(arguments)} hold no outcome of the model, so that there is nothing to take the "
             "predictive density of. Give the held-out rows with their outcomes, such as `y=...`."
         )
-    num = next(iter(draws.values())).shape[:2]
-    return {name: np.asarray(logsumexp(value, axis=(0, 1))) - np.log(np.prod(num)) for name, value in given.items()}
+    return given
 
 
 def flat_densities(densities: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -1,0 +1,131 @@
+"""Leave-one-out: clients given all other clients, and rows given all other rows, in ArviZ's form."""
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.answer import shortened
+from fedbayes.compiling import jit_cheaply
+from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.importance import pareto_smooth
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+CLIENTS = "client_name"
+_AT_ONCE = 64  # rows of one compiled call
+_MEANINGS = {
+    "elpd": "expected log predictive density of the client given all others",
+    "mcse": "its Monte Carlo error",
+    "k_hat": "Pareto tail shape of the weights behind it",
+    "reliable": "whether the weights can be trusted",
+    "gaussian": "the same by the normalisers of the Gaussians alone",
+    "psis": "the same by importance sampling from the posterior",
+    "psis_k_hat": "Pareto tail shape of its weights",
+}
+
+
+def clients_dataset(names: tuple[str, ...], found: Mapping[str, np.ndarray], exchanges: int) -> "xr.Dataset":
+    """Each client given all others, see ``FederatedFit.leave_one_out``."""
+    import xarray as xr
+
+    dataset = xr.Dataset({name: (CLIENTS, value) for name, value in found.items()}, coords={CLIENTS: list(names)})
+    for name, values in dataset.data_vars.items():
+        unit = "1" if name in ("reliable", "k_hat", "psis_k_hat") else "nats"
+        values.attrs |= {"long_name": _MEANINGS[str(name)], "units": unit}
+    bad = [str(name) for name, fine in zip(names, found["reliable"], strict=True) if not fine]
+    return dataset.assign_attrs(
+        elpd=float(np.sum(found["elpd"])),
+        mcse=float(np.sqrt(np.sum(found["mcse"] ** 2))),
+        exchanges=exchanges,
+        remarks=f"not to be trusted for {shortened(bad)}: k-hat above {K_HAT_LIMIT}" if bad else "",
+    )
+
+
+def elpd_data(idata: Any, found: "xr.Dataset") -> Any:
+    """ArviZ's ``ELPDData`` with the client as the unit, made of ``az.loo``'s by putting our numbers in it.
+
+    ArviZ warns of every k-hat above 0.7: of clients whose weights can be trusted none is put in that is larger.
+    """
+    import arviz as az
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the k-hats of the numbers that are replaced
+        made = az.loo(idata, var_name="client", pointwise=True)
+    num, k_hat = found.sizes[CLIENTS], found["k_hat"].where(~found["reliable"], found["k_hat"].clip(max=K_HAT_LIMIT))
+    elpd, spread = found["elpd"], float(np.sqrt(num * np.var(found["elpd"].values)))
+    old = int(az.__version__.split(".")[0]) < 1
+    total, pointwise, p_loo = ("elpd_loo", "loo_i", "p_loo") if old else ("elpd", "elpd_i", "p")
+    lppd = float(made[total]) + float(made[p_loo])  # of the log scale
+    values = {
+        total: float(elpd.sum()),
+        "se": spread,
+        p_loo: lppd - float(elpd.sum()),
+        pointwise: elpd.rename(pointwise),
+        "pareto_k": k_hat.rename("pareto_k"),
+        "warning": not bool(found["reliable"].all()),
+        "scale": "log",
+    }
+    for name, value in values.items():
+        made[name] = value
+    return made
+
+
+@jit_cheaply
+def _rows(log_density: Array) -> tuple[Array, Array]:
+    """Leave-one-out densities ``(rows,)`` and their k-hats, from the densities ``(rows, draws)``."""
+    weights, k_hat = jax.vmap(lambda one: pareto_smooth(-one))(log_density)
+    return jax.scipy.special.logsumexp(jnp.log(weights) + log_density, axis=1), k_hat
+
+
+class Rows:
+    """What a client computes of its own rows: sums, and the worst k-hat, are all that leaves it.
+
+    Parameters
+    ----------
+    log_densities
+        Of each outcome, by site, at each draw of the client's own posterior, ``(chain, draw, ...)``.
+    """
+
+    def __init__(self, log_densities: Mapping[str, Any]) -> None:
+        parts = [np.moveaxis(np.asarray(each).reshape(-1, *each.shape[2:]), 0, -1) for each in log_densities.values()]
+        flat = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+        found = [_rows(_filled(flat[at : at + _AT_ONCE])) for at in range(0, len(flat), _AT_ONCE)]
+        elpd, k_hat = (
+            np.concatenate([np.asarray(part) for part in each])[: len(flat)] for each in zip(*found, strict=True)
+        )
+        top = flat.max(axis=1)
+        lppd = np.log(np.mean(np.exp(flat - top[:, None]), axis=1)) + top
+        self.rows, self.elpd, self.squares = len(flat), float(elpd.sum()), float(np.sum(elpd**2))
+        self.p_loo = float(lppd.sum()) - self.elpd
+        self.worst, self.bad = float(k_hat.max()), int(np.sum(~(k_hat <= K_HAT_LIMIT)))
+
+
+def _filled(rows: np.ndarray) -> np.ndarray:
+    """As many rows as one compiled call takes, the first ones repeated."""
+    return np.resize(rows, (_AT_ONCE, rows.shape[1]))
+
+
+def rows_dataset(found: Mapping[str, Rows]) -> "xr.Dataset":
+    """All clients' sums side by side, see ``FederatedFit.loo_rows``."""
+    import xarray as xr
+
+    columns = {
+        "elpd": [each.elpd for each in found.values()],
+        "se": [np.sqrt(max(each.squares - each.elpd**2 / each.rows, 0.0)) for each in found.values()],
+        "p_loo": [each.p_loo for each in found.values()],
+        "rows": [each.rows for each in found.values()],
+        "worst_k_hat": [each.worst for each in found.values()],
+        "rows_above_limit": [each.bad for each in found.values()],
+    }
+    dataset = xr.Dataset({name: (CLIENTS, value) for name, value in columns.items()}, coords={CLIENTS: list(found)})
+    rows, elpd = sum(columns["rows"]), sum(columns["elpd"])
+    squares = sum(each.squares for each in found.values())
+    return dataset.assign_attrs(
+        elpd=float(elpd), se=float(np.sqrt(max(squares - elpd**2 / rows, 0.0))), p_loo=float(sum(columns["p_loo"]))
+    )
