@@ -44,7 +44,7 @@ _CORRECTED = {
 
 LogDensities = Callable[[np.ndarray], Array]  # of the prior, at points (n, d)
 
-_WIDE = 4  # one wide draw for as many of the Gaussian's, to see tails and modes that it lacks
+_WIDE = 2  # one wide draw for as many of the Gaussian's, to see tails and modes that it lacks
 _WIDER = 1.5  # times as wide
 _TAILS = 5.0  # degrees of freedom of the wide draws
 _LEAST = 1000  # draws of the Gaussian by all chains together
@@ -239,7 +239,8 @@ def correct(approximation: Gaussian, num: int, prior: LogDensities, ask: Ask, ke
     num_more = max(0, -(-_LEAST // len(laws)) - num)
     num_wide = -(-(num + num_more) // _WIDE)
     parts = [gaussian_draws(approximation, keys[0], num)]
-    parts += [np.stack([law.draws(rng, many) for law in from_]) for from_, many in ((laws, num_more), (wide, num_wide))]
+    parts.append(np.stack([law.draws(rng, num_more) for law in laws]))
+    parts.append(np.stack([law.draws(rng, num_wide, evenly=True) for law in wide]))
     theta = np.concatenate(parts, axis=1)
     proposals: Sequence[tuple[Proposal, ...]] = [
         (Proposal([law], [1.0]), Proposal([more], [1.0])) for law, more in zip(laws, wide, strict=True)

@@ -17,8 +17,8 @@ import numpy as np
 from jax import Array
 
 from fedbayes.correction.correct import Ask, Correction, LogDensities, pool_of, refitted
-from fedbayes.correction.pool import Pool, systematic
-from fedbayes.correction.proposal import Proposal
+from fedbayes.correction.pool import Pool
+from fedbayes.correction.proposal import Proposal, systematic
 from fedbayes.results.arviz import chain_diagnostics
 from fedbayes.rounds.progress import Progress
 
@@ -84,6 +84,7 @@ def exact_chains(
     ask: Ask,
     key: Array,
     *,
+    num_draws: int,
     num_proposals: int,
     max_exchanges: int,
     progress: Progress,
@@ -100,6 +101,8 @@ def exact_chains(
         One exchange, as in :func:`~fedbayes.correction.correct.correct`.
     key
         Of the proposals and of the decisions.
+    num_draws
+        Steps of each of the four chains, at least.
     num_proposals
         In each exchange and chain of the fit.
     max_exchanges
@@ -122,7 +125,8 @@ def exact_chains(
         down, up, accepted = down + heard.bytes_down, up + heard.bytes_up, accepted + moves
         r_hat, effective = _diagnosed(np.concatenate([each.theta for each in visited], axis=1))
         progress.after_round({"rounds": np.asarray(1)})
-        if r_hat < _R_HAT and effective >= _ENOUGH * _NUM_CHAINS:
+        enough = sum(each.theta.shape[1] for each in visited) >= num_draws
+        if enough and r_hat < _R_HAT and effective >= _ENOUGH * _NUM_CHAINS:
             break
     whole = _Visited(*(np.concatenate(parts, axis=1) for parts in zip(*visited, strict=True)))
     rate = accepted / whole.log_weight.size

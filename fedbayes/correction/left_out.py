@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 from fedbayes.answer import gaussian_moments, log_integrals
 from fedbayes.compiling import jit_cheaply
 from fedbayes.correction.correct import Ask, LogDensities, pool_of
-from fedbayes.correction.pool import Pool, trusted
+from fedbayes.correction.pool import SHARE, Pool, largest_share, trusted
 from fedbayes.correction.proposal import Law, Proposal
 from fedbayes.gaussian import Gaussian
 from fedbayes.importance import pareto_smooth
@@ -75,7 +75,7 @@ def cavity_pool(
     if fewest == 0:
         return pool, (0, 0)
     laws = [own[:fewest] for own in laws]
-    theta = np.stack([np.concatenate([law.draws(rng, each) for law in own]) for own in laws])
+    theta = np.stack([np.concatenate([law.draws(rng, each, evenly=True) for law in own]) for own in laws])
     heard = ask(theta, TURN)
     proposals = [tuple(Proposal([law], [1.0]) for law in own) for own in laws]
     more = pool_of(theta, proposals, (each,) * fewest, heard, prior)
@@ -102,7 +102,9 @@ def left_out(log_weights: np.ndarray, log_likelihood: np.ndarray) -> LeftOut:
     """
     logs = log_weights[:, None] - log_likelihood
     logs = np.where(np.isfinite(logs), logs, -np.inf)
-    weights, k_hat = map(np.asarray, _smooth_all(logs.T))
+    smoothed, k_hat = map(np.asarray, _smooth_all(logs.T))
+    plain = np.asarray([largest_share(one) <= SHARE for one in logs.T])
+    weights = np.where(plain[:, None], np.exp(logs - logsumexp(logs, axis=0)).T, smoothed)
     factors = log_likelihood.T
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(weights > 0.0, np.log(weights) + factors, -np.inf)

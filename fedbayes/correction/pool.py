@@ -8,12 +8,12 @@ import numpy as np
 from scipy.special import logsumexp
 
 from fedbayes.compiling import jit_cheaply
-from fedbayes.correction.proposal import Proposal
+from fedbayes.correction.proposal import Proposal, systematic
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.importance import pareto_smooth
 
 _LEAST = 100  # effective draws of all chains together, below which weighted moments say little
-_SHARE = 0.005  # of one draw in the sum of all weights, below which the tail's shape does not matter
+SHARE = 0.005  # of one draw in the sum of all weights, below which the tail's shape does not matter
 _NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
 
 _smooth = jit_cheaply(pareto_smooth)
@@ -73,14 +73,17 @@ class Pool:
 
     @cached_property
     def _smoothed(self) -> tuple[np.ndarray, float]:
-        if not np.any(np.isfinite(self.log_weights)):
-            return np.full(self.log_weights.shape, 1.0 / self.log_weights.size), float("inf")
-        weights, k_hat = _smooth(self.log_weights.reshape(-1))
-        return np.asarray(weights).reshape(self.log_weights.shape), float(k_hat)
+        logs = self.log_weights
+        if not np.any(np.isfinite(logs)):
+            return np.full(logs.shape, 1.0 / logs.size), float("inf")
+        smoothed, k_hat = _smooth(logs.reshape(-1))
+        if self.largest <= SHARE:  # nothing to smooth, and what looks like a tail would be cut short
+            return np.exp(logs - logsumexp(logs)), float(k_hat)
+        return np.asarray(smoothed).reshape(logs.shape), float(k_hat)
 
     @property
     def weights(self) -> np.ndarray:
-        """Pareto-smoothed, of all chains together one, shape ``(chain, draw)``."""
+        """Pareto-smoothed where a few draws count for much, of all chains together one, shape ``(chain, draw)``."""
         return self._smoothed[0]
 
     @property
@@ -152,11 +155,4 @@ def trusted(log_weights: np.ndarray, k_hat: float) -> bool:
     there are enough draws (Chatterjee and Diaconis 2018, "The sample size required in importance sampling"). With a
     true tail shape of 0.7 one of ten thousand draws has about a hundredth of all weight.
     """
-    return k_hat <= K_HAT_LIMIT or largest_share(log_weights) <= _SHARE
-
-
-def systematic(weights: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
-    """Places of ``num`` draws, each taken ``num w`` times, rounded up or down, in random order."""
-    ends = np.cumsum(weights) / np.sum(weights)
-    places = np.minimum(np.searchsorted(ends, (np.arange(num) + rng.random()) / num), len(weights) - 1)
-    return rng.permutation(places)
+    return k_hat <= K_HAT_LIMIT or largest_share(log_weights) <= SHARE

@@ -1,10 +1,12 @@
 """Where draws of the globals are proposed: mixtures of Gaussians and of multivariate t laws, on the host."""
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import chdtri, gammaln, logsumexp, ndtri
+from scipy.stats import qmc
 
 from fedbayes.answer import whiteners
 from fedbayes.gaussian import LOG_2PI
@@ -36,11 +38,16 @@ class Law(NamedTuple):
         white = whiteners(covariance[None])[0]  # L^-1 for the covariance L L'
         return cls(mean, np.linalg.inv(white).T if np.all(np.isfinite(white)) else white, freedom)
 
-    def draws(self, rng: np.random.Generator, num: int) -> np.ndarray:
-        """Independent draws, shape ``(num, d)``."""
-        noise = rng.standard_normal((num, len(self.mean)))
+    def draws(self, rng: np.random.Generator, num: int, *, evenly: bool = False) -> np.ndarray:
+        """Draws, shape ``(num, d)``: independent ones, or evenly spread by a scrambled Sobol sequence."""
+        size = len(self.mean)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of numbers that are no power of two
+            uniform = qmc.Sobol(size + 1, rng=rng).random(num) if evenly else rng.random((num, size + 1))
+        uniform = np.clip(uniform, 1e-12, 1.0 - 1e-12)
+        noise = ndtri(uniform[:, :size])
         if np.isfinite(self.freedom):
-            noise = noise / np.sqrt(rng.chisquare(self.freedom, (num, 1)) / self.freedom)
+            noise = noise / np.sqrt(chdtri(self.freedom, uniform[:, size:]) / self.freedom)
         return self.mean + noise @ self.white
 
     def log_density(self, points: np.ndarray) -> np.ndarray:
@@ -70,10 +77,12 @@ class Proposal(NamedTuple):
     shares: Sequence[float]
 
     def draws(self, rng: np.random.Generator, num: int) -> np.ndarray:
-        """``num`` draws, of each law in proportion to its share (stratified), shape ``(num, d)``."""
+        """``num`` draws, evenly spread, of each law in proportion to its share, shape ``(num, d)``."""
         ends = np.round(num * np.cumsum(self.shares) / np.sum(self.shares)).astype(int)
         counts = np.diff(ends, prepend=0)
-        return np.concatenate([law.draws(rng, count) for law, count in zip(self.laws, counts, strict=True)])
+        return np.concatenate(
+            [law.draws(rng, count, evenly=True) for law, count in zip(self.laws, counts, strict=True)]
+        )
 
     def log_density(self, points: np.ndarray) -> np.ndarray:
         """At each of the points ``(n, d)``, shape ``(n,)``."""
@@ -81,6 +90,13 @@ class Proposal(NamedTuple):
         weights = np.asarray(self.shares)[:, None] / np.sum(self.shares)
         found: np.ndarray = logsumexp(parts, axis=0, b=weights)
         return found
+
+
+def systematic(weights: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
+    """Places of ``num`` draws, each taken ``num w`` times, rounded up or down, in random order."""
+    ends = np.cumsum(weights) / np.sum(weights)
+    places = np.minimum(np.searchsorted(ends, (np.arange(num) + rng.random()) / num), len(weights) - 1)
+    return rng.permutation(places)
 
 
 def fitted(points: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> Proposal:
@@ -105,6 +121,6 @@ def fitted(points: np.ndarray, weights: np.ndarray, rng: np.random.Generator) ->
     width = (4.0 / ((size + 2) * _KERNELS)) ** (1.0 / (size + 4))
     whole = Law.of_moments(mean, covariance, _TAILS)
     kernel = Law.of_moments(mean, covariance * width**2, _TAILS)
-    centres = points[rng.choice(len(points), _KERNELS, p=weights)]
+    centres = points[systematic(weights, _KERNELS, rng)]
     laws = [whole, *(kernel._replace(mean=centre) for centre in centres)]
     return Proposal(laws, [0.4, *[0.6 / _KERNELS] * _KERNELS])

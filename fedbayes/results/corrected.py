@@ -226,6 +226,7 @@ class Corrected:
                     self.roster.prior.log_densities,
                     self._clients.log_likelihood,
                     key,
+                    num_draws=num_draws or num,
                     num_proposals=num,
                     max_exchanges=max_exchanges,
                     progress=bar,
@@ -278,9 +279,9 @@ class Corrected:
         Returns
         -------
         xarray.Dataset
-            Over ``client_name``, in nats: ``elpd``, ``mcse``, ``k_hat``, ``reliable``; ``gaussian``, by the normalisers of the
-            Gaussians alone; ``psis`` and ``psis_k_hat``, by importance sampling from the posterior. The attributes have
-            the sum ``elpd``, its ``mcse``, and remarks.
+            Over ``client_name``, in nats: ``elpd``, ``mcse``, ``k_hat``, ``reliable``; ``gaussian``, by the normalisers
+            of the Gaussians alone; ``psis`` and ``psis_k_hat``, by importance sampling from the posterior. The
+            attributes have the sum ``elpd``, its ``mcse``, and remarks.
 
         Raises
         ------

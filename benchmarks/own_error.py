@@ -1,0 +1,245 @@
+"""A fit's own error against the true one, on ten programs of which a Gaussian gets many wrong.
+
+    python benchmarks/own_error.py
+
+writes OWN_ERROR.md. The truth is an integral over a grid where there are at most two globals, and NumPyro's NUTS on the
+pooled data elsewhere.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+
+import fedbayes as fb
+from fedbayes.models import eight_schools, heart_disease
+
+Clients = Mapping[str, Mapping[str, np.ndarray]]
+
+
+class Truth(NamedTuple):
+    """Means and sds ``(d,)`` of the unconstrained globals, and their Monte Carlo error in posterior sds."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+    error: float
+
+
+class Case(NamedTuple):
+    """One program with its clients, the truth, and the options of the fit."""
+
+    model: Callable
+    clients: Clients
+    truth: Callable[[fb.FederatedFit], Truth]
+    options: Mapping[str, Any] = {}
+
+
+def by_grid(fit: fb.FederatedFit, reach: float = 12.0) -> Truth:
+    """Moments over a grid of one or two globals, from the clients' own log factors."""
+    problem = fit.problem
+    size = problem.globals.size
+    centre, scale = fit.error["posterior_mean"].values, fit.error["posterior_sd"].values
+    with jax.enable_x64(True):
+
+        def log_joint(theta: jax.Array) -> jax.Array:
+            return problem.prior.log_density(theta) + sum(
+                problem.client(name).log_factor(theta) for name in problem.names
+            )
+
+        axes = [
+            np.linspace(m - reach * s, m + reach * s, 4001 if size == 1 else 801)
+            for m, s in zip(centre, scale, strict=True)
+        ]
+        points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, size)
+        logs = np.asarray(jax.jit(lambda x: jax.lax.map(log_joint, x, batch_size=4096))(jnp.asarray(points)))
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    mean = weights @ points
+    return Truth(mean, np.sqrt(weights @ (points - mean) ** 2), 0.0)
+
+
+def by_nuts(pooled: Callable, names: Mapping[str, Callable], **options: Any) -> Callable[[fb.FederatedFit], Truth]:
+    """Moments of the pooled model's draws by NUTS; ``names`` are the globals with the maps to unconstrained space."""
+
+    def truth(fit: fb.FederatedFit) -> Truth:
+        with jax.enable_x64(True):
+            kernel = NUTS(pooled, target_accept_prob=0.95)
+            mcmc = MCMC(kernel, num_warmup=2000, num_samples=20000, num_chains=2, progress_bar=False, **options)
+            mcmc.run(jax.random.key(3))
+            draws = mcmc.get_samples(group_by_chain=True)
+        theta = np.concatenate(
+            [np.asarray(to(draws[name])).reshape(2, 20000, -1) for name, to in names.items()], axis=-1
+        )
+        from fedbayes.results.arviz import chain_diagnostics
+
+        ess = float(chain_diagnostics(theta)["ess"].min())
+        flat = theta.reshape(-1, theta.shape[-1])
+        return Truth(flat.mean(axis=0), flat.std(axis=0), 1.0 / np.sqrt(ess))
+
+    return truth
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _split(values: np.ndarray, num: int) -> dict[str, dict[str, np.ndarray]]:
+    return {f"client{k}": {"y": part} for k, part in enumerate(np.array_split(values, num))}
+
+
+def normal_mean(y: Any = None) -> None:
+    """The mean of Normal outcomes: exactly Gaussian."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0))
+    numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def rare_counts(y: Any = None) -> None:
+    """The rate of a few counts: skewed."""
+    rate = numpyro.sample("rate", dist.Gamma(0.5, 0.1))
+    numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def rare_events(y: Any = None) -> None:
+    """The probability of an event that was hardly seen: very skewed."""
+    share = numpyro.sample("share", dist.Beta(0.3, 1.0))
+    numpyro.sample("y", dist.Bernoulli(probs=share), obs=y)
+
+
+def separated(x: Any, y: Any = None) -> None:
+    """A logistic regression whose outcomes are separated, under a wide prior: skewed and curved."""
+    beta = numpyro.sample("beta", dist.Normal(0.0, 5.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=beta[0] + x * beta[1]), obs=y)
+
+
+def square(y: Any = None) -> None:
+    """The square of the global is seen: two modes."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(theta**2, 1.0), obs=y)
+
+
+def outliers(y: Any = None) -> None:
+    """Cauchy outcomes at two places: two modes, or one with shoulders."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 10.0))
+    numpyro.sample("y", dist.Cauchy(theta, 0.5), obs=y)
+
+
+def funnel(y: Any = None) -> None:
+    """Neal's funnel as globals, with one noisy look at the second."""
+    v = numpyro.sample("v", dist.Normal(0.0, 2.0))
+    x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(0.5 * v)))
+    numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+
+
+def banana(y: Any = None) -> None:
+    """A sum of one global and the square of another."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(a + b**2, 0.5), obs=y)
+
+
+def scale(y: Any = None) -> None:
+    """Mean and sd of three outcomes a client."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+    sigma = numpyro.sample("sigma", dist.HalfCauchy(5.0))
+    numpyro.sample("y", dist.Normal(mu, sigma), obs=y)
+
+
+def pooled_schools() -> None:
+    """Eight schools, non-centred, all in one program."""
+    clients = eight_schools.clients()
+    y = jnp.asarray([each["y"][0] for each in clients.values()])
+    sigma = jnp.asarray([each["sigma"][0] for each in clients.values()])
+    mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5.0))
+    # theta integrated out
+    numpyro.sample("y", dist.Normal(mu, jnp.sqrt(tau**2 + sigma**2)), obs=y)
+
+
+def pooled_hearts() -> None:
+    """Heart disease, all hospitals in one program."""
+    clients = heart_disease.clients()
+    heart_disease.model(**{k: np.concatenate([c[k] for c in clients.values()]) for k in next(iter(clients.values()))})
+
+
+def cases() -> dict[str, Case]:
+    """The zoo."""
+    rng = np.random.default_rng(0)
+    x = np.array([-1.5, -1.0, -0.5, 0.4, 0.9, 1.6])
+    halves = {"low": {"x": x[::2], "y": (x[::2] > 0) * 1.0}, "high": {"x": x[1::2], "y": (x[1::2] > 0) * 1.0}}
+    return {
+        "normal mean": Case(normal_mean, _split(rng.normal(1.0, 1.0, 9), 3), by_grid),
+        "rare counts": Case(rare_counts, _split(np.array([0.0, 0.0, 1.0, 0.0]), 2), by_grid),
+        "rare events": Case(rare_events, _split(np.zeros(6), 2), by_grid),
+        "separated logistic": Case(separated, halves, by_grid),
+        "square, two modes": Case(square, _split(np.array([2.0, 1.5, 2.5, 1.0]), 2), by_grid),
+        "square, one flat mode": Case(square, _split(np.array([0.3, -0.2, 0.6, 0.1]), 2), by_grid),
+        "two places": Case(
+            outliers, {"one": {"y": np.array([-3.0, -2.5])}, "two": {"y": np.array([2.5, 3.2])}}, by_grid
+        ),
+        "funnel": Case(funnel, _split(np.array([0.5, 1.0]), 2), by_grid),
+        "banana": Case(banana, _split(np.array([1.2, 0.8, 1.5]), 3), by_grid),
+        "mean and sd": Case(scale, _split(rng.normal(2.0, 3.0, 6), 3), by_grid),
+        "eight schools": Case(
+            eight_schools.model, eight_schools.clients(), by_nuts(pooled_schools, {"mu": _same, "tau": jnp.log})
+        ),
+        "heart disease": Case(
+            heart_disease.model, heart_disease.clients(), by_nuts(pooled_hearts, {"intercept": _same, "beta": _same})
+        ),
+    }
+
+
+class Found(NamedTuple):
+    """What a fit says of its error, and what it is: root mean squares over the globals."""
+
+    reliable: bool
+    mean: float
+    true_mean: float
+    sd: float
+    true_sd: float
+    noise: float
+    corrected_mean: float
+    corrected_sd: float
+    seconds: float
+
+
+def measure(case: Case) -> Found:
+    """Fit, and compare."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the fit's own, which the table shows
+        started = time.perf_counter()
+        fit = fb.fit_federated(case.model, case.clients, key=jax.random.key(1), progress=False, **case.options)
+        seconds = time.perf_counter() - started
+    own, truth = fit.error, case.truth(fit)
+    draws = fit.correction.approximation
+    means, covariances = fb.results.fit.gaussian_moments(draws)
+    mean = means.mean(axis=0)
+    variance = np.diagonal(covariances, axis1=1, axis2=2).mean(axis=0) + means.var(axis=0)
+    rms = lambda values: float(np.sqrt(np.mean(np.asarray(values) ** 2)))  # noqa: E731
+    noise = rms([rms(own["mean_mcse"]), rms(own["sd_mcse"]), truth.error])
+    return Found(
+        bool(own.attrs["reliable"]),
+        own.attrs["mean_error"],
+        rms((mean - truth.mean) / truth.sd),
+        own.attrs["sd_error"],
+        rms(np.sqrt(variance) / truth.sd - 1.0),
+        noise,
+        rms((own["posterior_mean"].values - truth.mean) / truth.sd),
+        rms(own["posterior_sd"].values / truth.sd - 1.0),
+        seconds,
+    )
+
+
+if __name__ == "__main__":
+    for name, case in cases().items():
+        print(
+            name,
+            {k: (round(v, 4) if isinstance(v, float) else v) for k, v in measure(case)._asdict().items()},
+            flush=True,
+        )

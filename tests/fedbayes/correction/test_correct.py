@@ -1,0 +1,164 @@
+"""Check and correct: exact answers stay, wrong ones are corrected to references, and hopeless ones say so."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedbayes as fb
+from fedbayes.correction import correct
+from fedbayes.models import eight_schools, linear
+
+MOMENTS = json.loads((Path(__file__).parents[2] / "data" / "posteriordb" / "moments.json").read_text())
+# mean of mu, of log tau, and their sds, with 10, 30 and 100 clients: a grid over both (notes E3.3 of Yue 2023)
+EXACT = {10: (1.0020, -0.1961, 0.2893, 0.4473), 30: (0.8445, -0.1870, 0.1667, 0.2591)}
+
+
+def scale_model(th) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    ell = numpyro.sample("ell", dist.Normal(0.0, 1.0))
+    numpyro.sample("estimate", dist.Normal(mu, jnp.sqrt(jnp.exp(ell) + 0.05**2 / 100)), obs=th)
+
+
+def scale_clients(num: int) -> dict:
+    th = 1.0 + np.sqrt(1.17) * np.random.default_rng(0).standard_normal(num)
+    return {f"client{k}": {"th": th[k]} for k in range(num)}
+
+
+def deep_funnel(y) -> None:
+    """Nine globals whose scale is one of them, and data that say little."""
+    v = numpyro.sample("v", dist.Normal(0.0, 3.0))
+    x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(0.5 * v)).expand([8]).to_event(1))
+    numpyro.sample("y", dist.Normal(x, 5.0).to_event(1), obs=y)
+
+
+@pytest.fixture(scope="module")
+def straight() -> dict:
+    return linear.simulate(jax.random.key(0), rows=(5, 20, 60))[0]
+
+
+@pytest.fixture(scope="module")
+def schools() -> fb.FederatedFit:
+    clients = eight_schools.clients()
+    return fb.fit_federated(eight_schools.model, clients, key=jax.random.key(0), num_draws=2000, progress=False)
+
+
+def test_an_exact_answer_stays_as_it_is(straight: dict) -> None:
+    method, key = fb.EP(num_replicates=2), jax.random.key(1)
+    fit = fb.fit_federated(linear.model, straight, method=method, key=key, num_draws=500, progress=False)
+    plain = fb.fit_federated(
+        linear.model, straight, method=method, key=key, num_draws=500, progress=False, correct=False
+    )
+    assert fit.error.attrs["correction"] == "not needed"
+    assert fit.error.attrs["distance"] < 1e-6
+    np.testing.assert_allclose(fit.error["mean"], 0.0, atol=1e-9)
+    np.testing.assert_array_equal(fit.idata.posterior["beta"], plain.idata.posterior["beta"])
+    np.testing.assert_allclose(fit.idata.log_likelihood["client"], plain.idata.log_likelihood["client"], rtol=1e-9)
+    assert "exact to" in repr(fit)
+    assert fit.trouble() == ""
+
+
+def test_what_the_check_costs_is_counted(straight: dict) -> None:
+    asked = dict(method=fb.EP(num_replicates=2), key=jax.random.key(1), num_draws=500, progress=False)
+    fit = fb.fit_federated(linear.model, straight, **asked)
+    plain = fb.fit_federated(linear.model, straight, **asked, correct=False)
+    assert fit.communication.exchanges == plain.communication.exchanges + 1
+    # of each replicate 500 draws of the Gaussian and 250 wider ones, a number each from a client
+    assert fit.communication.bytes_up - plain.communication.bytes_up >= 2 * 750 * 8
+    before = fit.communication
+    assert fit.idata.log_likelihood["client"].shape == (2, 500, 3)
+    assert fit.communication == before
+    with pytest.raises(ValueError, match="`correct=False`"):
+        _ = plain.error
+
+
+def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.FederatedFit) -> None:
+    """Mean and sd of mu and log tau within four Monte Carlo errors, ours and the reference's (10,000 draws)."""
+    found = schools.error
+    assert found.attrs["correction"] == "applied"
+    assert found.sel({"global": "tau"})["sd"] < -0.15  # what the Gaussian has got wrong
+    for place, name in enumerate(("mu", "log_tau")):
+        mean, sd = MOMENTS["eight_schools"][name]
+        own = found.isel({"global": place})
+        error = np.hypot(float(own["mean_mcse"]) * sd, sd / np.sqrt(10_000))
+        assert abs(float(own["posterior_mean"]) - mean) < 4.0 * error
+        error = np.hypot(float(own["sd_mcse"]), 2.0 / np.sqrt(2.0 * 10_000))  # log tau has a kurtosis above three
+        assert abs(float(own["posterior_sd"]) / sd - 1.0) < 4.0 * error
+    drawn = np.log(schools.idata.posterior["tau"].values)
+    assert abs(drawn.std() / MOMENTS["eight_schools"]["log_tau"][1] - 1.0) < 0.06
+    approximate = np.log(schools.approximate_idata.posterior["tau"].values)
+    assert approximate.std() < 0.87 * drawn.std()
+    assert schools.approximate_idata.posterior.attrs["correction"] == "none"
+
+
+def test_every_schools_own_effect_is_the_references(schools: fb.FederatedFit) -> None:
+    for place, name in enumerate(schools.client_names):
+        theta = schools.client_posterior(name).posterior["theta"].values
+        mean, sd = MOMENTS["eight_schools"][f"theta[{place + 1}]"]
+        assert abs(theta.mean() - mean) < 0.06 * sd  # four Monte Carlo errors of 8,000 and 10,000 draws
+        assert abs(theta.std() / sd - 1.0) < 0.06
+
+
+@pytest.mark.parametrize("num", EXACT)
+def test_a_hierarchical_scale_is_within_a_percent(num: int) -> None:
+    """The Gaussian's sds are 3 to 7 percent too small there."""
+    fit = fb.fit_federated(scale_model, scale_clients(num), key=jax.random.key(0), progress=False)
+    exact = np.asarray(EXACT[num])
+    np.testing.assert_allclose(fit.error["posterior_sd"], exact[2:], rtol=0.01)
+    np.testing.assert_array_less(np.abs(fit.error["posterior_mean"] - exact[:2]) / exact[2:], 0.01)
+    assert np.all(fit.error["sd"] < -0.02)
+
+
+def test_the_prior_left_out_of_the_weights_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: without the prior the corrected moments miss the exact ones by far more than the tolerance above."""
+    monkeypatch.setattr(correct, "log_joint", lambda prior, theta, log_likelihood: log_likelihood.sum(axis=-1))
+    fit = fb.fit_federated(scale_model, scale_clients(10), key=jax.random.key(0), progress=False)
+    exact = np.asarray(EXACT[10])
+    assert np.max(np.abs(fit.error["posterior_sd"] / exact[2:] - 1.0)) > 0.05
+
+
+def test_a_funnel_says_that_it_is_not_to_be_trusted() -> None:
+    clients = {f"client{k}": {"y": y} for k, y in enumerate(np.random.default_rng(0).normal(0.0, 5.0, (3, 8)))}
+    method = fb.Laplace(num_replicates=2)
+    with pytest.warns(fb.UnreliableWarning, match=r"too far from Gaussian .* k-hat is .*`fit.exact\(\)`"):
+        fit = fb.fit_federated(
+            deep_funnel, clients, method=method, key=jax.random.key(0), num_draws=300, progress=False
+        )
+    assert fit.error.attrs["correction"] == "unreliable"
+    assert fit.error.attrs["exchanges"] == 3
+    assert "not to be trusted" in repr(fit)
+    assert "too far from Gaussian" in fit.trouble()
+    assert fit.idata.posterior.attrs["inference"] == "gaussian-sites"
+
+
+def test_evidence_is_corrected_too() -> None:
+    """Against a grid over both globals."""
+    clients = scale_clients(10)
+    fit = fb.fit_federated(scale_model, clients, key=jax.random.key(0), progress=False)
+    mu, ell = np.meshgrid(np.linspace(-1.0, 3.0, 801), np.linspace(-3.0, 3.0, 801), indexing="ij")
+    variance = np.exp(ell) + 0.05**2 / 100
+    log_joint = -0.5 * (mu**2 + ell**2) - np.log(2.0 * np.pi)
+    for client in clients.values():
+        log_joint = log_joint - 0.5 * ((client["th"] - mu) ** 2 / variance + np.log(2.0 * np.pi * variance))
+    exact = np.log(np.exp(log_joint).sum() * (4.0 / 800) * (6.0 / 800))
+    np.testing.assert_allclose(fit.log_evidence.mean(), exact, atol=0.01)
+
+
+def test_a_loaded_fit_says_the_same(schools: fb.FederatedFit, tmp_path: Path) -> None:
+    schools.save(tmp_path / "fit")
+    loaded = fb.load_fit(tmp_path / "fit", eight_schools.model, eight_schools.clients())
+    np.testing.assert_array_equal(loaded.idata.posterior["tau"], schools.idata.posterior["tau"])
+    np.testing.assert_allclose(loaded.error["posterior_sd"], schools.error["posterior_sd"], rtol=1e-9)
+    assert loaded.communication == schools.communication
+
+
+def test_executors_agree_on_the_correction() -> None:
+    clients = scale_clients(4)
+    asked = dict(method=fb.EP(num_replicates=2), key=jax.random.key(0), num_draws=500, progress=False)
+    fits = [fb.fit_federated(scale_model, clients, **asked, executor=name) for name in ("batched", "loopback")]
+    np.testing.assert_allclose(fits[0].error["posterior_sd"], fits[1].error["posterior_sd"], rtol=1e-9)

@@ -1,0 +1,94 @@
+"""Importance weights of several proposals, and when they are trusted."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from fedbayes.correction.pool import SHARE, Pool, largest_share, trusted
+from fedbayes.correction.proposal import Law, Proposal
+
+SD, LOG_SCALE = 1.3, -2.0  # of a Normal target, known up to this scale
+
+
+def law(mean: float, sd: float, freedom: float = np.inf) -> Proposal:
+    return Proposal([Law.of_moments(np.array([mean]), np.array([[sd**2]]), freedom)], [1.0])
+
+
+def pool_from(*proposals: Proposal, num: int = 1 << 12, seed: int = 0) -> Pool:
+    """Two chains of draws of each proposal; the target is ``N(1, SD)``."""
+    rng = np.random.default_rng(seed)
+    theta = np.concatenate([np.stack([p.draws(rng, num) for _ in range(2)]) for p in proposals], axis=1)
+    log_joint = LOG_SCALE + law(1.0, SD).log_density(theta.reshape(-1, 1)).reshape(theta.shape[:2])
+    counts = (num,) * len(proposals)
+    return Pool(theta, log_joint[..., None], log_joint, (proposals, proposals), counts, np.zeros(1))
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_weighted_moments_and_evidence_are_the_targets() -> None:
+    pool = pool_from(law(0.0, 2.0))
+    mean, variance = pool.moments()
+    np.testing.assert_allclose([mean[0], np.sqrt(variance[0])], [1.0, SD], rtol=2e-3)
+    np.testing.assert_allclose(pool.log_evidence(), LOG_SCALE, atol=2e-3)
+    assert pool.reliable
+
+
+def test_draws_of_two_proposals_are_weighed_as_their_mixtures() -> None:
+    one, two = law(0.0, 0.5), law(3.0, 1.0)
+    both = pool_from(one).extended(pool_from(two, seed=1))
+    by_hand = both.log_joint - np.log(
+        0.5 * np.exp(one.log_density(both.theta.reshape(-1, 1)))
+        + 0.5 * np.exp(two.log_density(both.theta.reshape(-1, 1)))
+    ).reshape(both.log_joint.shape)
+    np.testing.assert_allclose(both.log_weights, by_hand, rtol=1e-9)
+    assert pool_from(one).effective < 0.2 * both.effective  # neither alone reaches the whole target
+
+
+def test_a_proposal_that_is_too_narrow_is_not_trusted() -> None:
+    assert not pool_from(law(1.0, 0.3)).reliable
+    assert pool_from(law(1.0, 1.0)).reliable
+
+
+def test_noisy_estimates_are_not_trusted() -> None:
+    assert not replace(pool_from(law(1.0, 1.0)), noise=np.array([0.7, 0.6])).reliable
+
+
+def test_bounded_weights_are_trusted_whatever_their_k_hat() -> None:
+    """Nine of ten weights are equal, the others up to ten times as large: k-hat calls that a heavy tail."""
+    rng = np.random.default_rng(0)
+    weights = np.concatenate([np.ones(9000), 1.0 + 9.0 * rng.random(1000) ** 8])
+    assert largest_share(np.log(weights)) < SHARE
+    assert trusted(np.log(weights), 1.6)
+
+
+@pytest.mark.parametrize("shape", [0.9, 1.2])
+def test_weights_with_a_heavy_tail_have_a_large_share(shape: float) -> None:
+    """So that the second rule does not let them pass: of a hundred samples it lets through few."""
+    rng = np.random.default_rng(1)
+    shares = [largest_share(-shape * np.log(rng.random(5000))) for _ in range(100)]
+    assert np.mean(np.asarray(shares) <= SHARE) < 0.15
+
+
+def test_tempered_weights_keep_enough_draws() -> None:
+    pool = pool_from(law(8.0, 0.5))
+    assert pool.effective < 50.0
+    assert 1.0 / np.sum(pool.tempered(50.0) ** 2) >= 50.0
+
+
+def test_resampled_draws_are_the_targets() -> None:
+    pool = pool_from(law(0.0, 2.0))
+    places = pool.resampled(4000, jax.random.key(0))
+    drawn = np.stack([mine[at, 0] for mine, at in zip(pool.theta, places, strict=True)])
+    assert drawn.shape == (2, 4000)
+    np.testing.assert_allclose([drawn.mean(), drawn.std()], [1.0, SD], rtol=0.02)
+
+
+def test_nothing_finite_is_unreliable() -> None:
+    pool = pool_from(law(0.0, 1.0))
+    assert not replace(pool, log_joint=np.full(pool.log_joint.shape, np.nan)).reliable
