@@ -7,10 +7,10 @@ the posterior ``N(m, V)``. If the client's data obey the model, then given every
 
     E[m] = m_k,        V_k = Var(m) + E[V] = Var(m) + V        (law of total variance),
 
-as ``V`` of a Gaussian factor does not depend on its data. So ``m - m_k ~ N(0, V_k - V)``. Both moments are defined where
-the client's own site is flat or improper. Where it is a proper ``N(s_k, S_k)``, this is the comparison of the two: by
-``m - m_k = V_k (V_k + S_k)^-1 (s_k - m_k)`` and ``V_k - V = V_k (V_k + S_k)^-1 V_k`` the test of all directions together
-is that of ``s_k - m_k ~ N(0, V_k + S_k)``.
+as ``V`` of a Gaussian factor does not depend on its data. So ``m - m_k ~ N(0, V_k - V)``. Both moments are defined
+where the client's own site is flat or improper. Where it is a proper ``N(s_k, S_k)``, this is the comparison of the
+two: by ``m - m_k = V_k (V_k + S_k)^-1 (s_k - m_k)`` and ``V_k - V = V_k (V_k + S_k)^-1 V_k`` the test of all directions
+together is that of ``s_k - m_k ~ N(0, V_k + S_k)``.
 
 References
 ----------
@@ -54,7 +54,8 @@ class Agreement(NamedTuple):
     share
         ``variance`` over the diagonal of ``V_k``: what the client removes of the others' uncertainty, shape ``(K, d)``.
     chi2
-        ``(m - m_k)' (V_k - V)^+ (m - m_k)`` over the directions in which client and others both know something, ``(K,)``.
+        ``(m - m_k)' (V_k - V)^+ (m - m_k)`` over the directions in which client and others both know something, shape
+        ``(K,)``.
     rank
         Number of these directions, shape ``(K,)``.
     """

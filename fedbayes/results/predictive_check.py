@@ -4,8 +4,8 @@ References
 ----------
 Box (1980), Sampling and Bayes' inference in scientific modelling and robustness, Journal of the Royal Statistical
 Society A 143(4), for the prior. Gelman, Meng and Stern (1996), Posterior predictive assessment of model fitness via
-realized discrepancies, Statistica Sinica 6(4), for the posterior. Bayarri and Berger (2000), P values for composite null
-models, Journal of the American Statistical Association 95(452), on the double use of data.
+realized discrepancies, Statistica Sinica 6(4), for the posterior. Bayarri and Berger (2000), P values for composite
+null models, Journal of the American Statistical Association 95(452), on the double use of data.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,8 @@ _SAME = 1e-10  # relative difference of statistics that is round-off, such as of
 _DEFAULT: Statistics = {"mean": np.mean, "sd": np.std, "min": np.min, "max": np.max}
 _OF_COUNTS: Statistics = {"zeros": lambda y: float(np.mean(y == 0))}
 _CAVEAT = {
-    True: "Tail probabilities under the prior are uniform where the data obey the model, and depend on the prior's width.",
+    True: "Prior predictive tail probabilities are uniform where the data obey the model; they depend on the prior's "
+    "width.",
     False: "The data are used twice, for the posterior and for the check: posterior predictive tail probabilities are "
     "conservative, closer to 0.5 than uniform ones.",
 }

@@ -31,7 +31,8 @@ class Questions:
         the proof and the sources), and as good as the Gaussian form of the posterior otherwise. With locals, a client's
         site speaks of the globals only, its locals integrated out: a client whose locals are unusual, but not what they
         say of the globals, is not found. A client that is far off also pulls the cavities of all others, so that in a
-        small federation these can seem to disagree, too; with two clients nothing tells which of them is off.
+        small federation these can seem to disagree, too; with two clients nothing tells which of them is off. Single
+        and overall tests are two families, each of which raises a false alarm in at most 5 of 100 federations.
 
         The replicates' natural parameters are averaged before anything is computed from them. Nothing is exchanged.
 
@@ -41,8 +42,8 @@ class Questions:
             Over ``client`` and ``coordinate`` (:attr:`global_labels`, in unconstrained space): ``difference`` (``m -
             m_k``), ``share`` (what the client removes of the variance that the others leave), ``z`` (positive where the
             client pulls the global up), ``z_mcse`` (its Monte Carlo standard error, from the replicates), ``p``
-            (two-sided), ``p_adjusted`` (Holm, over all clients and globals). Over ``client``: ``chi2`` and its ``rank``,
-            of all directions together, ``p_overall``, ``p_overall_adjusted`` (Holm, over clients).
+            (two-sided), ``p_adjusted`` (Holm, over all clients and globals). Over ``client``: ``chi2`` and its
+            ``rank``, of all directions together, ``p_overall``, ``p_overall_adjusted`` (Holm, over clients).
 
             NaN where there is nothing to compare: where the client says almost nothing of a global (``share`` below
             1e-6 or three Monte Carlo errors, or negative), and where the cavity is improper, because nobody else says
@@ -77,7 +78,7 @@ class Questions:
         The likelihood is that of all clients, with their locals integrated out, so that the priors of the locals belong
         to it. The log prior is the density of the constrained globals; it is added to :attr:`idata` as the group
         ``log_prior``, where ArviZ's own ``psens`` (0.x) or ``psense_summary`` (1.x) find it. The draws are those of
-        ``fit.idata``: where they are of a Gaussian form of the posterior, it is that form whose sensitivity is measured.
+        ``fit.idata``: where these are of a Gaussian form of the posterior, it is the sensitivity of that form.
 
         Parameters
         ----------
@@ -144,9 +145,9 @@ class Questions:
         -------
         xarray.Dataset
             Over ``client_name``, ``site`` and ``statistic``: ``tail_probability``, ``predictive_mean``,
-            ``predictive_sd``, and ``observed`` if asked for; NaN where a client has no such outcomes, or the statistic is
-            none of theirs. ``attrs["outside"]`` names those below 1 or above 99 percent, of which two in a hundred are
-            expected of uniform ones; ``attrs["caveat"]`` repeats what to keep in mind.
+            ``predictive_sd``, and ``observed`` if asked for; NaN where a client has no such outcomes, or the statistic
+            is none of theirs. ``attrs["outside"]`` names those below 1 or above 99 percent, of which two in a hundred
+            are expected of uniform ones; ``attrs["caveat"]`` repeats what to keep in mind.
 
         Raises
         ------
