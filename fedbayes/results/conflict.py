@@ -226,8 +226,8 @@ def disagreement(conflict: "xr.Dataset") -> str:
         From :meth:`fedbayes.FederatedFit.conflict`.
     """
     single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
-    least = np.minimum(single.fillna(1.0).min(COORDINATE), overall.fillna(1.0))
-    order = np.argsort(least.values, kind="stable")
+    least = np.fmin(single.fillna(1.0).min(COORDINATE).values, overall.values)
+    order = np.argsort(least, kind="stable")
     parts = []
     for client in conflict[CLIENT].values[order]:
         mine, at = conflict.sel({CLIENT: client}), {CLIENT: client}

@@ -85,8 +85,8 @@ def predictive_check_of(
     variables = {name: (dims, value) for name, value in zip(Placed._fields, values, strict=True)}
     if not observed:
         del variables["observed"]
-    found = xr.Dataset(variables, coords={CLIENTS: list(parts), "site": sites, "statistic": names})
-    return found.assign_attrs(outside=outside(found["tail_probability"]), caveat=_CAVEAT[prior])
+    together = xr.Dataset(variables, coords={CLIENTS: list(parts), "site": sites, "statistic": names})
+    return together.assign_attrs(outside=outside(together["tail_probability"]), caveat=_CAVEAT[prior])
 
 
 def _check_statistics(statistics: Any) -> None:

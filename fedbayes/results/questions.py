@@ -28,9 +28,13 @@ class Questions:
         With the posterior ``N(m, V)`` and the cavity ``N(m_k, V_k)``, that is the prior and all the others, ``m - m_k``
         has mean zero and variance ``V_k - V`` where the client's data obey the model: ``z_ki = (m_i - m_ki) /
         sqrt(V_k,ii - V_ii)`` is standard normal. It is exact for Gaussian sites (:mod:`fedbayes.results.conflict` has
-        the proof and the sources), and as good as the Gaussian form of the posterior otherwise. With locals, a client's
-        site speaks of the globals only, its locals integrated out: a client whose locals are unusual, but not what they
-        say of the globals, is not found. A client that is far off also pulls the cavities of all others, so that in a
+        the proof and the sources), and as good as the Gaussian form of the posterior otherwise: a fit that ends beside
+        the mode, as federated averaging with many local steps does, has sites and z that are off as well.
+
+        With locals, a client's site speaks of the globals only, its locals integrated out: a client whose locals are
+        unusual, but not what they say of the globals, is not found. A client that knows nothing of a global by itself
+        may still move it, by way of globals that are correlated with it in the cavity, and is then compared there,
+        too. A client that is far off also pulls the cavities of all others, so that in a
         small federation these can seem to disagree, too; with two clients nothing tells which of them is off. Single
         and overall tests are two families, each of which raises a false alarm in at most 5 of 100 federations.
 
@@ -102,7 +106,7 @@ class Questions:
 
         Examples
         --------
-        >>> fit.sensitivity().to_dataframe()  # doctest: +SKIP
+        >>> fit.sensitivity()["sensitivity"].to_pandas().T  # doctest: +SKIP
         """
         return sensitivity_of(self, alphas, by_client)
 

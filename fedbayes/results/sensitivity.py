@@ -198,7 +198,7 @@ def _one_sided(width: np.ndarray, weighted: np.ndarray) -> float:
 
 
 def diagnosis(prior: float, likelihood: float) -> str:
-    """What the sensitivities to prior and likelihood mean (table 1 of the paper)."""
+    """What the sensitivities to prior and likelihood mean together, as the paper and priorsense have it."""
     if not prior >= THRESHOLD:
         return FINE
     return CONFLICT if likelihood >= THRESHOLD else STRONG_PRIOR
