@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 LEVEL = 0.05  # of the adjusted p-values
 _KNOWN = 1e-9  # share of the posterior's precision that the others hold: below it they know nothing of a direction
 _SAYS = 1e-6  # share of the cavity's variance that a client removes: below it the client says nothing
+_TYPICAL = 0.25  # of the information that a client has on average: a direction with less is left out of the joint test
 _ERRORS = 3.0  # Monte Carlo standard errors by which both must exceed zero
 _NAMED = 3  # globals of one client that are named in words
 _PRODUCT = 1e-6  # relative difference between the posterior and prior times sites that counts as round-off
@@ -74,7 +75,10 @@ class Agreement(NamedTuple):
 
 
 def agreement(
-    posterior: Gaussian, cavities: Gaussian, replicates: tuple[Gaussian, Gaussian] | None = None
+    posterior: Gaussian,
+    cavities: Gaussian,
+    part: np.ndarray | float = 0.0,
+    replicates: tuple[Gaussian, Gaussian] | None = None,
 ) -> Agreement:
     """Each client's cavity against the posterior.
 
@@ -88,6 +92,12 @@ def agreement(
         Over the unconstrained globals, shapes ``(d,)`` and ``(d, d)``.
     cavities
         Leading axis of clients.
+    part
+        What part of all clients' information each one has on average, shape ``(K,)``: from the overall test those
+        directions are left out in which it has less than a quarter of that. For Gaussian factors information is a
+        matter of design, and to leave some out is a choice of directions and no more. For others it depends on the
+        data. Where it is next to nothing by chance, so is ``V_k - V``, and any difference would be taken for a large
+        one.
     replicates
         Posteriors and cavities of which these are the means over a leading axis of replicates: a client, or the others,
         know something of a direction where their precision exceeds three Monte Carlo standard errors. ``None``: there
@@ -99,7 +109,9 @@ def agreement(
     axes = white.T @ turn  # (K, d, d), columns are directions
     noise, own_noise = (0.0, 0.0) if replicates is None else _noises(*replicates, axes)
     known = share > np.maximum(_KNOWN, _ERRORS * noise)
-    informed = known & (1.0 - share > np.maximum(_SAYS, _ERRORS * own_noise))
+    sites = len(share) * np.asarray(posterior.precision) - np.sum(cavities.precision, axis=0)
+    usual = np.reshape(part, (-1, 1)) * np.sum(axes * (sites @ axes), axis=1)
+    informed = known & (1.0 - share > np.maximum(np.maximum(_SAYS, _TYPICAL * usual), _ERRORS * own_noise))
     safe = np.where(known, share, 1.0)
     own = np.einsum("kij,i->kj", axes, np.asarray(posterior.shift))
     others = np.einsum("kij,ki->kj", axes, np.asarray(cavities.shift))
@@ -136,7 +148,9 @@ def conflict_of(answer: Answer, roster: Roster) -> "xr.Dataset":
     num, labels = len(cavities.shift), roster.globals.labels()
     single = [agreement(*jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities))) for r in range(num)]
     mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
-    found = agreement(mean, others, (posterior, cavities) if num > 1 else None)
+    # by rows, but no more than that of one of K clients: with locals, many rows of one client are one observation
+    part = np.minimum(roster.rows / np.sum(roster.rows), 1.0 / roster.num_clients)
+    found = agreement(mean, others, part, (posterior, cavities) if num > 1 else None)
     spread = _standard_error([one.share for one in single]) if num > 1 else 0.0
     z = np.where(found.share > np.maximum(_SAYS, _ERRORS * spread), found.z, np.nan)
     error = np.where(np.isnan(z), np.nan, _standard_error([one.z for one in single]) if num > 1 else np.nan)

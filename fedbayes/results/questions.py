@@ -47,7 +47,8 @@ class Questions:
             m_k``), ``share`` (what the client removes of the variance that the others leave), ``z`` (positive where the
             client pulls the global up), ``z_mcse`` (its Monte Carlo standard error, from the replicates), ``p``
             (two-sided), ``p_adjusted`` (Holm, over all clients and globals). Over ``client``: ``chi2`` and its
-            ``rank``, of all directions together, ``p_overall``, ``p_overall_adjusted`` (Holm, over clients).
+            ``rank``, of all directions together in which the client has at least a quarter of the information that is
+            usual for its rows, ``p_overall``, ``p_overall_adjusted`` (Holm, over clients).
 
             NaN where there is nothing to compare: where the client says almost nothing of a global (``share`` below
             1e-6 or three Monte Carlo errors, or negative), and where the cavity is improper, because nobody else says
