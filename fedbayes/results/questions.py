@@ -36,7 +36,8 @@ class Questions:
         may still move it, by way of globals that are correlated with it in the cavity, and is then compared there,
         too. A client that is far off also pulls the cavities of all others, so that in a
         small federation these can seem to disagree, too; with two clients nothing tells which of them is off. Single
-        and overall tests are two families, each of which raises a false alarm in at most 5 of 100 federations.
+        and overall tests are two families, each of which raises a false alarm in at most 5 of 100 federations with
+        Gaussian sites. Sites of few rows for a scale raise some more: DESIGN.md has measurements.
 
         The replicates' natural parameters are averaged before anything is computed from them. Nothing is exchanged.
 
