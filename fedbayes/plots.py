@@ -1,6 +1,12 @@
 """Pictures of a fit under their public name; the code is in ``fedbayes/results/``."""
 
-from fedbayes.results.client_plots import plot_client_correlation, plot_fairness, plot_selection, plot_shrinkage
+from fedbayes.results.client_plots import (
+    plot_client_correlation,
+    plot_conflict,
+    plot_fairness,
+    plot_selection,
+    plot_shrinkage,
+)
 from fedbayes.results.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, require_matplotlib
 from fedbayes.results.plots import plot_comparison, plot_influence, plot_merge, plot_rounds
 
@@ -12,6 +18,7 @@ __all__ = [
     "PURPLE",
     "plot_client_correlation",
     "plot_comparison",
+    "plot_conflict",
     "plot_fairness",
     "plot_influence",
     "plot_merge",

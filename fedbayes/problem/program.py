@@ -331,7 +331,7 @@ class Program:
 
     def observed(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """The values of the observed sites that are outcomes: those with a distribution of their own."""
-        return {name: jnp.asarray(site["value"]) for name, site in self._outcome_sites(theta, z, data).items()}
+        return {name: jnp.asarray(site["value"]) for name, site in self.outcome_sites(theta, z, data).items()}
 
     def _sites(self, theta: Array, z: Array, data: Arrays, mask: Array | None = None) -> dict[str, dict]:
         """The program's trace at one position of globals and locals, whatever the supports; ``mask`` as above."""
@@ -339,7 +339,8 @@ class Program:
         with numpyro.validation_enabled(False):
             return trace(model if mask is None else OfRows(model, mask)).get_trace(**self.static, **data)
 
-    def _outcome_sites(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict]:
+    def outcome_sites(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict]:
+        """The observed sites with a distribution of their own, as in NumPyro's trace."""
         return {
             name: site
             for name, site in self._sites(theta, z, data).items()
@@ -358,7 +359,7 @@ class Program:
         z = jnp.zeros(0)
         drawn = {
             name: site["fn"].sample(jax.random.fold_in(key, place)).astype(jnp.asarray(site["value"]).dtype)
-            for place, (name, site) in enumerate(self._outcome_sites(theta, z, data).items())
+            for place, (name, site) in enumerate(self.outcome_sites(theta, z, data).items())
         }
         anew = replace(self, model=Replaced(self.model, drawn))
         return jax.grad(lambda at: anew._log_factor(at, z, data, mask, None))(theta)

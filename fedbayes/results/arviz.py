@@ -50,6 +50,17 @@ def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[
     return result
 
 
+def log_prior_group(values: Mapping[str, np.ndarray], attrs: Mapping[str, Any]) -> Any:
+    """An ArviZ object with the group ``log_prior`` alone, arrays ``(chain, draw)``; ``from_dict`` of 0.x knows none."""
+    import arviz as az
+
+    drawn = to_arviz({"posterior": values}, {}, {}, attrs)
+    if hasattr(drawn, "extend"):
+        return az.InferenceData(log_prior=drawn.posterior)
+    drawn["log_prior"] = drawn["posterior"].copy()
+    return drawn.filter(lambda node: node.name != "posterior")
+
+
 def from_netcdf(path: Path) -> Any:
     """An ArviZ object from a file, read whole: nothing holds the file open, and it may be written anew."""
     import arviz as az

@@ -1,7 +1,7 @@
 """``FederatedFit``: what a fit returns."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,8 @@ from fedbayes.results.conditional import Rows, integrated_draws, rows_of, rows_o
 from fedbayes.results.corrected import Corrected
 from fedbayes.results.personal import Clients, Personal, like_first, newcomer
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
-from fedbayes.results.replicates import observed_outcomes, replicated, row_labels, side_by_side, stacked
+from fedbayes.results.questions import Questions
+from fedbayes.results.replicates import Replicates, observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
 from fedbayes.results.selection import Rule, selection_of
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _PREDICTIVE, _INTEGRATED = 1_000_003, 1_000_004  # folded into the fit's key
 
 
-class FederatedFit(Corrected):
+class FederatedFit(Corrected, Questions):
     """A fitted federation: the global posterior, the clients' own, and how the rounds went.
 
     Attributes
@@ -288,20 +289,24 @@ class FederatedFit(Corrected):
         num_draws = min(100, self.num_draws) if num_draws is None else num_draws
         if not isinstance(num_draws, int) or not 1 <= num_draws <= self.num_draws:
             raise ValueError(f"`num_draws` is {num_draws}; write a number from 1 to {self.num_draws}, a chain's draws.")
-        seen, drawn = {}, {}
-        for place, name in enumerate(self.client_names):
-            program, data = self.problem.client(name).program, self.problem.arrays[place].arrays
-            key = jax.random.fold_in(jax.random.fold_in(self._key, _PREDICTIVE), place)
-            posterior = self._posterior_of(name, program).posterior
-            with computing():
-                seen[name] = observed_outcomes(program, data)
-                found = replicated(program, data, posterior, key, num_draws, self._own_rows(name, program))
-            drawn[name] = {site: np.asarray(found[site]) for site in seen[name]}
+        found = list(self._replicates(num_draws))
+        seen, drawn = {each.name: each.seen for each in found}, {each.name: each.drawn for each in found}
         labels = {f"{site}_row": rows for site, rows in row_labels(seen).items()}
         groups = {"posterior_predictive": side_by_side(drawn, 2), "observed_data": side_by_side(seen, 0)}
         dims = {site: [f"{site}_row"] for site in groups["observed_data"]}
         arviz.extend(self.idata, arviz.to_arviz(groups, labels, dims, self._attrs()))
         return self.idata
+
+    def _replicates(self, num_draws: int) -> Iterator[Replicates]:
+        """Each client's outcomes, and replicates of them with draws of its own posterior."""
+        for place, name in enumerate(self.client_names):
+            program, data = self.problem.client(name).program, self.problem.arrays[place].arrays
+            key = jax.random.fold_in(jax.random.fold_in(self._key, _PREDICTIVE), place)
+            posterior = self._posterior_of(name, program).posterior
+            with computing():
+                seen = observed_outcomes(program, data)
+                found = replicated(program, data, posterior, key, num_draws, self._own_rows(name, program))
+            yield Replicates(name, seen, {site: np.asarray(found[site]) for site in seen})
 
     def adapt(self, new_client: Mapping[str, Any]) -> Any:
         """Posterior of a client that joins after the fit: the global posterior, as a Gaussian, is its prior.
@@ -615,6 +620,7 @@ class FederatedFit(Corrected):
             f"  globals   {globals_.size} unconstrained: {sites}",
             *self._verdict.headline,
             *self._error_lines(),
+            *self._disagreement_lines(),
             f"  network   {self.communication}{asked}",
             f"  look at   {', '.join(self._worth_a_look())}",
         ]

@@ -1,11 +1,12 @@
 """All clients side by side: their locals, their outcomes, and replicates of these for a posterior predictive check."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 
 from fedbayes.problem.program import Arrays, Program
@@ -14,6 +15,14 @@ from fedbayes.results.conditional import Rows
 from fedbayes.results.predictive import predictive_draws
 
 CLIENTS = "client_name"  # the dimension of the clients
+
+
+class Replicates(NamedTuple):
+    """A client's outcomes by site, and replicates of them with axes of chain and draw in front."""
+
+    name: str
+    seen: dict[str, np.ndarray]
+    drawn: dict[str, np.ndarray]
 
 
 def stacked(clients: Mapping[str, Any], shared: set[str]) -> tuple[dict[str, np.ndarray], dict, dict]:
@@ -52,6 +61,21 @@ def observed_outcomes(program: Program, data: Arrays) -> dict[str, np.ndarray]:
         return program.observed(jnp.zeros(program.globals.size), jnp.zeros(program.locals.size), data)
 
     return {name: np.asarray(value) for name, value in jax.jit(run)(dict(data)).items()}
+
+
+def observed_rows(program: Program, data: Arrays) -> dict[str, np.ndarray]:
+    """For the sites of one client of which something is missing or masked: true where an outcome was observed."""
+    masks = {}
+    for name, site in program.outcome_sites(
+        jnp.zeros(program.globals.size), jnp.zeros(program.locals.size), data
+    ).items():
+        law, shape = site["fn"], np.shape(site["value"])
+        while not isinstance(law, dist.MaskedDistribution) and hasattr(law, "base_dist"):
+            law = law.base_dist
+        if isinstance(law, dist.MaskedDistribution):
+            mask = np.asarray(law._mask)
+            masks[name] = np.broadcast_to(mask, shape[: mask.ndim])
+    return {name: mask for name, mask in masks.items() if not mask.all()}
 
 
 def replicated(

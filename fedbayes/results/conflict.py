@@ -1,0 +1,274 @@
+"""Conflict between clients: whether what one client says of the globals agrees with what all the others say.
+
+Each client is split from the rest (node splitting: Marshall and Spiegelhalter 2007; Presanis, Ohlssen, Spiegelhalter
+and De Angelis 2013). Its cavity ``N(m_k, V_k)`` is the prior times all other sites, and with its own site this gives
+the posterior ``N(m, V)``. If the client's data obey the model, then given everybody else's data
+``theta ~ N(m_k, V_k)``, and over the client's data
+
+    E[m] = m_k,        V_k = Var(m) + E[V] = Var(m) + V        (law of total variance),
+
+as ``V`` of a Gaussian factor does not depend on its data. So ``m - m_k ~ N(0, V_k - V)``. Both moments are defined
+where the client's own site is flat or improper. Where it is a proper ``N(s_k, S_k)``, this is the comparison of the
+two: by ``m - m_k = V_k (V_k + S_k)^-1 (s_k - m_k)`` and ``V_k - V = V_k (V_k + S_k)^-1 V_k`` the test of all directions
+together is that of ``s_k - m_k ~ N(0, V_k + S_k)``.
+
+References
+----------
+Marshall and Spiegelhalter (2007), Identifying outliers in Bayesian hierarchical models: a simulation-based approach,
+Bayesian Analysis 2(2). Presanis, Ohlssen, Spiegelhalter and De Angelis (2013), Conflict diagnostics in directed acyclic
+graphs, with applications in Bayesian evidence synthesis, Statistical Science 28(3). Holm (1979), A simple sequentially
+rejective multiple test procedure, Scandinavian Journal of Statistics 6(2).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy import stats
+
+from fedbayes.answer import CLIENT, COORDINATE, Answer, shortened, whiteners
+from fedbayes.gaussian import Gaussian
+from fedbayes.problem.roster import Roster
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+LEVEL = 0.05  # of the adjusted p-values
+_KNOWN = 1e-9  # share of the posterior's precision that the others hold: below it they know nothing of a direction
+_SAYS = 1e-6  # share of the cavity's variance that a client removes: below it the client says nothing
+_TYPICAL = 0.25  # of the information that a client has on average: a direction with less is left out of the joint test
+_ERRORS = 3.0  # Monte Carlo standard errors by which both must exceed zero
+_NAMED = 3  # globals of one client that are named in words
+_PRODUCT = 1e-6  # relative difference between the posterior and prior times sites that counts as round-off
+
+
+class Agreement(NamedTuple):
+    """How far each client's data move the posterior from its cavity, and how far they should.
+
+    Attributes
+    ----------
+    difference
+        ``m - m_k``, shape ``(K, d)``; NaN where nobody but the client knows anything of a global.
+    variance
+        Its variance under agreement, the diagonal of ``V_k - V``, shape ``(K, d)``.
+    share
+        ``variance`` over the diagonal of ``V_k``: what the client removes of the others' uncertainty, shape ``(K, d)``.
+    chi2
+        ``(m - m_k)' (V_k - V)^+ (m - m_k)`` over the directions in which client and others both know something, shape
+        ``(K,)``.
+    rank
+        Number of these directions, shape ``(K,)``.
+    """
+
+    difference: np.ndarray
+    variance: np.ndarray
+    share: np.ndarray
+    chi2: np.ndarray
+    rank: np.ndarray
+
+    @property
+    def z(self) -> np.ndarray:
+        """The difference in standard deviations; NaN where the client does not narrow what the others know."""
+        informed = self.variance > 0.0
+        return np.where(informed, self.difference / np.sqrt(np.where(informed, self.variance, 1.0)), np.nan)
+
+
+def agreement(
+    posterior: Gaussian,
+    cavities: Gaussian,
+    part: np.ndarray | float = 0.0,
+    replicates: tuple[Gaussian, Gaussian] | None = None,
+) -> Agreement:
+    """Each client's cavity against the posterior.
+
+    The directions are those of the generalised eigenproblem of the cavity's and the posterior's precisions, ``A' Q A =
+    I`` and ``A' Q_k A = diag(lambda)``. In direction j the others hold the share ``lambda_j`` of the posterior's
+    precision, and ``V_k - V`` is ``(1 - lambda_j) / lambda_j`` without a difference of large numbers.
+
+    Parameters
+    ----------
+    posterior
+        Over the unconstrained globals, shapes ``(d,)`` and ``(d, d)``.
+    cavities
+        Leading axis of clients.
+    part
+        What part of all clients' information each one has on average, shape ``(K,)``: from the overall test those
+        directions are left out in which it has less than a quarter of that. For Gaussian factors information is a
+        matter of design, and to leave some out is a choice of directions and no more. For others it depends on the
+        data. Where it is next to nothing by chance, so is ``V_k - V``, and any difference would be taken for a large
+        one.
+    replicates
+        Posteriors and cavities of which these are the means over a leading axis of replicates: a client, or the others,
+        know something of a direction where their precision exceeds three Monte Carlo standard errors. ``None``: there
+        is no Monte Carlo noise.
+    """
+    white = whiteners(np.asarray(posterior.precision)[None])[0]
+    precisions = white @ np.asarray(cavities.precision) @ white.T
+    share, turn = np.linalg.eigh(0.5 * (precisions + np.swapaxes(precisions, 1, 2)))
+    axes = white.T @ turn  # (K, d, d), columns are directions
+    noise, own_noise = (0.0, 0.0) if replicates is None else _noises(*replicates, axes)
+    known = share > np.maximum(_KNOWN, _ERRORS * noise)
+    sites = len(share) * np.asarray(posterior.precision) - np.sum(cavities.precision, axis=0)
+    usual = np.reshape(part, (-1, 1)) * np.sum(axes * (sites @ axes), axis=1)
+    informed = known & (1.0 - share > np.maximum(np.maximum(_SAYS, _TYPICAL * usual), _ERRORS * own_noise))
+    safe = np.where(known, share, 1.0)
+    own = np.einsum("kij,i->kj", axes, np.asarray(posterior.shift))
+    others = np.einsum("kij,ki->kj", axes, np.asarray(cavities.shift))
+    gap, expected = own - others / safe, _expected(safe)
+    lost = np.einsum("kij,kj->ki", axes**2, ~known) > 1e-6 * np.einsum("kij->ki", axes**2)
+    variance = np.einsum("kij,kj->ki", axes**2, expected)
+    return Agreement(
+        np.where(lost, np.nan, np.einsum("kij,kj->ki", axes, np.where(known, gap, 0.0))),
+        np.where(lost, np.nan, variance),
+        np.where(lost, np.nan, variance / np.einsum("kij,kj->ki", axes**2, 1.0 / safe)),
+        np.sum(np.where(informed, gap**2 / np.where(informed, expected, 1.0), 0.0), axis=1),
+        informed.sum(axis=1),
+    )
+
+
+def _expected(share: np.ndarray) -> np.ndarray:
+    """``V_k - V`` along directions in which the others hold this share of the posterior's precision."""
+    return (1.0 - share) / share
+
+
+def _noises(posterior: Gaussian, cavities: Gaussian, axes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Monte Carlo standard errors of the others' and the client's own precision along directions, each ``(K, d)``."""
+    others = np.asarray(cavities.precision)
+    own = np.asarray(posterior.precision)[:, None] - others
+    along = [np.sum(axes * (matrices @ axes), axis=-2) for matrices in (others, own)]
+    return _standard_error(along[0]), _standard_error(along[1])
+
+
+def conflict_of(answer: Answer, roster: Roster) -> "xr.Dataset":
+    """See :meth:`fedbayes.FederatedFit.conflict`, whose answer this is."""
+    import xarray as xr
+
+    posterior, cavities = gaussians_of(answer, roster)
+    num, labels = len(cavities.shift), roster.globals.labels()
+    single = [agreement(*jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities))) for r in range(num)]
+    mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
+    # by rows, but no more than that of one of K clients: with locals, many rows of one client are one observation
+    part = np.minimum(roster.rows / np.sum(roster.rows), 1.0 / roster.num_clients)
+    found = agreement(mean, others, part, (posterior, cavities) if num > 1 else None)
+    spread = _standard_error([one.share for one in single]) if num > 1 else 0.0
+    z = np.where(found.share > np.maximum(_SAYS, _ERRORS * spread), found.z, np.nan)
+    error = np.where(np.isnan(z), np.nan, _standard_error([one.z for one in single]) if num > 1 else np.nan)
+    p = 2.0 * stats.norm.sf(np.abs(z))
+    p_overall = np.where(found.rank > 0, stats.chi2.sf(found.chi2, np.maximum(found.rank, 1)), np.nan)
+    each, overall = (CLIENT, COORDINATE), (CLIENT,)
+    variables: dict[str, Any] = {
+        "difference": (each, found.difference),
+        "share": (each, found.share),
+        "z": (each, z),
+        "z_mcse": (each, error),
+        "p": (each, p),
+        "p_adjusted": (each, holm(p)),
+        "chi2": (overall, np.where(found.rank > 0, found.chi2, np.nan)),
+        "rank": (overall, found.rank),
+        "p_overall": (overall, p_overall),
+        "p_overall_adjusted": (overall, holm(p_overall)),
+    }
+    dataset = xr.Dataset(variables, coords={CLIENT: list(roster.names), COORDINATE: labels})
+    return dataset.assign_attrs(disagreement=disagreement(dataset), remarks="; ".join(_remarks(dataset)))
+
+
+def _standard_error(values: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+    """Of the mean over a leading axis of replicates; NaN where one of them has none."""
+    return np.std(values, axis=0, ddof=1) / np.sqrt(len(values))
+
+
+def gaussians_of(answer: Answer, roster: Roster) -> tuple[Gaussian, Gaussian]:
+    """Posterior and cavities in natural parameters, leading axes replicate, and replicate and client.
+
+    Raises
+    ------
+    ValueError
+        The answer is no Gaussian, or not the product of a prior and the clients' sites.
+    """
+    posterior, cavities = answer.posterior, None
+    if isinstance(posterior, Gaussian) and answer.coupled is None and not answer.records_locals():
+        cavities = answer.cavities()
+    if not isinstance(posterior, Gaussian) or cavities is None:
+        raise ValueError(
+            "`fit.conflict` compares each client with all the others, and needs the Gaussian that each of them says of "
+            "the globals. This fit has none: it is a point, Markov chains, of low rank, or couples the clients. Fit "
+            "by the default method."
+        )
+    posterior, cavities = jax.tree.map(np.asarray, (posterior, cavities))
+    if np.isnan(whiteners(posterior.precision)).any():
+        raise ValueError(
+            "`fit.conflict` needs a posterior with a positive definite precision matrix, which this fit has not "
+            "arrived at. See `fit.trouble()`."
+        )
+    _check_product(posterior, cavities, roster)
+    return posterior, cavities
+
+
+def _check_product(posterior: Gaussian, cavities: Gaussian, roster: Roster) -> None:
+    """Whether the posterior is prior times sites: then the cavities sum to the prior and K - 1 posteriors."""
+    if roster.prior.gaussian is None:
+        return
+    num = roster.num_clients
+    for name in ("precision", "shift"):
+        whole, others, prior = (np.asarray(getattr(of, name)) for of in (posterior, cavities, roster.prior.gaussian))
+        off = np.abs(others.sum(axis=1) - (num - 1) * whole - prior)
+        if np.max(off) > _PRODUCT * num * max(1.0, float(np.max(np.abs(whole)))):
+            raise ValueError(
+                "`fit.conflict` needs a posterior that is the product of the prior and the clients' sites, and this "
+                "one is combined in another way, by which a client's share in it is not known. Fit by the default "
+                "method."
+            )
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """P-values adjusted for the number of comparisons (Holm 1979), in the shape of ``p``; NaN does not count."""
+    flat = p.ravel()
+    order = np.argsort(flat, kind="stable")[: np.count_nonzero(~np.isnan(flat))]
+    adjusted = np.full(flat.shape, np.nan)
+    steps = flat[order] * np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted.reshape(p.shape)
+
+
+def disagreement(conflict: "xr.Dataset") -> str:
+    """Who disagrees with all the others about what, in words; empty if nobody does.
+
+    Parameters
+    ----------
+    conflict
+        From :meth:`fedbayes.FederatedFit.conflict`.
+    """
+    single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
+    least = np.fmin(single.fillna(1.0).min(COORDINATE).values, overall.values)
+    order = np.argsort(least, kind="stable")
+    parts = []
+    for client in conflict[CLIENT].values[order]:
+        mine, at = conflict.sel({CLIENT: client}), {CLIENT: client}
+        p = single.sel(at)
+        places = [place for place in np.argsort(p.values) if p.values[place] < LEVEL]
+        about = [_about(mine.isel({COORDINATE: place})) for place in places]
+        if not about and overall.sel(at) < LEVEL:
+            about = [
+                f"several globals together (chi-squared {float(mine['chi2']):.1f} on {int(mine['rank'])} degrees of "
+                f"freedom, adjusted p = {float(mine['p_overall_adjusted']):.2g})"
+            ]
+        if about:
+            parts.append(f"client '{client}' disagrees with all the others about {shortened(about, _NAMED)}")
+    return "; ".join(parts)
+
+
+def _about(one: "xr.Dataset") -> str:
+    return f"{one[COORDINATE].item()} (z = {float(one['z']):.1f}, adjusted p = {float(one['p_adjusted']):.2g})"
+
+
+def _remarks(conflict: "xr.Dataset") -> list[str]:
+    """Of which globals one client alone knows anything, and who says nothing at all."""
+    alone = np.isnan(conflict["share"].values)
+    found = [
+        f"nobody but client '{client}' knows anything of {shortened(list(conflict[COORDINATE].values[row]))}"
+        for client, row in zip(conflict[CLIENT].values, alone, strict=True)
+        if row.any()
+    ]
+    silent = list(conflict[CLIENT].values[(conflict["rank"].values == 0) & ~alone.any(axis=1)])
+    return [*found, *([f"too little to compare is said by {shortened(silent)}"] if silent else [])]

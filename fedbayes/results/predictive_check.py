@@ -1,0 +1,224 @@
+"""Predictive checks at the client: where the statistics of its outcomes lie among those of replicates.
+
+References
+----------
+Box (1980), Sampling and Bayes' inference in scientific modelling and robustness, Journal of the Royal Statistical
+Society A 143(4), for the prior. Gelman, Meng and Stern (1996), Posterior predictive assessment of model fitness via
+realized discrepancies, Statistica Sinica 6(4), for the posterior. Bayarri and Berger (2000), P values for composite
+null models, Journal of the American Statistical Association 95(452), on the double use of data.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.answer import shortened
+from fedbayes.computing import computing
+from fedbayes.results import arviz
+from fedbayes.results.predictive import predictive_draws
+from fedbayes.results.replicates import CLIENTS, Replicates, observed_outcomes, observed_rows
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Statistics = Mapping[str, Callable[[np.ndarray], float]]
+
+TAIL = 0.01  # a statistic whose tail probability is this small, or that large, is named
+_PRIOR = 1_000_005  # folded into the fit's key
+_FROM_POSTERIOR, _FROM_PRIOR = 250, 1_000  # replicates by default
+_SAME = 1e-10  # relative difference of statistics that is round-off, such as of another order of rows
+_DEFAULT: Statistics = {"mean": np.mean, "sd": np.std, "min": np.min, "max": np.max}
+_OF_COUNTS: Statistics = {"zeros": lambda y: float(np.mean(y == 0))}
+_CAVEAT = {
+    True: "Prior predictive tail probabilities are uniform where the data obey the model; they depend on the prior's "
+    "width.",
+    False: "The data are used twice, for the posterior and for the check: posterior predictive tail probabilities are "
+    "conservative, closer to 0.5 than uniform ones.",
+}
+
+
+class Placed(NamedTuple):
+    """What leaves a client of one statistic; ``observed`` only where it is asked for.
+
+    Attributes
+    ----------
+    tail_probability
+        ``P(T(rep) < T(obs)) + P(T(rep) = T(obs)) / 2``.
+    predictive_mean, predictive_sd
+        Of ``T(rep)``, in units of the statistic.
+    observed
+        ``T(obs)``, likewise.
+    """
+
+    tail_probability: float
+    predictive_mean: float
+    predictive_sd: float
+    observed: float
+
+
+def predictive_check_of(
+    fit: Any, statistics: Statistics | None, prior: bool, num_draws: int | None, observed: bool
+) -> "xr.Dataset":
+    """See :meth:`fedbayes.FederatedFit.predictive_check`, to which ``fit`` belongs."""
+    import xarray as xr
+
+    _check_statistics(statistics)
+    num = _number(fit, prior, num_draws)
+    parts = {
+        name: {site: placed(seen[site], drawn[site], statistics, f"'{site}' of client '{name}'") for site in seen}
+        for name, seen, drawn in map(
+            partial(_without_missing, fit), _from_prior(fit, num) if prior else fit._replicates(num)
+        )
+    }
+    sites = list(dict.fromkeys(site for mine in parts.values() for site in mine))
+    names = list(dict.fromkeys(name for mine in parts.values() for found in mine.values() for name in found))
+    values = np.full((len(Placed._fields), len(parts), len(sites), len(names)), np.nan)
+    for k, mine in enumerate(parts.values()):
+        for site, found in mine.items():
+            for name, numbers in found.items():
+                values[:, k, sites.index(site), names.index(name)] = numbers
+    dims = (CLIENTS, "site", "statistic")
+    variables = {name: (dims, value) for name, value in zip(Placed._fields, values, strict=True)}
+    if not observed:
+        del variables["observed"]
+    together = xr.Dataset(variables, coords={CLIENTS: list(parts), "site": sites, "statistic": names})
+    return together.assign_attrs(outside=outside(together["tail_probability"]), caveat=_CAVEAT[prior])
+
+
+def _check_statistics(statistics: Any) -> None:
+    """Whether they are functions by name."""
+    if statistics is None:
+        return
+    if not isinstance(statistics, Mapping) or not statistics or not all(map(callable, statistics.values())):
+        raise ValueError(
+            f"`statistics` is {statistics!r}; write a mapping from names to functions of a client's outcomes, such as "
+            '`{"range": np.ptp}`.'
+        )
+
+
+def _number(fit: Any, prior: bool, num_draws: int | None) -> int:
+    """Replicates, of each chain of a posterior."""
+    if not prior and fit.posterior is None:
+        raise ValueError(
+            "This fit is a point, and replicates with the posterior need one: fit by a method that ends with a "
+            "posterior, or write `prior=True`."
+        )
+    if num_draws is None:
+        return _FROM_PRIOR if prior else min(_FROM_POSTERIOR, fit.num_draws)
+    most = np.inf if prior else fit.num_draws
+    if not isinstance(num_draws, int) or isinstance(num_draws, bool) or not 1 <= num_draws <= most:
+        upto = "a number from 1" if prior else f"a number from 1 to {most}, a chain's draws"
+        raise ValueError(f"`num_draws` is {num_draws!r}; write {upto}.")
+    return num_draws
+
+
+def _from_prior(fit: Any, num: int) -> Iterator[Replicates]:
+    """Each client's outcomes, and replicates of them with globals and locals from the prior.
+
+    All clients have the same draws of the globals, as they have in the model.
+    """
+    shapes, key = fit._shapes(), jax.random.fold_in(fit._key, _PRIOR)
+    values = _prior_draws(fit, shapes, jax.random.split(key, num))
+    for place, name in enumerate(fit.client_names):
+        program, data = fit.problem.client(name).program, fit.problem.arrays[place].arrays
+        globals_ = {site: values[site] for site in program.globals.names}
+        with computing():
+            seen = observed_outcomes(program, data)
+            drawn = predictive_draws(program, globals_, jax.random.fold_in(key, place), {**program.static, **data})
+        yield Replicates(name, seen, {site: np.asarray(drawn[site]) for site in seen})
+
+
+def _prior_draws(fit: Any, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[str, np.ndarray]:
+    """Draws of the constrained globals from their prior, ``(1, draw, ...)``.
+
+    Raises
+    ------
+    ValueError
+        The prior can't be drawn from.
+    """
+    if fit._answer.coupled is not None:
+        raise ValueError(
+            f"{type(fit.method).__name__} couples the clients by a prior that is no part of the program, so that the "
+            "program's prior can't be checked in its place. Write `prior=False`."
+        )
+    if terms := shapes[0].program.prior_terms:
+        raise ValueError(
+            f"The prior has the terms {list(terms)} beside the laws of the globals, and can't be drawn from. Write "
+            "`prior=False`, or a prior by `numpyro.sample` alone."
+        )
+    with computing():
+        try:
+            theta = jax.vmap(fit.roster.prior.draw)(keys)
+        except NotImplementedError as error:
+            raise ValueError(
+                "A prior of the globals is improper, and can't be drawn from. Write `prior=False`, or a proper prior."
+            ) from error
+        return arviz.global_values(shapes, np.asarray(theta)[None])
+
+
+def _without_missing(fit: Any, found: Replicates) -> Replicates:
+    """Outcomes and replicates in the rows that were observed; in their own shape where all were."""
+    place = fit.problem.place(found.name)
+    with computing():
+        masks = observed_rows(fit.problem.client(found.name).program, fit.problem.arrays[place].arrays)
+    seen, drawn = dict(found.seen), dict(found.drawn)
+    for site, mask in masks.items():
+        seen[site], drawn[site] = seen[site][mask], drawn[site][:, :, mask]
+    return Replicates(found.name, seen, drawn)
+
+
+def placed(seen: np.ndarray, drawn: np.ndarray, statistics: Statistics | None, whose: str) -> dict[str, Placed]:
+    """Where the statistics of a client's outcomes lie among those of replicates: what the client computes and sends.
+
+    Parameters
+    ----------
+    seen
+        The outcomes of one site.
+    drawn
+        Replicates of them, two more axes in front: chain and draw.
+    statistics
+        As for :meth:`fedbayes.FederatedFit.predictive_check`.
+    whose
+        What these outcomes are, for the message.
+
+    Raises
+    ------
+    ValueError
+        A statistic is no finite number.
+    """
+    if not seen.size:
+        return {}
+    if statistics is None:
+        statistics = {**_DEFAULT, **_OF_COUNTS} if drawn.dtype.kind in "iub" else _DEFAULT
+    flat = drawn.reshape(-1, *drawn.shape[2:])
+    found = {}
+    for name, statistic in statistics.items():
+        at = _number_of(name, statistic, seen, whose)
+        values = np.array([_number_of(name, statistic, each, f"replicates of {whose}") for each in flat])
+        same = np.isclose(values, at, rtol=_SAME, atol=0.0)
+        tail = float(np.mean((values < at) & ~same) + 0.5 * np.mean(same))
+        found[name] = Placed(tail, float(values.mean()), float(values.std()), at)
+    return found
+
+
+def _number_of(name: str, statistic: Callable[[np.ndarray], Any], values: np.ndarray, whose: str) -> float:
+    found = np.asarray(statistic(values))
+    if found.shape != () or found.dtype.kind not in "fiub" or not np.isfinite(found):
+        raise ValueError(
+            f"The statistic '{name}' of {whose} is {found.tolist()!r}; it must be one finite number, as by `np.ptp`."
+        )
+    return float(found)
+
+
+def outside(tails: "xr.DataArray") -> str:
+    """The statistics whose tail probability lies below 1 or above 99 percent, in words; empty if there are none."""
+    found = []
+    for k, s, t in np.argwhere((tails < TAIL).values | (tails > 1.0 - TAIL).values):
+        one = tails[int(k), int(s), int(t)]
+        client, site, statistic = (one[dim].item() for dim in tails.dims)
+        found.append(f"{statistic} of '{site}' of client '{client}' (tail probability {float(one):.3f})")
+    return shortened(found)

@@ -1,0 +1,315 @@
+"""Conflict between clients: closed forms, uniform p-values, a planted outlier, what can't be compared, refusals."""
+
+from types import SimpleNamespace
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import linalg, stats
+
+import fedbayes as fb
+from fedbayes.answer import GaussianAnswer, cavities_of, product_of
+from fedbayes.gaussian import Gaussian
+from fedbayes.models import heart_disease, linear
+from fedbayes.problem.program import Block
+from fedbayes.results import conflict
+from fedbayes.results.conflict import agreement, conflict_of, gaussians_of, holm
+
+
+def roster_of(names, size, prior) -> SimpleNamespace:
+    return SimpleNamespace(
+        names=tuple(names),
+        rows=np.ones(len(names)),
+        globals=Block((("beta", (size,)),)),
+        num_clients=len(names),
+        prior=SimpleNamespace(gaussian=prior),
+    )
+
+
+def sites_of(clients, noise_sd=1.0) -> Gaussian:
+    """Exact sites of linear models, leading axis of one replicate."""
+    shift = [client["x"].T @ client["y"] / noise_sd**2 for client in clients.values()]
+    precision = [client["x"].T @ client["x"] / noise_sd**2 for client in clients.values()]
+    return Gaussian(np.array([shift]), np.array([precision]), np.zeros((1, len(clients))))
+
+
+def normal(size, sd=1.0) -> Gaussian:
+    return Gaussian(np.zeros(size), np.eye(size) / sd**2, np.zeros(()))
+
+
+def answer_of(prior, sites) -> GaussianAnswer:
+    repeated = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(sites.shift), axis=0), prior)
+    return GaussianAnswer(product_of(repeated, sites), cavities_of(repeated, sites), None)
+
+
+def found(clients, prior=None):
+    size = next(iter(clients.values()))["x"].shape[1]
+    prior = normal(size) if prior is None else prior
+    return conflict_of(answer_of(prior, sites_of(clients)), roster_of(clients, size, prior))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return linear.simulate(jax.random.key(0), rows=(5, 20, 60))[0]
+
+
+def test_a_fit_against_the_closed_form(small_fit, drawn) -> None:
+    """The posterior of everybody's data against that of all others' data, both by linear algebra."""
+    ours = small_fit.conflict()
+    mean, covariance = linear.exact_posterior(drawn)
+    tests = []
+    for name in drawn:
+        others = {other: data for other, data in drawn.items() if other != name}
+        m_k, v_k = linear.exact_posterior(others)
+        mine, expected = ours.sel(client=name), v_k - covariance
+        z = (mean - m_k) / np.sqrt(np.diag(expected))
+        np.testing.assert_allclose(mine["z"], z, rtol=1e-6)
+        np.testing.assert_allclose(mine["difference"], mean - m_k, rtol=1e-6)
+        np.testing.assert_allclose(mine["share"], np.diag(expected) / np.diag(v_k), rtol=1e-6)
+        information, along = linalg.eigh(drawn[name]["x"].T @ drawn[name]["x"], np.linalg.inv(covariance))
+        everybody = 1.0 - np.sum(along**2, axis=0)  # all sites together: the posterior's precision less the prior's
+        part = min(len(drawn[name]["y"]) / 85.0, 1.0 / 3.0)
+        assert int(mine["rank"]) == np.count_nonzero(information > 0.25 * part * everybody)
+        if mine["rank"] == 3:
+            chi2 = (mean - m_k) @ np.linalg.solve(expected, mean - m_k)
+            np.testing.assert_allclose(mine["chi2"], chi2, rtol=1e-6)
+            np.testing.assert_allclose(mine["p_overall"], stats.chi2.sf(chi2, 3), rtol=1e-6)
+        tests.append(2.0 * stats.norm.sf(np.abs(z)))
+    np.testing.assert_allclose(ours["p"], tests, rtol=1e-6)
+    np.testing.assert_allclose(ours["p_adjusted"], holm(np.array(tests)), rtol=1e-6)
+    assert ours["rank"].values[1:].tolist() == [3, 3]
+    assert ours["coordinate"].values.tolist() == small_fit.global_labels
+    assert float(ours["z_mcse"].max()) < 1e-6
+
+
+def test_the_overall_test_compares_site_and_cavity(drawn) -> None:
+    """Where the site is proper: ``(s - m_k)' (V_k + S)^-1 (s - m_k)``."""
+    answer = answer_of(normal(3), sites_of(drawn))
+    ours = agreement(*jax.tree.map(lambda leaf: leaf[0], (answer.posterior, answer.cavities())))
+    for k, (name, data) in enumerate(drawn.items()):
+        m_k, v_k = linear.exact_posterior({other: rest for other, rest in drawn.items() if other != name})
+        spread = np.linalg.inv(data["x"].T @ data["x"])
+        gap = spread @ data["x"].T @ data["y"] - m_k
+        np.testing.assert_allclose(ours.chi2[k], gap @ np.linalg.solve(v_k + spread, gap), rtol=1e-9)
+
+
+def p_values(num=2000) -> tuple[np.ndarray, np.ndarray]:
+    """Of data sets that obey the model: single ``(num, 3, 2)``, overall ``(num, 3)``.
+
+    The last client sees one column only.
+    """
+    rng = np.random.default_rng(0)
+    designs = [rng.normal(size=(rows, 2)) for rows in (4, 10, 6)]
+    designs[2][:, 1] = 0.0
+    precision = np.array([x.T @ x for x in designs])
+    total = np.eye(2) + precision.sum(axis=0)
+    single, overall = np.full((num, 3, 2), np.nan), np.empty((num, 3))
+    for i in range(num):
+        beta = rng.normal(size=2)
+        shift = np.array([x.T @ (x @ beta + rng.normal(size=len(x))) for x in designs])
+        posterior = Gaussian(shift.sum(axis=0), total, np.zeros(()))
+        cavities = Gaussian(shift.sum(axis=0) - shift, total - precision, np.zeros(3))
+        each = agreement(posterior, cavities)
+        assert each.rank.tolist() == [2, 2, 1]
+        single[i], overall[i] = 2.0 * stats.norm.sf(np.abs(each.z)), stats.chi2.sf(each.chi2, each.rank)
+    return single, overall
+
+
+def test_p_values_are_uniform_where_the_model_holds() -> None:
+    """Kolmogorov and Smirnov's test of 2,000 data sets, nine of them: each at least 0.01 by a fixed seed."""
+    single, overall = p_values()
+    for values in (*single.reshape(2000, -1).T, *overall.T):
+        assert stats.kstest(values, "uniform").pvalue > 0.01
+
+
+def test_a_variance_that_adds_instead_is_noticed(monkeypatch) -> None:
+    """Planted bug: ``V_k + V``, the variance of a difference of independent estimates, which these are not."""
+    monkeypatch.setattr(conflict, "_expected", lambda share: (1.0 + share) / share)
+    single, overall = p_values(500)
+    assert stats.kstest(single[:, 0, 0], "uniform").pvalue < 1e-6
+    assert stats.kstest(overall[:, 1], "uniform").pvalue < 1e-6
+
+
+def test_an_outlier_is_named_and_nobody_else() -> None:
+    clients, _ = linear.simulate(jax.random.key(3), rows=(40,) * 8, beta=[1.0, -1.0, 0.5, 0.0])
+    calm = found(clients)
+    assert calm.attrs == {"disagreement": "", "remarks": ""}
+    assert float(calm["p_adjusted"].min()) > 0.05
+    odd = clients | {
+        "client2": {**clients["client2"], "y": clients["client2"]["y"] + 1.2 * clients["client2"]["x"][:, 3]}
+    }
+    ours = found(odd)
+    assert ours.attrs["disagreement"].startswith("client 'client2' disagrees with all the others about beta[3] (z = ")
+    assert ours.attrs["disagreement"].count("client '") == 1
+    rows, columns = np.nonzero(ours["p_adjusted"].values < 0.05)
+    assert (rows.tolist(), columns.tolist()) == ([2], [3])
+    assert float(ours["z"].sel(client="client2", coordinate="beta[3]")) > 0.0
+    assert (np.flatnonzero(ours["p_overall_adjusted"] < 0.05)).tolist() == [2]
+
+
+@pytest.mark.slow
+def test_the_hospital_that_recorded_no_cholesterol_is_found() -> None:
+    clients = heart_disease.clients()
+    fit = fb.fit_federated(heart_disease.model, clients, key=jax.random.key(0), progress=False)
+    ours = fit.conflict()
+    column = heart_disease.COORDS["coefficient"].index("chol")
+    assert np.ptp(clients["switzerland"]["x"][:, column]) == 0.0
+    assert ours.attrs["disagreement"].startswith(
+        f"client 'switzerland' disagrees with all the others about beta[{column}]"
+    )
+    clients.pop("switzerland")
+    rest = fb.fit_federated(heart_disease.model, clients, key=jax.random.key(0), progress=False).conflict()
+    assert f"beta[{column}]" not in rest.attrs["disagreement"]
+
+
+def test_what_is_off_in_no_single_global_is_found_in_all_together() -> None:
+    """A small shift in each of 12 globals; the outcomes have no noise, so that chance adds nothing."""
+    clients, truth = linear.simulate(jax.random.key(4), rows=(60,) * 6, dim=12)
+    clients = {name: {"x": data["x"], "y": data["x"] @ truth["beta"]} for name, data in clients.items()}
+    shifted = clients["client0"]["x"] @ (truth["beta"] + 0.25)
+    ours = found(clients | {"client0": {**clients["client0"], "y": shifted}})
+    assert float(ours["p_overall_adjusted"].sel(client="client0")) < 0.05
+    assert float(ours["p_adjusted"].min()) > 0.05
+    told = "client 'client0' disagrees with all the others about several globals together (chi-squared "
+    assert ours.attrs["disagreement"].startswith(told)
+
+
+def test_what_one_client_alone_knows_can_not_be_compared() -> None:
+    """Under a flat prior; the other global of that client can."""
+    rng = np.random.default_rng(0)
+    clients = {name: {"x": rng.normal(size=(20, 2)), "y": rng.normal(size=20)} for name in "abc"}
+    clients["a"]["x"][:, 1] = clients["b"]["x"][:, 1] = 0.0
+    clients["c"]["x"][:10, 1] = clients["c"]["x"][10:, 0] = 0.0  # orthogonal: beta[0] tells nothing of beta[1]
+    flat = Gaussian(np.zeros(2), np.zeros((2, 2)), np.zeros(()))
+    ours = found(clients, flat)
+    assert np.isnan(ours["z"].values).tolist() == [[False, True], [False, True], [False, True]]
+    assert np.isnan(ours["share"].values).tolist() == [[False, False], [False, False], [False, True]]
+    assert ours["rank"].values.tolist() == [1, 1, 1]
+    assert ours.attrs["remarks"] == "nobody but client 'c' knows anything of beta[1]"
+    column = {name: {"x": data["x"][:, :1], "y": data["y"]} for name, data in clients.items()}
+    alone = found({name: column[name] for name in "ab"}, Gaussian(np.zeros(1), np.zeros((1, 1)), np.zeros(())))
+    m_b, v_b = 1.0 / np.sum(column["b"]["x"] ** 2), 1.0 / np.sum(column["a"]["x"] ** 2)
+    estimates = [(data["x"][:, 0] @ data["y"]) / np.sum(data["x"] ** 2) for data in (column["a"], column["b"])]
+    z = (estimates[0] - estimates[1]) / np.sqrt(m_b + v_b)  # two clients and a flat prior: two independent estimates
+    np.testing.assert_allclose(alone["z"].values[:, 0], [z, -z])
+
+
+def test_a_client_without_a_word_has_no_p_value(drawn) -> None:
+    silent = drawn | {"mute": {"x": np.zeros((3, 3)), "y": np.ones(3)}}
+    ours = found(silent)
+    assert np.isnan(ours["z"].sel(client="mute")).all()
+    assert np.isnan(ours["p_overall"].sel(client="mute"))
+    assert ours.attrs["remarks"] == "too little to compare is said by mute"
+    before = found(drawn)  # and does not count among the comparisons
+    np.testing.assert_allclose(ours["p_adjusted"].values[:3], before["p_adjusted"], rtol=1e-9)
+
+
+def test_monte_carlo_noise_is_no_information(drawn) -> None:
+    """Eight noisy replicates: their spread is the error of z, and where a site is noise alone it does not count."""
+    rng = np.random.default_rng(1)
+    exact = sites_of(drawn | {"mute": {"x": np.eye(3)[:2] * 5.0, "y": np.ones(2)}})
+    noise = rng.normal(size=(8, *exact.precision.shape[1:])) * 1e-3
+    precision = exact.precision + noise + np.swapaxes(noise, -1, -2)
+    shift = exact.shift + rng.normal(size=(8, *exact.shift.shape[1:])) * 1e-3
+    sites = Gaussian(shift, precision, np.zeros((8, 4)))
+    names = (*drawn, "mute")
+    ours = conflict_of(answer_of(normal(3), sites), roster_of(names, 3, normal(3)))
+    assert int(ours["rank"].sel(client="mute")) == 2
+    noiseless = conflict_of(answer_of(normal(3), exact), roster_of(names, 3, normal(3)))
+    gap = np.abs(ours["z"] - noiseless["z"]).values[:3]
+    assert (gap < 5.0 * ours["z_mcse"].values[:3]).all()
+    assert 0.0 < float(ours["z_mcse"].max()) < 0.1
+
+
+def test_directions_of_unusually_little_information_are_left_out() -> None:
+    """Of four clients each has a quarter; the last has a hundredth of that in its second direction."""
+    precision = np.array([np.eye(2)] * 3 + [np.diag([1.0, 0.01])])
+    shift = np.zeros((4, 2))
+    shift[3] = 0.5, 0.4
+    posterior = Gaussian(shift.sum(axis=0), precision.sum(axis=0) + np.eye(2), np.zeros(()))
+    cavities = Gaussian(shift.sum(axis=0) - shift, posterior.precision - precision, np.zeros(4))
+    assert agreement(posterior, cavities).rank.tolist() == [2, 2, 2, 2]
+    found = agreement(posterior, cavities, np.full(4, 0.25))
+    assert found.rank.tolist() == [2, 2, 2, 1]
+    np.testing.assert_allclose(found.chi2[3], found.z[3, 0] ** 2)  # the other direction alone
+    np.testing.assert_allclose(found.z, agreement(posterior, cavities).z)
+
+
+@pytest.mark.slow
+def test_few_false_alarms_where_information_depends_on_the_data() -> None:
+    """A normal law with unknown scale, 6 clients of 10 rows: p-values below 0.05 in at most 0.05 + 4 standard errors.
+
+    Planted bug: without regard to how much information is usual, there are three times as many.
+    """
+
+    def model(y) -> None:
+        mu, sigma = numpyro.sample("mu", dist.Normal(0.0, 5.0)), numpyro.sample("sigma", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(mu, sigma), obs=y)
+
+    rng, careful, careless = np.random.default_rng(0), [], []
+    for i in range(60):
+        clients = {f"c{k}": {"y": rng.normal(size=10)} for k in range(6)}
+        fit = fb.fit_federated(model, clients, key=jax.random.key(i), progress=False)
+        careful.append(fit.conflict()["p_overall"].values)
+        mean, others = (
+            jax.tree.map(lambda leaf: np.mean(leaf, axis=0), of) for of in gaussians_of(fit._answer, fit.roster)
+        )
+        each = agreement(mean, others)
+        careless.append(stats.chi2.sf(each.chi2, each.rank))
+    limit = 0.05 + 4.0 * np.sqrt(0.05 * 0.95 / 360)
+    assert np.mean(np.array(careful) < 0.05) < limit
+    assert np.mean(np.array(careless) < 0.05) > limit
+
+
+def test_holm_by_hand() -> None:
+    np.testing.assert_allclose(holm(np.array([0.01, 0.04, np.nan, 0.03, 0.005])), [0.03, 0.06, np.nan, 0.06, 0.02])
+
+
+@pytest.mark.parametrize("changed", ["point", "chains", "coupled"])
+def test_answers_without_sites_are_refused(changed: str, drawn) -> None:
+    kind = {
+        "point": {"posterior": None},
+        "chains": {"records_locals": lambda self: True},
+        "coupled": {"coupled": object()},
+    }[changed]
+    other = type("Other", (GaussianAnswer,), kind)
+    good = answer_of(normal(3), sites_of(drawn))
+    bad = other(good.posterior, good.cavities(), None) if changed != "point" else other(None, good.cavities(), None)
+    with pytest.raises(
+        ValueError, match=r"needs the Gaussian that each of them says of the globals\. This fit has none"
+    ):
+        conflict_of(bad, roster_of(drawn, 3, normal(3)))
+
+
+def test_a_posterior_that_is_no_product_is_refused(drawn) -> None:
+    good = answer_of(normal(3), sites_of(drawn))
+    barycentre = GaussianAnswer(jax.tree.map(lambda leaf: leaf / 3.0, good.posterior), good.cavities(), None)
+    with pytest.raises(ValueError, match="product of the prior and the clients' sites, and this one is combined"):
+        conflict_of(barycentre, roster_of(drawn, 3, normal(3)))
+    improper = GaussianAnswer(jax.tree.map(lambda leaf: -leaf, good.posterior), good.cavities(), None)
+    with pytest.raises(ValueError, match=r"positive definite precision matrix.* `fit.trouble\(\)`"):
+        conflict_of(improper, roster_of(drawn, 3, normal(3)))
+
+
+def test_the_picture_marks_who_disagrees(drawn) -> None:
+    far = drawn | {"client1": {**drawn["client1"], "y": drawn["client1"]["y"] + 3.0 * drawn["client1"]["x"][:, 2]}}
+    ours = found(far)
+    ax = fb.plots.plot_conflict(ours, labels={"beta[2]": "dose"})
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(drawn)
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["beta[0]", "beta[1]", "dose"]
+    rows, columns = np.nonzero(ours["p_adjusted"].values < 0.05)
+    assert len(rows)
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), columns)
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), rows)
+    low, high = ax.images[0].get_clim()
+    assert low == -high
+    plt.close("all")
+
+
+def test_the_picture_of_a_fit(small_fit) -> None:
+    ax = fb.plots.plot_conflict(small_fit)
+    np.testing.assert_allclose(ax.images[0].get_array(), small_fit.conflict()["z"])
+    plt.close("all")
