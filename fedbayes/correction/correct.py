@@ -25,7 +25,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import Answer, gaussian_draws, gaussian_moments, log_joint, whiteners
+from fedbayes.answer import COORDINATE, Answer, gaussian_draws, gaussian_moments, log_joint, whiteners
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.gaussian import Gaussian
@@ -190,7 +190,7 @@ class Correction:
         import xarray as xr
 
         found = self.errors()
-        dataset = xr.Dataset({name: ("global", value) for name, value in found.items()}, coords={"global": labels})
+        dataset = xr.Dataset({name: (COORDINATE, value) for name, value in found.items()}, coords={COORDINATE: labels})
         for name, meaning, unit in _MEANINGS:
             dataset[name].attrs |= {"long_name": meaning, "units": unit}
         return dataset.assign_attrs(

@@ -231,6 +231,26 @@ def holm(p: np.ndarray) -> np.ndarray:
     return adjusted.reshape(p.shape)
 
 
+def disagreeing(conflict: "xr.Dataset") -> list[str]:
+    """The clients that disagree with all the others, the clearest case first, each with the globals that it is about.
+
+    Parameters
+    ----------
+    conflict
+        From :meth:`fedbayes.FederatedFit.conflict`.
+    """
+    single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
+    least = np.fmin(single.fillna(1.0).min(COORDINATE), overall)
+    found = []
+    for place in np.argsort(least.values, kind="stable"):
+        if least.values[place] < LEVEL:
+            mine = single.isel({CLIENT: place})
+            about = [str(label) for label in mine[COORDINATE].values[mine.values < LEVEL]]
+            name = str(conflict[CLIENT].values[place])
+            found.append(f"{name} ({shortened(about, 3)})" if about else name)
+    return found
+
+
 def disagreement(conflict: "xr.Dataset") -> str:
     """Who disagrees with all the others about what, in words; empty if nobody does.
 

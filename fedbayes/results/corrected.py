@@ -66,7 +66,7 @@ class Corrected:
         Returns
         -------
         xarray.Dataset
-            Over ``global``, the unconstrained globals: ``mean`` and ``sd``, the errors of the Gaussian's means (in
+            Over ``coordinate``, the unconstrained globals: ``mean`` and ``sd``, the errors of the Gaussian's means (in
             posterior sds) and sds (relative); their own Monte Carlo errors ``mean_mcse`` and ``sd_mcse``;
             ``posterior_mean`` and ``posterior_sd``, which ``fit.idata`` has where it is corrected. The attributes:
             ``mean_error`` and ``sd_error``, root mean squares of the errors; ``reliable``, without which none of these

@@ -8,7 +8,7 @@ import numpy as np
 from fedbayes.answer import Answer
 from fedbayes.computing import computing
 from fedbayes.problem.roster import Roster
-from fedbayes.results.conflict import conflict_of, disagreement
+from fedbayes.results.conflict import conflict_of, disagreeing
 from fedbayes.results.predictive_check import predictive_check_of
 from fedbayes.results.sensitivity import sensitivity_of
 
@@ -77,8 +77,10 @@ class Questions:
             found = self.conflict()
         except ValueError:
             return []
-        told = disagreement(found)
-        return [f"  conflict  {told}"] if told else []
+        if not (names := disagreeing(found)):
+            return []
+        verb = "disagrees" if len(names) == 1 else "disagree"
+        return [f"  conflict  {', '.join(names)} {verb} with the others; see fit.conflict()"]
 
     def sensitivity(self, alphas: tuple[float, float] = (0.99, 1.01), *, by_client: bool = False) -> "xr.Dataset":
         """How much the posterior would change with a slightly stronger or weaker prior, or likelihood.
