@@ -49,6 +49,20 @@ def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[
     return result
 
 
+def group_of_its_own(group: str, values: Mapping[str, np.ndarray]) -> Any:
+    """An ArviZ object with one group of a name that ArviZ 0.x makes none of; arrays ``(chain, draw)``."""
+    import arviz as az
+    import xarray as xr
+
+    data = xr.Dataset({shown(name): (("chain", "draw"), value) for name, value in values.items()})
+    data = data.assign_coords({name: np.arange(length) for name, length in data.sizes.items()})
+    if int(az.__version__.split(".")[0]) >= 1:
+        return xr.DataTree(children={group: xr.DataTree(data)})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f".*{group}.*")
+        return az.InferenceData(**{group: data})
+
+
 def from_netcdf(path: Path) -> Any:
     """An ArviZ object from a file, read whole: nothing holds the file open, and it may be written anew."""
     import arviz as az

@@ -1,0 +1,1 @@
+"""Simulation-based calibration: does the whole pipeline give back, as often as it says, the truth behind the data?"""
