@@ -29,7 +29,6 @@ from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Bar, Silent
 
-
 DEFAULT_METHOD = "ep"
 
 

@@ -1,1 +1,1 @@
-"""Simulation-based calibration: does the whole pipeline give back, as often as it says, the truth behind the data?"""
+"""Simulation-based calibration: how often the posteriors of simulated data hold the truth behind these."""

@@ -52,7 +52,8 @@ def calibrate(
         As in :func:`fedbayes.fit_federated`; each data set is fitted by one replicate.
     simulate
         ``(key) -> (clients, truth)``: clients as in :func:`fedbayes.fit_federated`, of the same names and shapes each
-        time, and the constrained globals by name, drawn from the model's own prior. See :func:`fedbayes.prior_simulator`.
+        time, and the constrained globals by name, drawn from the model's own prior. See
+        :func:`fedbayes.prior_simulator`.
     key
         ``jax.random.key(seed)``: all randomness comes from it.
     num
@@ -100,12 +101,13 @@ def calibrate(
     def simulated(number: int) -> tuple[Clients, Mapping[str, Any]]:
         return check_simulated(simulate(jax.random.fold_in(sources, number)))
 
+    first, _ = simulated(0)  # simulators compute in the user's own precision
     with computing():
-        problem = problem_for(configured, model, simulated(0)[0], local, dtype)
+        problem = problem_for(configured, model, first, local, dtype)
         globals_ = _constrained_globals(problem)
-    options = Options(configured, num_draws, correction, num_rounds, tuple(local), dtype)
-    size = min(at_once, num)
-    fitter = _fitter(problem, options, size, vectorised, model)
+        options = Options(configured, num_draws, correction, num_rounds, tuple(local), dtype)
+        size = min(at_once, num)
+        fitter = _fitter(problem, options, size, vectorised, model)
     parts, truths = [], []
     with tqdm(total=num, desc="calibration", unit=" fits", disable=not progress) as bar:
         for batch, begin in enumerate(range(0, num, size)):
@@ -119,8 +121,13 @@ def calibrate(
 
 
 def _fitter(problem: Problem, options: Options, size: int, vectorised: bool | None, model: Model) -> Fitter:
+    phases = options.method.phases(problem.roster)
+    if options.correction and any(phase.recording is not None for phase in phases):
+        raise ValueError(
+            f"`correction` is True, but {type(options.method).__name__} ends with draws of Markov chains, which have no "
+            "density to weight them by. Write `correction=False`."
+        )
     if vectorised is None:
-        phases = options.method.phases(problem.roster)
         vectorised = why_not_at_once(options.method, phases) is None
     return AtOnce(problem, options, size) if vectorised else OneByOne(model, options)
 
@@ -142,8 +149,10 @@ def _compared(problem: Problem, globals_: Block, fits: Fits, truth: np.ndarray) 
     with computing():
         values = constrained(program, data, theta)
     draws = np.concatenate([values[name].reshape(*theta.shape[:2], -1) for name in globals_.names], axis=2)
-    mean, sd = draws.mean(axis=1), draws.std(axis=1, ddof=1)
-    found = {"rank": np.sum(draws < truth[:, None], axis=1), "mean": mean, "sd": sd, "z_score": (mean - truth) / sd}
+    with np.errstate(all="ignore"):  # heavy tails overflow
+        mean, sd = draws.mean(axis=1), draws.std(axis=1, ddof=1)
+        scores = (mean - truth) / sd
+    found = {"rank": np.sum(draws < truth[:, None], axis=1), "mean": mean, "sd": sd, "z_score": scores}
     masked = {name: np.where(usable[:, None], leaf, np.nan) for name, leaf in found.items()}
     return masked | {"converged": fits.converged & usable, "rounds": fits.rounds, "k_hat": fits.k_hat}
 

@@ -164,7 +164,6 @@ class Calibration:
         lines.append(f"  ranks     {verdict}: smallest adjusted p-value {adjusted:.2g} ('{name}')")
         for at, level in enumerate(held["level"].values):
             low, high = float(held["observed"][at].min()), float(held["observed"][at].max())
-            lines.append(
-                f"  coverage  of {level:.0%} intervals: {low:.3f} to {high:.3f} (standard error {float(held['se'][at]):.3f})"
-            )
+            error = f"standard error {float(held['se'][at]):.3f}"
+            lines.append(f"  coverage  of {level:.0%} intervals: {low:.3f} to {high:.3f} ({error})")
         return "\n".join(lines)

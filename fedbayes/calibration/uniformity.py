@@ -7,8 +7,9 @@ Betancourt, Simpson, Vehtari and Gelman 2018), so that of N ranks the number bel
     gamma = min_z 2 min(P(B <= n(z)), P(B >= n(z))),      B ~ Binomial(N, z),
 
 and the band of level ``1 - alpha`` holds all counts whose own tail probability is above the ``alpha`` quantile of
-``gamma`` under uniform ranks (Säilynoja, Bürkner and Vehtari 2022, Statistics and Computing 32:32). That law is simulated
-here, discreteness of ranks included, by 20,000 sets of uniform ranks from a fixed seed; the smallest p-value is 5e-5.
+``gamma`` under uniform ranks (Säilynoja, Bürkner and Vehtari 2022, Statistics and Computing 32:32). That law is
+simulated here, discreteness of ranks included, by 20,000 sets of uniform ranks from a fixed seed; the smallest p-value
+is 5e-5.
 """
 
 from functools import lru_cache
