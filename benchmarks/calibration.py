@@ -113,7 +113,8 @@ def row(name: str, label: str, found: fb.Calibration, first: float, each: float,
     by_loop = "" if alone is None else f"{1e3 * alone:.0f} ({alone / each:.0f})"
     return (
         f"| {name} | {label} | {float(tested['adjusted'][worst]):.2g} (`{tested['parameter'].values[worst]}`) | "
-        f"{spans[0]} | {spans[1]} | {int(found.converged.sum())} | {k_hat} | {first:.0f} | {1e3 * each:.1f} | {by_loop} |"
+        f"{spans[0]} | {spans[1]} | {int(found.converged.sum())} | {k_hat} | {first:.0f} | "
+        f"{1e3 * each:.1f} | {by_loop} |"
     )
 
 
@@ -129,17 +130,18 @@ def report(known: Mapping[str, Problem], num: int, rows: list[str]) -> str:
     described = "\n".join(f"- `{name}`: {problem.words}." for name, problem in known.items())
     return f"""# Calibration
 
-Written by `calibration.py`. {num} truths from the prior, data simulated given each, every data set fitted by one replicate,
-and the truth ranked among 255 draws of its posterior (`fb.calibrate`; Talts et al. 2018). {machine()}
+Written by `calibration.py`. {num} truths from the prior, data simulated given each, every data set fitted by one
+replicate, and the truth ranked among 255 draws of its posterior (`fb.calibrate`; Talts et al. 2018). {machine()}
 
 {described}
 
-The p-value is that of the simultaneous band of the ranks' distribution function (Säilynoja et al. 2022), the smallest over
-parameters, adjusted for their number (Holm). "Held" is the share of central intervals that hold the truth, smallest and
-largest over parameters; its standard error where it is right is {se[0]:.3f} and {se[1]:.3f}. All fits count, also those that
-have not converged and those whose correction has a k-hat above 0.7. "First" is a first batch of {min(50, num)} fits,
-compilation included; "ms a fit" is once compiled, with simulation, ranks and, where corrected, the exchange of
-log-likelihoods; "alone" is one `fit_federated` of one replicate, once compiled, without a correction.
+The p-value is that of the simultaneous band of the ranks' distribution function (Säilynoja et al. 2022), the smallest
+over parameters, adjusted for their number (Holm). "Held" is the share of central intervals that hold the truth,
+smallest and largest over parameters; its standard error where it is right is {se[0]:.3f} and {se[1]:.3f}. All fits
+count, also those that have not converged and those whose correction has a k-hat above 0.7. "First" is a first batch of
+{min(50, num)} fits with what it has to compile (EP's rounds are compiled by the row of its correction); "ms a fit" is
+once compiled, with simulation, ranks and, where corrected, the exchange of log-likelihoods; "alone" is one
+`fit_federated` of one replicate, once compiled, without a correction.
 
 {HEAD}
 {chr(10).join(rows)}

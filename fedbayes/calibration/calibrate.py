@@ -124,8 +124,8 @@ def _fitter(problem: Problem, options: Options, size: int, vectorised: bool | No
     phases = options.method.phases(problem.roster)
     if options.correction and any(phase.recording is not None for phase in phases):
         raise ValueError(
-            f"`correction` is True, but {type(options.method).__name__} ends with draws of Markov chains, which have no "
-            "density to weight them by. Write `correction=False`."
+            f"`correction` is True, but {type(options.method).__name__} ends with draws of Markov chains, which have "
+            "no density to weight them by. Write `correction=False`."
         )
     if vectorised is None:
         vectorised = why_not_at_once(options.method, phases) is None

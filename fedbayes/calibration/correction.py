@@ -68,7 +68,7 @@ def importance_weights(
     """
     log_weights = log_prior + np.sum(log_factors, axis=0) - log_q
     log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
-    known = np.isfinite(log_weights).any(axis=1)
+    known: np.ndarray = np.isfinite(log_weights).any(axis=1)
     weights, k_hat = _smoothed(np.where(known[:, None], log_weights, 0.0))
     return np.asarray(weights), np.where(known & ~np.isnan(k_hat), k_hat, np.inf)
 

@@ -83,7 +83,7 @@ class Fitter(Protocol):
 def with_one_replicate(method: Method) -> Method:
     """The method with one run for each data set; chains stay as they are."""
     if is_dataclass(method) and "num_replicates" in {field.name for field in fields(method)}:
-        return replace(method, num_replicates=1)  # type: ignore[return-value, type-var]
+        return replace(method, num_replicates=1)
     return method
 
 

@@ -60,7 +60,7 @@ def group_of_its_own(group: str, values: Mapping[str, np.ndarray]) -> Any:
         return xr.DataTree(children={group: xr.DataTree(data)})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=f".*{group}.*")
-        return az.InferenceData(**{group: data})
+        return az.InferenceData(**{group: data})  # type: ignore[arg-type]  # its first keyword is an option
 
 
 def from_netcdf(path: Path) -> Any:

@@ -135,7 +135,7 @@ def test_repr_plot_and_arviz_say_what_was_found(exact):
     np.testing.assert_allclose(places.values[0], (exact.ranks.values[:, 1] + 0.5) / 256)
     with pytest.raises(KeyError, match=r"no parameters \['gamma'\]; the parameters are \['beta\[0\]'"):
         exact.plot(["gamma"])
-    with pytest.raises(ValueError, match="`levels` is .*between 0 and 1"):
+    with pytest.raises(ValueError, match=r"`levels` is .*between 0 and 1"):
         exact.coverage((0.5, 1.0))
 
 
