@@ -68,9 +68,9 @@ def importance_weights(
     """
     log_weights = log_prior + np.sum(log_factors, axis=0) - log_q
     log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
-    known: np.ndarray = np.isfinite(log_weights).any(axis=1)
-    weights, k_hat = _smoothed(np.where(known[:, None], log_weights, 0.0))
-    return np.asarray(weights), np.where(known & ~np.isnan(k_hat), k_hat, np.inf)
+    known = np.any(np.isfinite(log_weights), axis=1, keepdims=True)
+    weights, k_hat = _smoothed(np.where(known, log_weights, 0.0))
+    return np.asarray(weights), np.where(known[:, 0] & ~np.isnan(k_hat), k_hat, np.inf)
 
 
 _smoothed = jit_quickly(jax.vmap(pareto_smooth))
