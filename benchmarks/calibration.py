@@ -86,7 +86,7 @@ def timed(problem: Problem, method: Any, correction: bool, num: int) -> tuple[fb
 
 
 def looped(problem: Problem, method: Any) -> float:
-    """Seconds of one ``fit_federated`` of one replicate, once compiled, with its draws."""
+    """Median seconds of one ``fit_federated`` of one replicate, once compiled."""
     from fedbayes.calibration.fits import with_one_replicate
     from fedbayes.fit import method_of
 
@@ -101,7 +101,7 @@ def looped(problem: Problem, method: Any) -> float:
             )
             fit.moments()
         seconds.append(time.perf_counter() - started)
-    return float(np.mean(seconds[1:]))
+    return float(np.median(seconds[1:]))
 
 
 def row(name: str, label: str, found: fb.Calibration, first: float, each: float, alone: float | None) -> str:
@@ -140,8 +140,8 @@ over parameters, adjusted for their number (Holm). "Held" is the share of centra
 smallest and largest over parameters; its standard error where it is right is {se[0]:.3f} and {se[1]:.3f}. All fits
 count, also those that have not converged and those whose correction has a k-hat above 0.7. "First" is a first batch of
 {min(50, num)} fits with what it has to compile (EP's rounds are compiled by the row of its correction); "ms a fit" is
-once compiled, with simulation, ranks and, where corrected, the exchange of log-likelihoods; "alone" is one
-`fit_federated` of one replicate, once compiled, without a correction.
+once compiled, with simulation, ranks and, where corrected, the exchange of log-likelihoods; "alone" is the median of
+{LOOPED} calls of `fit_federated` with one replicate, once compiled, without a correction.
 
 {HEAD}
 {chr(10).join(rows)}

@@ -101,9 +101,9 @@ def calibrate(
     def simulated(number: int) -> tuple[Clients, Mapping[str, Any]]:
         return check_simulated(simulate(jax.random.fold_in(sources, number)))
 
-    first, _ = simulated(0)  # simulators compute in the user's own precision
+    first = simulated(0)  # simulators compute in the user's own precision
     with computing():
-        problem = problem_for(configured, model, first, local, dtype)
+        problem = problem_for(configured, model, first[0], local, dtype)
         globals_ = _constrained_globals(problem)
         options = Options(configured, num_draws, correction, num_rounds, tuple(local), dtype)
         size = min(at_once, num)
@@ -112,7 +112,8 @@ def calibrate(
     with tqdm(total=num, desc="calibration", unit=" fits", disable=not progress) as bar:
         for batch, begin in enumerate(range(0, num, size)):
             numbers = range(begin, min(begin + size, num))
-            data_sets, true = zip(*map(simulated, numbers), strict=True)
+            found = (simulated(number) if number else first for number in numbers)
+            data_sets, true = zip(*found, strict=True)
             truths += [flat_truth(each, globals_) for each in true]
             fits = fitter(numbers, data_sets, jax.random.fold_in(jax.random.fold_in(key, _FITTED), batch))
             parts.append(_compared(problem, globals_, fits, np.stack(truths[begin:])))
@@ -129,7 +130,7 @@ def _fitter(problem: Problem, options: Options, size: int, vectorised: bool | No
         )
     if vectorised is None:
         vectorised = why_not_at_once(options.method, phases) is None
-    return AtOnce(problem, options, size) if vectorised else OneByOne(model, options)
+    return AtOnce(problem, options, size) if vectorised else OneByOne(model, options, problem.globals.size)
 
 
 def _constrained_globals(problem: Problem) -> Block:

@@ -21,6 +21,7 @@ from fedbayes.fit import fit_federated, updates_after
 from fedbayes.gaussian import Gaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Model
+from fedbayes.results.fit import FederatedFit
 from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.programs import programs_for
@@ -167,10 +168,12 @@ class OneByOne:
         Of one client.
     options
         Of the fits.
+    size
+        Number d of unconstrained globals.
     """
 
-    def __init__(self, model: Model, options: Options) -> None:
-        self._model, self._options = model, options
+    def __init__(self, model: Model, options: Options, size: int) -> None:
+        self._model, self._options, self._size = model, options, size
 
     def __call__(self, numbers: Sequence[int], data_sets: Sequence[Clients], key: Array) -> Fits:
         """See :class:`Fitter`."""
@@ -194,21 +197,23 @@ class OneByOne:
                     dtype=options.dtype,
                 )
             except FederatedError:
-                nothing = np.full((options.num_draws, 1), np.nan)
+                nothing = np.full((options.num_draws, self._size), np.nan)
                 return Fits(nothing, np.asarray(False), np.asarray(0), np.asarray(np.nan))
-        rounds, k_hat = fit.communication.exchanges, np.asarray(np.nan)
-        if not options.correction:
-            drawn = fit._theta.reshape(-1, fit.roster.size)
-            theta = drawn[np.linspace(0, len(drawn) - 1, options.num_draws).astype(int)]  # thins chains
-        else:
-            ask = lambda at: np.asarray(fit._clients.log_likelihood(at).replies.each)  # noqa: E731
-            draw_key = jax.random.fold_in(key, _DRAWS)
-            with computing():
-                many, k_hats = corrected_draws(
-                    _gaussian(fit._answer), fit.roster.prior, ask, draw_key, options.num_draws
-                )
-            theta, k_hat = many[0], k_hats[0]
-        return Fits(theta, np.asarray(fit.converged), np.asarray(rounds), k_hat)
+        theta, k_hat = self._draws(fit, jax.random.fold_in(key, _DRAWS))
+        return Fits(theta, np.asarray(fit.converged), np.asarray(fit.communication.exchanges), k_hat)
+
+    def _draws(self, fit: FederatedFit, key: Array) -> tuple[np.ndarray, np.ndarray]:
+        num = self._options.num_draws
+        if not self._options.correction:
+            drawn = fit._theta.reshape(-1, self._size)
+            return drawn[np.linspace(0, len(drawn) - 1, num).astype(int)], np.asarray(np.nan)  # thins chains
+
+        def ask(theta: np.ndarray) -> np.ndarray:
+            return np.asarray(fit._clients.log_likelihood(theta).replies.each)
+
+        with computing():
+            theta, k_hat = corrected_draws(_gaussian(fit._answer), fit.roster.prior, ask, key, num)
+        return theta[0], k_hat[0]
 
 
 def _gaussian(answer: Answer) -> Gaussian:

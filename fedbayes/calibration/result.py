@@ -43,7 +43,10 @@ class Calibration:
 
     @property
     def converged(self) -> "xr.DataArray":
-        """Which fits converged. Ranks of all fits are used: without the others, a selection would be calibrated."""
+        """Which fits converged: side by side by the rule of their rounds, one by one by ``fit.converged``.
+
+        Ranks of all fits are used: without the others, a selection would be calibrated.
+        """
         return self.dataset["converged"]
 
     @property
