@@ -110,7 +110,7 @@ def row(name: str, label: str, found: fb.Calibration, first: float, each: float,
     worst = int(np.argmin(tested["adjusted"].values))
     spans = [f"{float(level.min()):.3f} - {float(level.max()):.3f}" for level in held]
     k_hat = f"{found.unreliable:.1%}" if found.corrected else ""
-    by_loop = "" if alone is None else f"{1e3 * alone:.0f} ({alone / each:.0f})"
+    by_loop = "" if alone is None else f"{1e3 * alone:.0f} ({alone / each:.2g})"
     return (
         f"| {name} | {label} | {float(tested['adjusted'][worst]):.2g} (`{tested['parameter'].values[worst]}`) | "
         f"{spans[0]} | {spans[1]} | {int(found.converged.sum())} | {k_hat} | {first:.0f} | "
