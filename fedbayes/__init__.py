@@ -9,6 +9,9 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedbayes.calibration.calibrate import calibrate
+    from fedbayes.calibration.result import Calibration
+    from fedbayes.calibration.simulators import prior_simulator
     from fedbayes.compiling import cache_programs
     from fedbayes.errors import (
         ClientDataError,
@@ -46,6 +49,7 @@ __all__ = [
     "EP",
     "FALD",
     "GIFAIR",
+    "Calibration",
     "ClientDataError",
     "CorrelatedClients",
     "FedAvg",
@@ -63,6 +67,7 @@ __all__ = [
     "ResultCode",
     "UnreliableWarning",
     "cache_programs",
+    "calibrate",
     "clients_from_dataframe",
     "excludes",
     "fairness_report",
@@ -70,12 +75,16 @@ __all__ = [
     "fit_federated",
     "load_fit",
     "local",
+    "prior_simulator",
     "probability_of_direction",
 ]
 
 # Importing the package loads none of it, nor JAX: a name is loaded when it is first used. The imports above tell
 # type checkers the same.
 _HOMES = {
+    "fedbayes.calibration.calibrate": ["calibrate"],
+    "fedbayes.calibration.result": ["Calibration"],
+    "fedbayes.calibration.simulators": ["prior_simulator"],
     "fedbayes.compiling": ["cache_programs"],
     "fedbayes.errors": [
         "ClientDataError",

@@ -265,10 +265,17 @@ class Method(Protocol):
         ...
 
 
-def replicated(phase: Phase, num: int) -> Phase:
+def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:
     """``num`` independent runs of a phase as one: every state and reply gets a leading axis of replicates.
 
     Their spread is the Monte Carlo error of the answer. No algorithm knows of them.
+
+    Parameters
+    ----------
+    phase, num
+        What is run, and how often.
+    own_data
+        Whether each replicate has data of its own: the clients' arrays then have the axis of replicates, too.
     """
     algorithm = phase.algorithm
 
@@ -277,7 +284,8 @@ def replicated(phase: Phase, num: int) -> Phase:
         return jax.vmap(algorithm.init)(replicate_keys(key, num), jax.tree.map(lambda x: _repeated(x, num), previous))
 
     def init_client(client: Client, shared: Shared, key: Key) -> Private:
-        return jax.vmap(algorithm.init_client, (None, 0, 0))(client, shared, replicate_keys(key, num))
+        axes = (_client_axes(client, own_data), 0, 0)
+        return jax.vmap(algorithm.init_client, axes)(client, shared, replicate_keys(key, num))
 
     def aggregate(state: State, replies: Replies, key: Key) -> tuple[State, Info]:
         batched = jax.vmap(algorithm.aggregate, (0, Replies(0, 1, 1), 0))  # type: ignore[arg-type]
@@ -287,7 +295,7 @@ def replicated(phase: Phase, num: int) -> Phase:
         init=init,
         broadcast=jax.vmap(algorithm.broadcast, out_axes=(0, 1)),
         init_client=init_client,
-        updates={name: replicated_update(update, num) for name, update in algorithm.updates.items()},
+        updates={name: replicated_update(update, num, own_data=own_data) for name, update in algorithm.updates.items()},
         aggregate=aggregate,
         participants=_of_any(algorithm.participants),
     )
@@ -299,14 +307,24 @@ def replicated(phase: Phase, num: int) -> Phase:
     return replace(phase, algorithm=wrapped, recording=recording)
 
 
-def replicated_update(update: Update, num: int) -> Update:
-    """A client's half for ``num`` replicates at once."""
+def replicated_update(update: Update, num: int, *, own_data: bool = False) -> Update:
+    """A client's half for ``num`` replicates at once; ``own_data`` as for :func:`replicated`."""
+
+    def run(shared: Shared, personal: Personal, private: Private, client: Client, inputs: Inputs) -> Any:
+        axes = (0, 0, 0, _client_axes(client, own_data), 0)
+        return jax.vmap(update.run, axes, axis_size=num)(shared, personal, private, client, inputs)
+
     return Update(
-        run=jax.vmap(update.run, (0, 0, 0, None, 0), axis_size=num),
+        run=run,
         inputs=lambda key, shared, num_locals: jax.vmap(lambda own, told: update.inputs(own, told, num_locals))(
             replicate_keys(key, num), shared
         ),
     )
+
+
+def _client_axes(client: Client, own_data: bool) -> Any:
+    """The axes of replicates of a client's leaves: its rows' number and its identity are the same for all."""
+    return replace(client, data=0, mask=None, index=None) if own_data else None  # type: ignore[arg-type]
 
 
 def replicate_keys(key: Key, num: int) -> Key:

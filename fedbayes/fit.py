@@ -29,12 +29,14 @@ from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Bar, Silent
 
+DEFAULT_METHOD = "ep"
+
 
 def fit_federated(
     model: Model,
     clients: Mapping[str, Mapping[str, Any]],
     *,
-    method: str | Method = "ep",
+    method: str | Method = DEFAULT_METHOD,
     key: Array,
     num_rounds: int | None = None,
     participation: Participation = 1.0,
@@ -126,15 +128,15 @@ def fit_federated(
     >>> fit.converged
     True
     """
-    configured = _method(method)
-    _check_arguments(key, num_rounds, participation, num_draws, mesh, executor)
+    configured = method_of(method)
+    check_arguments(key, num_rounds, participation, num_draws, mesh, executor)
     runner = _executor(executor, mesh)
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local), bool(correct))
     bar = Bar() if progress else Silent()
     with computing():
-        problem = _problem(configured, model, clients, local, dtype)
+        problem = problem_for(configured, model, clients, local, dtype)
         warn_of_twins(model, clients, problem.arrays, stacklevel=2)
-        programs = programs_for(configured, problem.roster, problem.programs, _after(configured, problem.roster))
+        programs = programs_for(configured, problem.roster, problem.programs, updates_after(configured, problem.roster))
         for warning in programs.warnings:
             warnings.warn(warning, stacklevel=2)
         if programs.phases[-1].recording is not None and participation != 1.0:
@@ -180,9 +182,9 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     saved = read_meta(folder)
     configured, runner = _configured(folder, saved), Batched()
     with computing():
-        problem = _problem(configured, model, clients, saved.shown.local, saved.dtype)
+        problem = problem_for(configured, model, clients, saved.shown.local, saved.dtype)
         check_same(folder, saved.about, about(problem.roster))
-        programs = programs_for(configured, problem.roster, problem.programs, _after(configured, problem.roster))
+        programs = programs_for(configured, problem.roster, problem.programs, updates_after(configured, problem.roster))
         runner.connect(programs, problem, saved.key)
         run = Run(programs, problem.roster, runner, saved.key)
         current = state_file(folder, problem.description()).read(lambda phase: run.begin(phase, None), runner)
@@ -210,7 +212,7 @@ def _configured(folder: Path, saved: Saved) -> Method:
         ) from error
 
 
-def _problem(
+def problem_for(
     method: Method, model: Model, clients: Mapping[str, Mapping[str, Any]], local: Sequence[str], dtype: Any
 ) -> Problem:
     """The model and the clients, checked for what the method asks of them."""
@@ -219,13 +221,20 @@ def _problem(
         return make_problem(model, clients, local=local, dtype=dtype, rows=method.needs_rows, only_locals=only_locals)
 
 
-def _after(method: Method, roster: Roster) -> Mapping[str, Update]:
+def updates_after(method: Method, roster: Roster) -> Mapping[str, Update]:
     """What clients can be asked once the rounds are over; a method that couples their locals adds its own."""
     own = getattr(method, "after", None)
     return AFTER if own is None else {**AFTER, **own(roster)}
 
 
-def _method(method: str | Method) -> Method:
+def method_of(method: str | Method) -> Method:
+    """The configured method, by its name where one is given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is neither.
+    """
     if isinstance(method, str):
         if method not in inference.METHODS:
             raise ValueError(
@@ -262,9 +271,21 @@ def _executor(executor: str | InProcess, mesh: jax.sharding.Mesh | None) -> InPr
     return executor
 
 
-def _check_arguments(
-    key: Array, num_rounds: int | None, participation: Participation, num_draws: int, mesh: object, executor: object
+def check_arguments(
+    key: Array,
+    num_rounds: int | None,
+    participation: Participation = 1.0,
+    num_draws: int = 1,
+    mesh: object = None,
+    executor: object = "batched",
 ) -> None:
+    """Refuse arguments of a fit that can't be meant.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The argument, its value, and what to write instead.
+    """
     if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
         raise TypeError(f"`key` is {key!r}; write a typed JAX key, such as `jax.random.key(0)`.")
     if num_rounds is not None and (not isinstance(num_rounds, int) or num_rounds < 1):

@@ -66,21 +66,33 @@ class Correction:
         Draws of the approximation in each chain: the first of the pool.
     pool
         All draws, with the clients' answers.
-    exchanges
-        Draws of a chain in each exchange.
-    bytes_down, bytes_up
-        To and from each client in all of them.
     key
-        Of the draws.
+        For resampling.
+    bytes_down, bytes_up
+        To and from each client in all exchanges.
     """
 
     approximation: Gaussian
     num: int
     pool: Pool
-    exchanges: tuple[int, ...]
-    bytes_down: int
-    bytes_up: int
     key: Array
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    @property
+    def exchanges(self) -> tuple[int, ...]:
+        """Draws of a chain in each exchange: the Gaussian's and the wide ones go together."""
+        first, wide, *more = self.pool.counts
+        return first + wide, *more
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another exchange should follow: it may, and this does not say enough."""
+        return len(self.exchanges) <= _MORE and self.pool.known and not self.precise
+
+    def extended(self, more: Pool) -> "Correction":
+        """With the draws of one more exchange."""
+        return replace(self, pool=self.pool.extended(more))
 
     def exchanged(self) -> list[np.ndarray]:
         """The draws of each exchange, ``(chain, draw, d)``."""
@@ -101,8 +113,9 @@ class Correction:
         By the inequality of Cauchy and Schwarz ``|E_p h - E_q h| <= distance * sd_q(h)`` for every function ``h``.
         """
         own = self._own_weights
-        ratio = np.divide(self.pool.weights, own, out=np.zeros_like(own), where=own > 0.0)
-        return float(np.sqrt(np.sum(own * (ratio - 1.0) ** 2)))
+        with np.errstate(over="ignore"):
+            ratio = np.divide(self.pool.weights, own, out=np.zeros_like(own), where=own > 0.0)
+            return float(np.sqrt(np.sum(own * (ratio - 1.0) ** 2)))
 
     @property
     def reliable(self) -> bool:
@@ -233,31 +246,43 @@ def correct(approximation: Gaussian, num: int, prior: LogDensities, ask: Ask, ke
     keys
         Of the approximation's draws, and of all others.
     """
-    laws = laws_of(approximation)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
-    wide = [law._replace(white=_WIDER * law.white, freedom=_TAILS) for law in laws]
-    num_more = max(0, -(-_LEAST // len(laws)) - num)
-    num_wide = -(-(num + num_more) // _WIDE)
-    parts = [gaussian_draws(approximation, keys[0], num)]
-    parts.append(np.stack([law.draws(rng, num_more) for law in laws]))
-    parts.append(np.stack([law.draws(rng, num_wide, evenly=True) for law in wide]))
-    theta = np.concatenate(parts, axis=1)
-    proposals: Sequence[tuple[Proposal, ...]] = [
-        (Proposal([law], [1.0]), Proposal([more], [1.0])) for law, more in zip(laws, wide, strict=True)
-    ]
+    theta, proposals, counts = first_draws(approximation, num, keys[0], rng, -(-_LEAST // len(approximation.shift)))
     heard = [ask(theta, 0)]
-    pool = pool_of(theta, proposals, (num + num_more, num_wide), heard[0], prior)
-
-    def found() -> Correction:
-        down, up = sum(each.bytes_down for each in heard), sum(each.bytes_up for each in heard)
-        sizes = (pool.counts[0] + num_wide, *pool.counts[2:])
-        return Correction(approximation, num, pool, sizes, down, up, keys[1])
-
-    while len(heard) <= _MORE and not found().precise:
-        theta, proposals = refitted(pool, theta.shape[1], rng)
+    found = Correction(approximation, num, pool_of(theta, proposals, counts, heard[0], prior), keys[1])
+    while found.wants_more:
+        theta, proposals = refitted(found.pool, theta.shape[1], rng)
         heard.append(ask(theta, len(heard)))
-        pool = pool.extended(pool_of(theta, proposals, (theta.shape[1],), heard[-1], prior))
-    return found()
+        found = found.extended(pool_of(theta, proposals, (theta.shape[1],), heard[-1], prior))
+    down, up = sum(each.bytes_down for each in heard), sum(each.bytes_up for each in heard)
+    return replace(found, bytes_down=down, bytes_up=up)
+
+
+def first_draws(
+    approximation: Gaussian, num: int, key: Array, rng: np.random.Generator, least: int
+) -> tuple[np.ndarray, Sequence[tuple[Proposal, ...]], tuple[int, ...]]:
+    """Draws of the Gaussian, ``num`` by the key and at least ``least`` in each chain, and wide ones after them.
+
+    Returns
+    -------
+    theta
+        Shape ``(chain, draw, d)``.
+    proposals
+        Of each chain, for the two kinds of draws.
+    counts
+        Of both kinds in a chain.
+    """
+    laws = laws_of(approximation)
+    wide = [law._replace(white=_WIDER * law.white, freedom=_TAILS) for law in laws]
+    num_more = max(0, least - num)
+    num_wide = -(-(num + num_more) // _WIDE)
+    parts = [
+        gaussian_draws(approximation, key, num),
+        np.stack([law.draws(rng, num_more) for law in laws]),
+        np.stack([law.draws(rng, num_wide, evenly=True) for law in wide]),
+    ]
+    proposals = [(Proposal([law], [1.0]), Proposal([more], [1.0])) for law, more in zip(laws, wide, strict=True)]
+    return np.concatenate(parts, axis=1), proposals, (num + num_more, num_wide)
 
 
 def refitted(pool: Pool, num: int, rng: np.random.Generator) -> tuple[np.ndarray, Sequence[tuple[Proposal, ...]]]:
@@ -286,7 +311,14 @@ def correctable(answer: Answer) -> bool:
     """Whether an answer is a Gaussian over the globals alone, which weights of its draws can correct."""
     posterior = answer.posterior
     plain = answer.own_draws is None and answer.coupled is None and not answer.records_locals()
-    return plain and isinstance(posterior, Gaussian) and bool(np.all(np.isfinite(gaussian_moments(posterior)[1])))
+    return plain and isinstance(posterior, Gaussian) and bool(np.all(correctable_precision(posterior)))
+
+
+def correctable_precision(posterior: Gaussian) -> np.ndarray:
+    """Whether each chain's Gaussian is proper, shape ``(chain,)``."""
+    mean, covariance = gaussian_moments(posterior)
+    found: np.ndarray = np.isfinite(mean).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2))
+    return found
 
 
 def laws_of(approximation: Gaussian) -> list[Law]:

@@ -68,13 +68,19 @@ class Pool:
             logsumexp([each.log_density(points) for each in proposals], axis=0, b=shares[:, None])
             for points, proposals in zip(self.theta, self.proposals, strict=True)
         ]
-        log_weights = self.log_joint - np.stack(log_mixture)
+        with np.errstate(invalid="ignore"):
+            log_weights = self.log_joint - np.stack(log_mixture)
         return np.where(np.isfinite(log_weights), log_weights, -np.inf)
+
+    @property
+    def known(self) -> bool:
+        """Whether the clients could answer at some of the draws."""
+        return bool(np.any(np.isfinite(self.log_weights)))
 
     @cached_property
     def _smoothed(self) -> tuple[np.ndarray, float]:
         logs = self.log_weights
-        if not np.any(np.isfinite(logs)):
+        if not self.known:
             return np.full(logs.shape, 1.0 / logs.size), float("inf")
         smoothed, k_hat = _smooth(logs.reshape(-1))
         if self.largest <= SHARE:  # nothing to smooth, and what looks like a tail would be cut short

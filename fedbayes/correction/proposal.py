@@ -53,8 +53,9 @@ class Law(NamedTuple):
     def log_density(self, points: np.ndarray) -> np.ndarray:
         """At each of the points ``(n, d)``, shape ``(n,)``."""
         size = len(self.mean)
-        squares = np.sum(np.linalg.solve(self.white.T, (points - self.mean).T) ** 2, axis=0)
-        log_det = np.linalg.slogdet(self.white)[1]
+        with np.errstate(over="ignore", invalid="ignore"):  # far out, or of a law that is none
+            squares = np.sum(np.linalg.solve(self.white.T, (points - self.mean).T) ** 2, axis=0)
+            log_det = np.linalg.slogdet(self.white)[1]
         if not np.isfinite(self.freedom):
             return -0.5 * (squares + size * LOG_2PI) - log_det
         half = 0.5 * (self.freedom + size)

@@ -50,15 +50,20 @@ def to_arviz(groups: Groups, coords: Mapping[str, Any], dims: Mapping[str, list[
     return result
 
 
-def log_prior_group(values: Mapping[str, np.ndarray], attrs: Mapping[str, Any]) -> Any:
-    """An ArviZ object with the group ``log_prior`` alone, arrays ``(chain, draw)``; ``from_dict`` of 0.x knows none."""
+def group_of_its_own(group: str, values: Mapping[str, np.ndarray], attrs: Mapping[str, Any] | None = None) -> Any:
+    """An ArviZ object with one group of a name that ArviZ 0.x makes none of; arrays ``(chain, draw)``."""
     import arviz as az
+    import xarray as xr
 
-    drawn = to_arviz({"posterior": values}, {}, {}, attrs)
-    if hasattr(drawn, "extend"):
-        return az.InferenceData(log_prior=drawn.posterior)
-    drawn["log_prior"] = drawn["posterior"].copy()
-    return drawn.filter(lambda node: node.name != "posterior")
+    data = xr.Dataset({shown(name): (("chain", "draw"), value) for name, value in values.items()})
+    data = data.assign_coords({name: np.arange(length) for name, length in data.sizes.items()}).assign_attrs(
+        attrs or {}
+    )
+    if int(az.__version__.split(".")[0]) >= 1:
+        return xr.DataTree(children={group: xr.DataTree(data)})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f".*{group}.*")
+        return az.InferenceData(**{group: data})  # type: ignore[arg-type]  # its first keyword is an option
 
 
 def from_netcdf(path: Path) -> Any:

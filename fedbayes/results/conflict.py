@@ -240,10 +240,10 @@ def disagreeing(conflict: "xr.Dataset") -> list[str]:
         From :meth:`fedbayes.FederatedFit.conflict`.
     """
     single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
-    least = np.fmin(single.fillna(1.0).min(COORDINATE), overall)
+    least = np.fmin(single.fillna(1.0).min(COORDINATE).values, overall.values)
     found = []
-    for place in np.argsort(least.values, kind="stable"):
-        if least.values[place] < LEVEL:
+    for place in np.argsort(least, kind="stable"):
+        if least[place] < LEVEL:
             mine = single.isel({CLIENT: place})
             about = [str(label) for label in mine[COORDINATE].values[mine.values < LEVEL]]
             name = str(conflict[CLIENT].values[place])

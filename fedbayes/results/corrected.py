@@ -112,6 +112,11 @@ class Corrected:
         found = self.correction
         return self._approximate_theta if found is None or not found.applied else found.theta
 
+    @property
+    def theta(self) -> np.ndarray:
+        """Draws of the unconstrained globals behind :attr:`idata`, shape ``(chain, draw, d)``."""
+        return self._theta
+
     @cached_property
     def _log_likelihood(self) -> np.ndarray:
         """Of each client at the posterior's draws, shape ``(chain, draw, client)``."""
@@ -372,7 +377,7 @@ class Corrected:
         if found.state == "unreliable":
             return [f"  Gaussian  not to be trusted (k-hat {told['k_hat']:.2f}, {tail}); see fit.trouble()"]
         if found.state == "not needed":
-            return [f"  Gaussian  exact to {max(found.distance, 1e-12):.1g} posterior sds, by importance weights"]
+            return [f"  Gaussian  exact to {max(found.distance, 1e-6):.0e} posterior sds, by importance weights"]
         off = f"{told['mean_error']:.2g} posterior sds in means, {100.0 * told['sd_error']:.2g} percent in sds"
         return [f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"]
 

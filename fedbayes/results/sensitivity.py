@@ -99,7 +99,7 @@ def add_log_prior(fit: Any) -> np.ndarray:
     shapes = fit._shapes()[0]
     with computing():
         terms = log_prior_terms(shapes.program, shapes.ones(), fit._theta)
-    arviz.extend(fit.idata, arviz.log_prior_group(terms, fit._attrs()))
+    arviz.extend(fit.idata, arviz.group_of_its_own("log_prior", terms, fit._attrs()))
     return np.sum(list(terms.values()), axis=0)
 
 

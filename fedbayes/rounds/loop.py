@@ -161,7 +161,7 @@ class Run:
     def round(self, current: RunState, mask: np.ndarray) -> None:
         """One round of the clients in ``mask``; ``current`` is changed in place."""
         started, key = time.perf_counter(), self._round_key(current)
-        algorithm, server = self.programs.phases[current.phase].algorithm, self.programs.server(current.phase)
+        server = self.programs.server(current.phase)
         active, updates = np.flatnonzero(mask), current.updates
         record: Record = {"code": np.full(len(mask), ResultCode.INACTIVE)}
         sizes = (0, 0)
@@ -172,10 +172,14 @@ class Run:
                 heard = self.executor.run(order)
             current.state, info = on_host(server.aggregate(current.state, heard.replies, key))
             record = info | heard.infos | {"code": heard.codes}
-            current.updates = algorithm.choose(updates, record)
+            current.updates = self._chosen(current, record, heard)
             self._settle(current, mask, heard, record, changed=current.updates != updates)
             sizes = (heard.bytes_down, heard.bytes_up)
         self._write(current, record, mask, started, 1, sizes, updates if len(active) else None)
+
+    def _chosen(self, current: RunState, record: Record, heard: Heard) -> list[str]:
+        """Each client's update in the next round."""
+        return self.programs.phases[current.phase].algorithm.choose(current.updates, record)
 
     def _settle(self, current: RunState, mask: np.ndarray, heard: Heard, record: Record, *, changed: bool) -> None:
         """Whether every client has been heard since the last round that changed something."""

@@ -44,14 +44,22 @@ class Programs:
         Updates that are asked for once the rounds are over, by name.
     num_replicates
         Runs of the whole fit.
+    own_data
+        Whether each of them has data of its own, as simulated data sets have.
     warnings
         What the method had to say of its options when the phases were made; for every fit to repeat.
     """
 
-    def __init__(self, phases: list[Phase], after: Mapping[str, Update], num_replicates: int) -> None:
-        self.phases = tuple(replicated(phase, 1 if phase.once else num_replicates) for phase in phases)
-        self.after = {name: replicated_update(update, num_replicates) for name, update in after.items()}
-        self.num_replicates = num_replicates
+    def __init__(
+        self, phases: list[Phase], after: Mapping[str, Update], num_replicates: int, *, own_data: bool = False
+    ) -> None:
+        # of one run for all replicates there can be no question where their data differ
+        times = [1 if phase.once and not own_data else num_replicates for phase in phases]
+        self.phases = tuple(replicated(*each, own_data=own_data) for each in zip(phases, times, strict=True))
+        self.after = {
+            name: replicated_update(update, num_replicates, own_data=own_data) for name, update in after.items()
+        }
+        self.num_replicates, self.own_data = num_replicates, own_data
         self.warnings: list[Warning] = []
         self._kept: dict[Hashable, Any] = {}
 
@@ -102,7 +110,13 @@ def _folded(key: Key, places: Array) -> Key:
 _KEPT: Kept[Programs] = Kept(16)
 
 
-def programs_for(method: Method, roster: Roster, clients: tuple[Program, ...], after: Mapping[str, Update]) -> Programs:
+def programs_for(
+    method: Method,
+    roster: Roster,
+    clients: tuple[Program, ...],
+    after: Mapping[str, Update],
+    data_sets: int | None = None,
+) -> Programs:
     """The programs of a method for a roster, made now or by an earlier fit.
 
     Parameters
@@ -115,13 +129,16 @@ def programs_for(method: Method, roster: Roster, clients: tuple[Program, ...], a
         The split programs of the clients' shapes: they stand for the model, its static arguments and its precision.
     after
         Updates that are asked for once the rounds are over.
+    data_sets
+        Number of data sets that are fitted side by side, each a replicate; ``None``: the method's replicates of one.
     """
-    key = (_key_of(method), clients, roster.names, roster.rows.tobytes(), roster.num_locals.tobytes())
+    key = (_key_of(method), clients, roster.names, roster.rows.tobytes(), roster.num_locals.tobytes(), data_sets)
 
     def build() -> Programs:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            programs = Programs(method.phases(roster), after, method.num_replicates)
+            num, own_data = (method.num_replicates, False) if data_sets is None else (data_sets, True)
+            programs = Programs(method.phases(roster), after, num, own_data=own_data)
         programs.warnings = [each.message for each in caught if isinstance(each.message, Warning)]
         return programs
 

@@ -1,0 +1,1 @@
+"""Simulation-based calibration: how often the posteriors of simulated data hold the truth behind these."""
