@@ -168,6 +168,7 @@ class Correction:
         told = {"correction": self.state, "k_hat": self.pool.k_hat, "effective_draws": self.pool.effective}
         return {**(_CORRECTED if self.applied else {}), **told}
 
+    @np.errstate(over="ignore", invalid="ignore")  # one draw may hold all weight, and no variance is left
     def errors(self) -> dict[str, np.ndarray]:
         """Errors of the Gaussian's means and sds, each ``(d,)``, with their own Monte Carlo errors.
 
@@ -188,12 +189,12 @@ class Correction:
         true_variance = np.maximum(true_variance, 1e-300)
         sd, true_sd = np.sqrt(variance), np.sqrt(true_variance)
         of_mean = weights * (theta - true_mean) - own * gap
-        of_sd = 0.5 * (weights * ((theta - true_mean) ** 2 / true_variance - 1.0) - own * (gap**2 / variance - 1.0))
+        of_variance = weights * ((theta - true_mean) ** 2 - true_variance) - own * (gap**2 - variance)
         return {
             "mean": -shift / true_sd,
             "mean_mcse": np.sqrt(total(of_mean**2)) / true_sd,
             "sd": sd / true_sd - 1.0,
-            "sd_mcse": np.sqrt(total(of_sd**2)) * sd / true_sd,
+            "sd_mcse": 0.5 * np.sqrt(total(of_variance**2)) / true_variance * sd / true_sd,
             "posterior_mean": true_mean,
             "posterior_sd": true_sd,
         }

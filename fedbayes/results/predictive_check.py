@@ -121,7 +121,7 @@ def _from_prior(fit: Any, num: int) -> Iterator[Replicates]:
 
     All clients have the same draws of the globals, as they have in the model.
     """
-    shapes, key = fit._shapes(), jax.random.fold_in(fit._key, _PRIOR)
+    shapes, key = arviz.shapes_of(fit.problem), jax.random.fold_in(fit._key, _PRIOR)
     values = _prior_draws(fit, shapes, jax.random.split(key, num))
     for place, name in enumerate(fit.client_names):
         program, data = fit.problem.client(name).program, fit.problem.arrays[place].arrays

@@ -96,7 +96,7 @@ def add_log_prior(fit: Any) -> np.ndarray:
             f"{type(fit.method).__name__} couples the clients by a prior that is no part of the program, so that the "
             "program's prior is not the whole prior. Fit by a method without it."
         )
-    shapes = fit._shapes()[0]
+    shapes = arviz.shapes_of(fit.problem)[0]
     with computing():
         terms = log_prior_terms(shapes.program, shapes.ones(), fit._theta)
     arviz.extend(fit.idata, arviz.group_of_its_own("log_prior", terms, fit._attrs()))
