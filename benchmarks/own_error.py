@@ -292,8 +292,8 @@ def _rms(values: Any) -> float:
 HEADER = """# A fit's own error against the true one
 
 Written by `own_error.py`. Errors of the Gaussian's means are in posterior standard deviations, those of its standard
-deviations relative, both root mean squares over the unconstrained globals. *fit* is `fit.error`; *true* comes from a grid
-over the globals, for heart disease from NumPyro's NUTS on the pooled data. *corrected* are the true errors of the
+deviations relative, both root mean squares over the unconstrained globals. *fit* is `fit.error`; *true* comes from a
+grid over the globals, for heart disease from NumPyro's NUTS on the pooled data. *corrected* are the true errors of the
 corrected moments, `posterior_mean` and `posterior_sd` of `fit.error`. *noise* is the Monte Carlo error.
 
 | program | trusted | means: fit | true | corrected | sds: fit | true | corrected | noise | exchanges |

@@ -12,6 +12,7 @@ from scipy import stats
 
 import fedbayes as fb
 from fedbayes.models import linear
+from fedbayes.results import arviz
 from fedbayes.results.predictive_check import placed, predictive_check_of
 
 KEY = jax.random.key(0)
@@ -155,21 +156,25 @@ def test_a_point_has_no_posterior_to_check() -> None:
 
 def fake(small_fit: Any, **changed: Any) -> Any:
     """The small fit with another answer, prior or program."""
-    fields = {
-        name: getattr(small_fit, name) for name in ("_answer", "_key", "_shapes", "roster", "method", "posterior")
-    }
+    names = ("_answer", "_key", "problem", "roster", "method", "posterior")
+    fields = {name: getattr(small_fit, name) for name in names}
     return SimpleNamespace(**{**fields, **changed})
+
+
+def test_a_prior_with_terms_of_its_own_can_not_be_drawn_from(small_fit, monkeypatch) -> None:
+    terms = [SimpleNamespace(program=SimpleNamespace(prior_terms=("soft",)))]
+    monkeypatch.setattr(arviz, "shapes_of", lambda problem: terms)
+    with pytest.raises(ValueError, match=r"The prior has the terms \['soft'\] beside the laws of the globals"):
+        predictive_check_of(fake(small_fit), None, True, None, False)
 
 
 def test_priors_that_can_not_be_drawn_from(small_fit) -> None:
     def improper(key: Any) -> Any:
         raise NotImplementedError
 
-    terms = [SimpleNamespace(program=SimpleNamespace(prior_terms=("soft",)))]
     roster = SimpleNamespace(prior=SimpleNamespace(draw=improper))
     for changed, told in (
         ({"_answer": SimpleNamespace(coupled=object())}, "EP couples the clients by a prior that is no part"),
-        ({"_shapes": lambda: terms}, r"The prior has the terms \['soft'\] beside the laws of the globals"),
         ({"roster": roster}, "A prior of the globals is improper, and can't be drawn from. Write `prior=False`"),
     ):
         with pytest.raises(ValueError, match=told):

@@ -15,6 +15,7 @@ from scipy.special import ndtri
 import fedbayes as fb
 from fedbayes.computing import computing
 from fedbayes.importance import pareto_smooth
+from fedbayes.results.arviz import shapes_of
 from fedbayes.results.sensitivity import (
     CONFLICT,
     FINE,
@@ -62,7 +63,7 @@ def test_the_log_prior_is_that_of_the_constrained_globals(fitted) -> None:
 def test_a_jacobian_would_be_noticed(fitted) -> None:
     """Planted bug: the prior of the unconstrained globals, which power-scaling would raise to a power, too."""
     add_log_prior(fitted)
-    shapes = fitted._shapes()[0]
+    shapes = shapes_of(fitted.problem)[0]
     with computing():
         terms = log_prior_terms(shapes.program, shapes.ones(), fitted._theta)
         unconstrained = np.asarray(fitted.roster.prior.log_densities(fitted._theta.reshape(-1, 3))).reshape(2, 500)
