@@ -143,7 +143,7 @@ replicate, and the truth ranked among 255 draws of its posterior (`fb.calibrate`
 The p-value is that of the simultaneous band of the ranks' distribution function (Säilynoja et al. 2022), the smallest
 over parameters, adjusted for their number (Holm). "Held" is the share of central intervals that hold the truth,
 smallest and largest over parameters; its standard error where it is right is {se[0]:.3f} and {se[1]:.3f}. All fits
-count, also those that have not converged and those whose weights are not to be trusted (k-hat above 0.7). "First" is a first batch of
+count, also those that have not converged and those whose weights are not to be trusted. "First" is a first batch of
 {min(50, num)} fits with what it has to compile (EP's rounds are compiled by the row of its correction); "ms a fit" is
 once compiled, with simulation, ranks and, where corrected, the exchange of log-likelihoods; "alone" is the median of
 {LOOPED} calls of `fit_federated` with one replicate, once compiled, without a correction.
