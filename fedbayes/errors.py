@@ -23,7 +23,10 @@ class NotConvergedWarning(UserWarning):
 
 
 class UnreliableWarning(UserWarning):
-    """A fit has converged, but its Gaussian is so far from the posterior that importance weights can't correct it."""
+    """Draws that are not to be trusted, though the rounds have converged.
+
+    The Gaussian is so far from the posterior that importance weights can't correct it, or exact chains have not mixed.
+    """
 
 
 class MergeWarning(UserWarning):

@@ -51,7 +51,7 @@ class Calibration:
 
     @property
     def unreliable(self) -> float:
-        """Share of the fits whose correction has a k-hat above 0.7; NaN without correction."""
+        """Share of the fits whose weights are not to be trusted; NaN without correction."""
         k_hat = self.dataset["k_hat"].values
         return float("nan") if np.isnan(k_hat).all() else float(np.mean(~(k_hat <= K_HAT_LIMIT)))
 
@@ -161,7 +161,7 @@ class Calibration:
             f"  fits      {int(data['converged'].sum())} converged, {num - used} without a posterior",
         ]
         if self.corrected:
-            lines.append(f"  weights   k-hat above {K_HAT_LIMIT} in {self.unreliable:.1%} of the fits")
+            lines.append(f"  weights   not to be trusted in {self.unreliable:.1%} of the fits")
         verdict = "not uniform" if adjusted < 0.05 else "no sign against uniform ranks"
         name = str(tested["parameter"].values[worst])
         lines.append(f"  ranks     {verdict}: smallest adjusted p-value {adjusted:.2g} ('{name}')")

@@ -212,7 +212,7 @@ class Correction:
             reliable=int(self.reliable),
             mean_error=float(np.sqrt(np.mean(found["mean"] ** 2))),
             sd_error=float(np.sqrt(np.mean(found["sd"] ** 2))),
-            distance=self.distance,
+            distance=self.distance if self.distance <= 1.0 else float("inf"),
             k_hat=self.pool.k_hat,
             largest_weight=self.pool.largest,
             effective_draws=self.pool.effective,

@@ -239,16 +239,21 @@ def disagreeing(conflict: "xr.Dataset") -> list[str]:
     conflict
         From :meth:`fedbayes.FederatedFit.conflict`.
     """
+    found = []
+    for place in _by_weight(conflict):
+        single = conflict["p_adjusted"].isel({CLIENT: place})
+        about = [str(label) for label in single[COORDINATE].values[single.values < LEVEL]]
+        if about or conflict["p_overall_adjusted"].values[place] < LEVEL:
+            name = str(conflict[CLIENT].values[place])
+            found.append(f"{name} ({shortened(about, _NAMED)})" if about else name)
+    return found
+
+
+def _by_weight(conflict: "xr.Dataset") -> np.ndarray:
+    """Places of the clients, the clearest case first."""
     single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
     least = np.fmin(single.fillna(1.0).min(COORDINATE).values, overall.values)
-    found = []
-    for place in np.argsort(least, kind="stable"):
-        if least[place] < LEVEL:
-            mine = single.isel({CLIENT: place})
-            about = [str(label) for label in mine[COORDINATE].values[mine.values < LEVEL]]
-            name = str(conflict[CLIENT].values[place])
-            found.append(f"{name} ({shortened(about, 3)})" if about else name)
-    return found
+    return np.argsort(least, kind="stable")
 
 
 def disagreement(conflict: "xr.Dataset") -> str:
@@ -259,11 +264,8 @@ def disagreement(conflict: "xr.Dataset") -> str:
     conflict
         From :meth:`fedbayes.FederatedFit.conflict`.
     """
-    single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
-    least = np.fmin(single.fillna(1.0).min(COORDINATE).values, overall.values)
-    order = np.argsort(least, kind="stable")
-    parts = []
-    for client in conflict[CLIENT].values[order]:
+    single, overall, parts = conflict["p_adjusted"], conflict["p_overall_adjusted"], []
+    for client in conflict[CLIENT].values[_by_weight(conflict)]:
         mine, at = conflict.sel({CLIENT: client}), {CLIENT: client}
         p = single.sel(at)
         places = [place for place in np.argsort(p.values) if p.values[place] < LEVEL]

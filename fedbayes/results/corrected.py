@@ -12,22 +12,22 @@ from fedbayes.answer import Answer, log_joint
 from fedbayes.computing import computing
 from fedbayes.correction.correct import Correction, correct, correctable
 from fedbayes.correction.exact import exact_chains
-from fedbayes.correction.left_out import by_normalisers, cavity_pool, left_out
 from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
 from fedbayes.gaussian import Gaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.results import arviz
-from fedbayes.results.loo import Rows, clients_dataset, elpd_data, rows_dataset
 from fedbayes.results.personal import Clients
-from fedbayes.results.predictive import log_densities_of_draws
 from fedbayes.results.saved import Presentation, SavedPosterior
 from fedbayes.rounds.progress import Bar, Silent
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_DRAWS, _WEIGHTED, _EXACT, _LEFT_OUT = 1_000_001, 1_000_005, 1_000_006, 1_000_007  # folded into the fit's key
+_DRAWS, _WEIGHTED, _EXACT = 1_000_001, 1_000_005, 1_000_006  # folded into the fit's key
+
+
+_GAUSSIAN_ENOUGH = 0.25  # error of means and sds up to which clients' Gaussians are compared unasked
 
 
 class Corrected:
@@ -71,9 +71,10 @@ class Corrected:
             ``posterior_mean`` and ``posterior_sd``, which ``fit.idata`` has where it is corrected. The attributes:
             ``mean_error`` and ``sd_error``, root mean squares of the errors; ``reliable``, without which none of these
             numbers can be trusted; ``k_hat``, ``largest_weight`` (its share), ``effective_draws`` and ``noise``
-            (relative variance of the clients' estimates, in sum), which decide that; ``distance``, a bound of the error
-            of every mean; ``correction``: ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``;
-            ``exchanges`` that this has taken.
+            (relative variance of the clients' estimates, in sum), which decide that: k-hat must be below 0.7 or the
+            largest weight below 0.005, with 100 effective draws at least and a noise of 1 at most; ``distance``, a
+            bound of the error of every mean, in posterior sds, infinite where it is above 1; ``correction``:
+            ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``; ``exchanges`` that this has taken.
 
         Raises
         ------
@@ -85,8 +86,9 @@ class Corrected:
             raise ValueError(
                 "This fit has not measured its error: it was made with `correct=False`."
                 if not self._shown.correct
-                else "`fit.error` is about a Gaussian approximation, and this fit's answer is none: Markov chains tell "
-                "of themselves by R-hat and effective sample size, and a point has no posterior."
+                else "`fit.error` is about a Gaussian approximation, and this fit has none: Markov chains tell of "
+                "themselves by R-hat and effective sample size, and a point has no posterior, as where a search for "
+                "the mode has stopped too early."
             )
         with computing():
             return found.dataset(self.roster.globals.labels())
@@ -252,98 +254,6 @@ class Corrected:
             theta, log_likelihood = found.theta[:, kept], found.log_likelihood[:, kept]
             return self._global_idata(theta, log_likelihood, {"lp": found.log_joint[:, kept]}, found.attrs())
 
-    @cached_property
-    def _left_out(self) -> "xr.Dataset":
-        cavities = None if self._answer.records_locals() else self._answer.cavities()
-        log_likelihood = self._log_likelihood.reshape(-1, self.roster.num_clients)
-        with computing():
-            psis = left_out(np.zeros(len(log_likelihood)), log_likelihood)
-            columns = {"psis": psis.elpd, "psis_k_hat": psis.k_hat}
-            if cavities is None or self.correction is None:
-                found, exchanges = psis, 0
-            else:
-                prior, ask = self.roster.prior.log_densities, self._clients.log_likelihood
-                key = jax.random.fold_in(self._key, _LEFT_OUT)
-                pool, cost = cavity_pool(self.correction.pool, cavities, self._shown.num_draws, prior, ask, key)
-                self._left_out_cost = (1, *cost)
-                flat = pool.log_likelihood.reshape(-1, self.roster.num_clients)
-                found, exchanges = left_out(pool.log_weights.reshape(-1), flat), 1
-                columns["gaussian"] = by_normalisers(self._dense("loo"), cavities).mean(axis=0)
-        columns = {**found._asdict(), **columns}
-        return clients_dataset(self.roster.names, columns, exchanges)
-
-    def leave_one_out(self) -> "xr.Dataset":
-        """How well each client is predicted by all the others, without another fit.
-
-        ``elpd_k = log p(y_k | y_-k)``: the log density of all of a client's outcomes together, its locals integrated
-        out, given all other clients and the prior. A Gaussian answer knows the posterior without client k, its cavity;
-        in one exchange all clients answer at draws of all cavities, and importance weights make the result exact up to
-        ``mcse`` (:mod:`fedbayes.correction.left_out`). Of Markov chains it is importance sampling from the posterior,
-        which takes no exchange and often fails for a client that says much.
-
-        Returns
-        -------
-        xarray.Dataset
-            Over ``client_name``, in nats: ``elpd``, ``mcse``, ``k_hat``, ``reliable``; ``gaussian``, by the normalisers
-            of the Gaussians alone; ``psis`` and ``psis_k_hat``, by importance sampling from the posterior. The
-            attributes have the sum ``elpd``, its ``mcse``, and remarks.
-
-        Raises
-        ------
-        ValueError
-            The fit is a point.
-        """
-        self._check_posterior("leave_one_out")
-        return self._left_out
-
-    def loo(self) -> Any:
-        """:meth:`leave_one_out` in ArviZ's form, with the client as the unit, for ``az.compare``.
-
-        Returns
-        -------
-        ELPDData
-            Pointwise. Fits of different models to the same clients are compared by
-            ``az.compare({"one": one.loo(), "other": other.loo()})``.
-        """
-        self._check_posterior("loo")
-        return elpd_data(self.idata, self._left_out)
-
-    def loo_rows(self) -> "xr.Dataset":
-        """Leave-one-out over single rows, by importance sampling from each client's own posterior, at the client.
-
-        A client sends sums over its rows, and the worst k-hat: no row's number leaves it.
-
-        Returns
-        -------
-        xarray.Dataset
-            Over ``client_name``: ``elpd``, ``se``, ``p_loo``, ``rows``, ``worst_k_hat`` and ``rows_above_limit`` (0.7).
-            The attributes have ``elpd``, ``se`` and ``p_loo`` of all rows together.
-
-        Raises
-        ------
-        ValueError
-            The fit is a point, or rows depend on each other.
-        ClientDataError
-            Outcomes are missing.
-        """
-        self._check_posterior("loo_rows")
-        if self.roster.dependent:
-            raise ValueError(
-                "`fit.loo_rows()` is for rows that are independent given the latents, and in this model they depend on "
-                "each other. `fit.loo()` leaves out whole clients."
-            )
-        found = {}
-        for place, name in enumerate(self.roster.names):
-            program, own = self.problem.client(name).program, self.problem.arrays[place]
-            draws = self._latents(name, program)
-            with computing():
-                found[name] = Rows(log_densities_of_draws(program, draws, {**own.static, **own.arrays}))
-        return rows_dataset(found)
-
-    def _check_posterior(self, what: str) -> None:
-        if self._answer.posterior is None:
-            raise ValueError(f"`fit.{what}()` needs draws of a posterior, and this fit ends with points.")
-
     def _global_idata(
         self, theta: np.ndarray, log_likelihood: np.ndarray, stats: dict[str, np.ndarray], attrs: dict[str, Any]
     ) -> Any:
@@ -365,8 +275,6 @@ class Corrected:
 
         def _dense(self, what: str) -> Gaussian: ...
 
-        def _latents(self, client: Any, program: Any) -> dict[str, np.ndarray]: ...
-
     def _error_lines(self) -> list[str]:
         """How far off the Gaussian is, for ``repr``; nothing where it was not measured."""
         found = self.correction
@@ -381,6 +289,14 @@ class Corrected:
         off = f"{told['mean_error']:.2g} posterior sds in means, {100.0 * told['sd_error']:.2g} percent in sds"
         return [f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"]
 
+    @property
+    def _gaussian_enough(self) -> bool:
+        """Whether what the clients' Gaussians say of each other can be shown without being asked for."""
+        if self.correction is None:
+            return True
+        told = self.error.attrs
+        return bool(told["reliable"]) and max(told["mean_error"], told["sd_error"]) <= _GAUSSIAN_ENOUGH
+
     def _unreliable(self) -> str:
         """Why the answer can't be trusted, and what to do; empty if it can."""
         found = self.correction
@@ -394,5 +310,5 @@ class Corrected:
         return (
             f"The posterior is too far from Gaussian for importance weights: {why}. `fit.idata` has the Gaussian's "
             "draws, whose error is not known. Write the model in another parametrisation, nearer to Gaussian "
-            "in unconstrained space, or ask for Markov chains, `fit.exact()`."
+            "in unconstrained space, or try `fit.exact()`: its Markov chains say whether they have mixed."
         )

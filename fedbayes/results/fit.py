@@ -20,7 +20,7 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.conditional import Rows, integrated_draws, rows_of, rows_of_newcomer
-from fedbayes.results.corrected import Corrected
+from fedbayes.results.leaving_out import LeavingOut
 from fedbayes.results.personal import Clients, Personal, like_first, newcomer
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
 from fedbayes.results.questions import Questions
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _PREDICTIVE, _INTEGRATED = 1_000_003, 1_000_004  # folded into the fit's key
 
 
-class FederatedFit(Corrected, Questions):
+class FederatedFit(LeavingOut, Questions):
     """A fitted federation: the global posterior, the clients' own, and how the rounds went.
 
     Attributes
@@ -620,7 +620,7 @@ class FederatedFit(Corrected, Questions):
             f"  globals   {globals_.size} unconstrained: {sites}",
             *self._verdict.headline,
             *self._error_lines(),
-            *self._disagreement_lines(),
+            *(self._disagreement_lines() if self._gaussian_enough else []),
             f"  network   {self.communication}{asked}",
             f"  look at   {', '.join(self._worth_a_look())}",
         ]

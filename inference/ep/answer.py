@@ -60,7 +60,8 @@ def fixed_point_error(history: Sequence[Record]) -> float:
         ratio = np.divide(last, before, out=np.ones_like(last), where=before > 0.0)
     known = (last == 0.0) | (ratio < 0.95) | (last > _UNLIKELY * rounds[-1]["monte_carlo_noise"])
     slow = np.clip(ratio, 0.0, 0.95)
-    distance = np.where(last == 0.0, 0.0, rounds[-1]["step"] * last * slow / (1.0 - slow))
+    with np.errstate(invalid="ignore"):  # no step could be taken: the change is infinite
+        distance = np.where(last == 0.0, 0.0, rounds[-1]["step"] * last * slow / (1.0 - slow))
     return float(np.max(distance[known])) if np.any(known) else float("nan")
 
 

@@ -150,6 +150,16 @@ def test_an_outlier_is_named_and_nobody_else() -> None:
     assert (np.flatnonzero(ours["p_overall_adjusted"] < 0.05)).tolist() == [2]
 
 
+def test_the_report_names_who_disagrees() -> None:
+    clients, _ = linear.simulate(jax.random.key(3), rows=(40,) * 8, beta=[1.0, -1.0, 0.5, 0.0])
+    odd = clients["client2"]["y"] + 1.2 * clients["client2"]["x"][:, 3]
+    clients["client2"] = {**clients["client2"], "y": odd}
+    fit = fb.fit_federated(
+        linear.model, clients, method=fb.EP(num_replicates=2), key=jax.random.key(0), num_draws=500, progress=False
+    )
+    assert "  conflict  client2 (beta[3]) disagrees with the others; see fit.conflict()" in repr(fit)
+
+
 @pytest.mark.slow
 def test_the_hospital_that_recorded_no_cholesterol_is_found() -> None:
     clients = heart_disease.clients()
