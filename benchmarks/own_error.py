@@ -8,6 +8,7 @@ pooled data elsewhere.
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,13 +179,13 @@ def scale(y: Any = None) -> None:
 
 
 def deep_funnel(y: Any = None) -> None:
-    """Nine globals whose scale is one of them, and data that say little."""
+    """Twenty-five globals whose scale is one of them, and data that say little."""
     v = numpyro.sample("v", dist.Normal(0.0, 3.0))
-    x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(0.5 * v)).expand([8]).to_event(1))
+    x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(0.5 * v)).expand([24]).to_event(1))
     numpyro.sample("y", dist.Normal(x, 5.0).to_event(1), obs=y)
 
 
-FUNNEL = {f"client{k}": {"y": y} for k, y in enumerate(np.random.default_rng(0).normal(0.0, 5.0, (3, 8)))}
+FUNNEL = {f"client{k}": {"y": y} for k, y in enumerate(np.random.default_rng(0).normal(0.0, 5.0, (3, 24)))}
 
 
 def pooled_schools(sigma: Any, y: Any = None) -> None:
@@ -214,6 +215,12 @@ def cases() -> dict[str, Case]:
         "square, one flat mode": Case(square, _split(np.array([0.3, -0.2, 0.6, 0.1]), 2), by_grid),
         "two places": Case(
             outliers, {"one": {"y": np.array([-3.0, -2.5])}, "two": {"y": np.array([2.5, 3.2])}}, by_grid
+        ),
+        "two far places": Case(
+            outliers,
+            {"one": {"y": np.array([-10.25, -9.75])}, "two": {"y": np.array([9.75, 10.25])}},
+            partial(by_grid, reach=3.0),
+            {"method": fb.Laplace(), "num_rounds": 200},
         ),
         "funnel": Case(funnel, _split(np.array([0.5, 1.0]), 2), by_grid),
         "banana": Case(banana, _split(np.array([1.2, 0.8, 1.5]), 3), by_grid),

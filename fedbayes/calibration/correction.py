@@ -13,6 +13,7 @@ from jax import Array
 from fedbayes.correction.correct import Correction, LogDensities, correctable_precision, first_draws, pool_of, refitted
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
+from fedbayes.problem.prior import Prior
 from fedbayes.rounds.exchange import Heard
 
 Ask = Callable[[np.ndarray, int], Heard]  # draws (data set, n, d) to all clients, which answer with log-likelihoods
@@ -20,9 +21,7 @@ Ask = Callable[[np.ndarray, int], Heard]  # draws (data set, n, d) to all client
 _LEAST = 1000  # draws of each Gaussian
 
 
-def corrected_draws(
-    posterior: Gaussian, prior: LogDensities, ask: Ask, key: Array, num: int
-) -> tuple[np.ndarray, np.ndarray]:
+def corrected_draws(posterior: Gaussian, prior: Prior, ask: Ask, key: Array, num: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws of the posterior of each data set, and the tail shape of the weights behind them.
 
     Parameters
@@ -30,7 +29,7 @@ def corrected_draws(
     posterior
         The Gaussian, leading axis of data sets.
     prior
-        Log densities of the globals' prior at many points.
+        Of the globals.
     ask
         One exchange.
     key
@@ -52,16 +51,16 @@ def corrected_draws(
     if not proper.any():
         return np.full((len(proper), num, posterior.size), np.nan), np.full(len(proper), np.inf)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.fold_in(key, 1))))
-    theta, proposals, counts = first_draws(filled, num, jax.random.fold_in(key, 0), rng, _LEAST)
+    theta, proposals, counts = first_draws(filled, num, prior, jax.random.fold_in(key, 0), rng, _LEAST)
     heard = ask(theta, 0)
     found = []
     for place in range(len(theta)):
-        pool = pool_of(theta[[place]], [proposals[place]], counts, _of_one(heard, place), prior)
+        pool = pool_of(theta[[place]], [proposals[place]], counts, _of_one(heard, place), prior.log_densities)
         one = jax.tree.map(lambda leaf, place=place: leaf[[place]], filled)
         found.append(Correction(one, num, pool, jax.random.fold_in(key, 2 + place)))
     turn = 1
     while any(each.wants_more for each in found):
-        found = _one_more(found, sum(counts), prior, ask, turn, rng)
+        found = _one_more(found, sum(counts), prior.log_densities, ask, turn, rng)
         turn += 1
     draws = np.stack([each.theta[0] for each in found])
     k_hat = np.asarray([min(each.pool.k_hat, K_HAT_LIMIT) if each.reliable else each.pool.k_hat for each in found])

@@ -156,7 +156,7 @@ class AtOnce:
             asked_key = jax.random.fold_in(jax.random.fold_in(key, _ASKED), turn)
             return executor.run(Round(None, theta, cavities, asked_key, everybody, updates))
 
-        return corrected_draws(_gaussian(answer), self._roster.prior.log_densities, ask, draw_key, num)
+        return corrected_draws(_gaussian(answer), self._roster.prior, ask, draw_key, num)
 
 
 class OneByOne:

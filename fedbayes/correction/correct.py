@@ -29,6 +29,7 @@ from fedbayes.answer import COORDINATE, Answer, gaussian_draws, gaussian_moments
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.gaussian import Gaussian
+from fedbayes.problem.prior import Prior
 from fedbayes.rounds.exchange import Heard
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ LogDensities = Callable[[np.ndarray], Array]  # of the prior, at points (n, d)
 
 _WIDE = 2  # one wide draw for as many of the Gaussian's, to see tails and modes that it lacks
 _WIDER = 1.5  # times as wide
+_FAR = 0.2  # share of the wide draws that are as wide as the prior
 _TAILS = 5.0  # degrees of freedom of the wide draws
 _LEAST = 1000  # draws of the Gaussian by all chains together
 _PRECISION = 1.5  # times the Monte Carlo error of independent draws, up to which no more draws are asked for
@@ -231,7 +233,7 @@ _MEANINGS = (
 )
 
 
-def correct(approximation: Gaussian, num: int, prior: LogDensities, ask: Ask, keys: tuple[Array, Array]) -> Correction:
+def correct(approximation: Gaussian, num: int, prior: Prior, ask: Ask, keys: tuple[Array, Array]) -> Correction:
     """Ask the clients, and again where the weights can't be trusted.
 
     Parameters
@@ -241,28 +243,32 @@ def correct(approximation: Gaussian, num: int, prior: LogDensities, ask: Ask, ke
     num
         Draws of it in each chain.
     prior
-        Its log densities at many points.
+        Of the globals.
     ask
         One exchange; random numbers of the clients are new in each turn.
     keys
         Of the approximation's draws, and of all others.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
-    theta, proposals, counts = first_draws(approximation, num, keys[0], rng, -(-_LEAST // len(approximation.shift)))
+    least = -(-_LEAST // len(approximation.shift))
+    theta, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least)
     heard = [ask(theta, 0)]
-    found = Correction(approximation, num, pool_of(theta, proposals, counts, heard[0], prior), keys[1])
+    found = Correction(approximation, num, pool_of(theta, proposals, counts, heard[0], prior.log_densities), keys[1])
     while found.wants_more:
         theta, proposals = refitted(found.pool, theta.shape[1], rng)
         heard.append(ask(theta, len(heard)))
-        found = found.extended(pool_of(theta, proposals, (theta.shape[1],), heard[-1], prior))
+        found = found.extended(pool_of(theta, proposals, (theta.shape[1],), heard[-1], prior.log_densities))
     down, up = sum(each.bytes_down for each in heard), sum(each.bytes_up for each in heard)
     return replace(found, bytes_down=down, bytes_up=up)
 
 
 def first_draws(
-    approximation: Gaussian, num: int, key: Array, rng: np.random.Generator, least: int
+    approximation: Gaussian, num: int, prior: Prior, key: Array, rng: np.random.Generator, least: int
 ) -> tuple[np.ndarray, Sequence[tuple[Proposal, ...]], tuple[int, ...]]:
     """Draws of the Gaussian, ``num`` by the key and at least ``least`` in each chain, and wide ones after them.
+
+    One of five wide draws comes from a t law with the prior's centre and scales: it may see a mode that is far from
+    the Gaussian.
 
     Returns
     -------
@@ -273,17 +279,28 @@ def first_draws(
     counts
         Of both kinds in a chain.
     """
-    laws = laws_of(approximation)
-    wide = [law._replace(white=_WIDER * law.white, freedom=_TAILS) for law in laws]
+    laws, far = laws_of(approximation), _far(prior)
     num_more = max(0, least - num)
     num_wide = -(-(num + num_more) // _WIDE)
+    wide = [
+        Proposal([law._replace(white=_WIDER * law.white, freedom=_TAILS), *far], [1.0 - _FAR, _FAR][: 1 + len(far)])
+        for law in laws
+    ]
     parts = [
         gaussian_draws(approximation, key, num),
         np.stack([law.draws(rng, num_more) for law in laws]),
-        np.stack([law.draws(rng, num_wide, evenly=True) for law in wide]),
+        np.stack([proposal.draws(rng, num_wide) for proposal in wide]),
     ]
-    proposals = [(Proposal([law], [1.0]), Proposal([more], [1.0])) for law, more in zip(laws, wide, strict=True)]
+    proposals = [(Proposal([law], [1.0]), more) for law, more in zip(laws, wide, strict=True)]
     return np.concatenate(parts, axis=1), proposals, (num + num_more, num_wide)
+
+
+def _far(prior: Prior) -> list[Law]:
+    """A law as wide as the prior; none where that is improper, or so wide that it says nothing."""
+    if prior.spread is None or not np.all(np.isfinite(prior.spread)):
+        return []
+    centre, scale = prior.spread
+    return [Law(centre, np.diag(scale), _TAILS)]
 
 
 def refitted(pool: Pool, num: int, rng: np.random.Generator) -> tuple[np.ndarray, Sequence[tuple[Proposal, ...]]]:

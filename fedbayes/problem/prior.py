@@ -92,6 +92,26 @@ class Prior:
         """The log density at many points, ``(n, d) -> (n,)``, compiled once for a prior and a number of points."""
         return jax.jit(lambda points: jax.lax.map(self.log_density, points, batch_size=256))
 
+    @cached_property
+    def spread(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Centre and scale of each unconstrained global, shape ``(d,)``; ``None`` where the prior is improper.
+
+        Median and median absolute deviation of draws, the latter times 1.48: a prior's tails may have no moments. Of a
+        Gaussian these are its mean and sd.
+        """
+        if self.gaussian is not None:
+            if self.is_flat():
+                return None
+            covariance = np.linalg.inv(np.asarray(self.gaussian.precision))
+            return covariance @ np.asarray(self.gaussian.shift), np.sqrt(np.diagonal(covariance))
+        try:
+            # one after the other: a batch of random generators takes XLA seconds to compile
+            draws = jit_cheaply(lambda keys: jax.lax.map(self.draw, keys))(jax.random.split(jax.random.key(0), 256))
+        except NotImplementedError:
+            return None
+        centre = np.median(draws, axis=0)
+        return centre, 1.4826 * np.median(np.abs(draws - centre), axis=0)
+
     def is_flat(self) -> bool:
         """Whether some direction of the globals has no prior information at all."""
         return self.num_flat() > 0

@@ -12,6 +12,7 @@ from fedbayes.answer import Answer, log_joint
 from fedbayes.computing import computing
 from fedbayes.correction.correct import Correction, correct, correctable
 from fedbayes.correction.exact import exact_chains
+from fedbayes.correction.pool import LEAST
 from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
 from fedbayes.gaussian import Gaussian
 from fedbayes.problem.problem import Problem
@@ -56,8 +57,8 @@ class Corrected:
         """Draws of the Gaussian, or of the one with the chains' moments, with the clients' answers."""
         keys = jax.random.fold_in(self._key, _DRAWS), jax.random.fold_in(self._key, _WEIGHTED)
         with computing():
-            prior, ask = self.roster.prior.log_densities, self._clients.log_likelihood
-            return correct(self._dense("exact"), self._shown.num_draws, prior, ask, keys)
+            ask = self._clients.log_likelihood
+            return correct(self._dense("exact"), self._shown.num_draws, self.roster.prior, ask, keys)
 
     @property
     def error(self) -> "xr.Dataset":
@@ -304,7 +305,7 @@ class Corrected:
             return ""
         pool = found.pool
         noise = float(np.sum(pool.noise))
-        why = f"k-hat is {pool.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {pool.effective:.0f} effective draws"
+        why = f"k-hat is {pool.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {pool.effective:.0f} effective draws (of {LEAST} needed)"
         if pool.k_hat <= K_HAT_LIMIT and noise > 1.0:
             why = f"the clients' estimates of their likelihoods have the relative variance {noise:.2g} in sum"
         return (

@@ -17,6 +17,7 @@ ZOO = (
     "square, two modes",
     "square, one flat mode",
     "two places",
+    "two far places",
     "funnel",
     "banana",
     "mean and sd",

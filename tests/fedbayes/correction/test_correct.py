@@ -31,9 +31,9 @@ def scale_clients(num: int) -> dict:
 
 
 def deep_funnel(y) -> None:
-    """Nine globals whose scale is one of them, and data that say little."""
+    """Twenty-five globals whose scale is one of them, and data that say little."""
     v = numpyro.sample("v", dist.Normal(0.0, 3.0))
-    x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(0.5 * v)).expand([8]).to_event(1))
+    x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(0.5 * v)).expand([24]).to_event(1))
     numpyro.sample("y", dist.Normal(x, 5.0).to_event(1), obs=y)
 
 
@@ -123,7 +123,7 @@ def test_the_prior_left_out_of_the_weights_is_seen(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_funnel_says_that_it_is_not_to_be_trusted() -> None:
-    clients = {f"client{k}": {"y": y} for k, y in enumerate(np.random.default_rng(0).normal(0.0, 5.0, (3, 8)))}
+    clients = {f"client{k}": {"y": y} for k, y in enumerate(np.random.default_rng(0).normal(0.0, 5.0, (3, 24)))}
     method = fb.OneShot(combine="gaussian_product", check=False, num_replicates=2)
     with pytest.warns(fb.UnreliableWarning, match=r"too far from Gaussian .* k-hat is .*`fit.exact\(\)`"):
         fit = fb.fit_federated(
