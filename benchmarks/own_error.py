@@ -266,7 +266,7 @@ class Found(NamedTuple):
     def honest(self) -> bool:
         """Within a factor of two of the truth, beyond three Monte Carlo errors, or called unreliable."""
         pairs = (self.mean, self.true_mean), (self.sd, self.true_sd)
-        slack = 3.0 * self.noise
+        slack = 3.0 * self.noise + 1e-9
         return not self.reliable or all(a <= 2.0 * b + slack and b <= 2.0 * a + slack for a, b in pairs)
 
 
