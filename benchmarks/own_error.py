@@ -78,9 +78,9 @@ def of_schools(fit: fb.FederatedFit) -> Truth:
     return by_grid(fit, pooled)
 
 
-def of_funnel(fit: fb.FederatedFit) -> Truth:
+def of_funnel(clients: Clients, fit: fb.FederatedFit) -> Truth:
     """The deep funnel: Normal given the scale, which is integrated over a grid."""
-    y = np.stack([client["y"] for client in FUNNEL.values()])
+    y = np.stack([client["y"] for client in clients.values()])
     v = np.linspace(-25.0, 15.0, 40_001)[:, None]
     precision = len(y) / 25.0
     spread = np.exp(v) + 1.0 / precision  # of the mean outcome
@@ -179,13 +179,17 @@ def scale(y: Any = None) -> None:
 
 
 def deep_funnel(y: Any = None) -> None:
-    """Twenty-five globals whose scale is one of them, and data that say little."""
+    """Many means whose scale is a global, too, and data that say little."""
     v = numpyro.sample("v", dist.Normal(0.0, 3.0))
-    x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(0.5 * v)).expand([24]).to_event(1))
+    x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(0.5 * v)).expand([y.shape[-1]]).to_event(1))
     numpyro.sample("y", dist.Normal(x, 5.0).to_event(1), obs=y)
 
 
-FUNNEL = {f"client{k}": {"y": y} for k, y in enumerate(np.random.default_rng(0).normal(0.0, 5.0, (3, 24)))}
+def _funnel(num: int) -> Case:
+    """The deep funnel with so many means."""
+    outcomes = np.random.default_rng(0).normal(0.0, 5.0, (3, num))
+    clients = {f"client{k}": {"y": y} for k, y in enumerate(outcomes)}
+    return Case(deep_funnel, clients, partial(of_funnel, clients), {"method": fb.EP(num_replicates=2)})
 
 
 def pooled_schools(sigma: Any, y: Any = None) -> None:
@@ -226,7 +230,8 @@ def cases() -> dict[str, Case]:
         "banana": Case(banana, _split(np.array([1.2, 0.8, 1.5]), 3), by_grid),
         "mean and sd": Case(scale, _split(rng.normal(2.0, 3.0, 6), 3), by_grid),
         "eight schools": Case(eight_schools.model, eight_schools.clients(), of_schools),
-        "deep funnel": Case(deep_funnel, FUNNEL, of_funnel, {"method": fb.EP(num_replicates=2)}),
+        "funnel of 8 means": _funnel(8),
+        "funnel of 24 means": _funnel(24),
         "heart disease": Case(
             heart_disease.model, heart_disease.clients(), by_nuts(pooled_hearts, {"intercept": _same, "beta": _same})
         ),

@@ -9,7 +9,7 @@ are importance weights, Pareto-smoothed (Vehtari, Simpson, Gelman, Yao and Gabry
 (k-hat below 0.7) weighted draws are the posterior's, and how far they are from those of ``q`` is the error of the
 Gaussian. Where it does not, the next exchange takes draws of a proposal that was fitted to the weighted ones.
 
-Clients with locals answer with estimates ``f_k (1 + e)``, where ``e`` has mean zero and is independent from draw to
+Clients with locals answer with estimates ``f_k (1 + e)``, where ``e`` has mean zero, with other random numbers at each
 draw. Since ``E[w_s (1 + e_s) | theta_s] = w_s``, weighted means have the same limit as without this noise, at any
 number of local draws; it only costs draws: with relative variances ``v_k`` the effective number falls by the factor
 ``1 / prod_k (1 + v_k)``, about ``1 / (1 + sum_k v_k)``, and the bias of a weighted mean, which is of order one over the

@@ -14,7 +14,7 @@ from fedbayes.importance import pareto_smooth
 
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
 SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter
-_NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
+NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
 
 _smooth = jit_cheaply(pareto_smooth)
 
@@ -111,7 +111,7 @@ class Pool:
     def reliable(self) -> bool:
         """Whether the weights can be trusted: their tail, their number, and the noise of the clients' estimates."""
         tail = trusted(self.log_weights, self.k_hat)
-        return tail and self.effective >= LEAST and float(np.sum(self.noise)) <= _NOISE
+        return tail and self.effective >= LEAST and float(np.sum(self.noise)) <= NOISE
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Weighted mean and variance of each global, shape ``(d,)``."""

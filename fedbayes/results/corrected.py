@@ -12,7 +12,7 @@ from fedbayes.answer import Answer, log_joint
 from fedbayes.computing import computing
 from fedbayes.correction.correct import Correction, correct, correctable
 from fedbayes.correction.exact import exact_chains
-from fedbayes.correction.pool import LEAST
+from fedbayes.correction.pool import LEAST, NOISE
 from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
 from fedbayes.gaussian import Gaussian
 from fedbayes.problem.problem import Problem
@@ -309,7 +309,7 @@ class Corrected:
             f"k-hat is {pool.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {pool.effective:.0f} effective draws (at "
             f"least {LEAST} are needed)"
         )
-        if pool.k_hat <= K_HAT_LIMIT and noise > 1.0:
+        if pool.k_hat <= K_HAT_LIMIT and noise > NOISE:
             why = f"the clients' estimates of their likelihoods have the relative variance {noise:.2g} in sum"
         return (
             f"The posterior is too far from Gaussian for importance weights: {why}. `fit.idata` has the Gaussian's "
