@@ -6,12 +6,12 @@ from enum import IntEnum
 class SiteError(IntEnum):
     """Why a site gave no answer, as the code of a Flower error. Flower's own codes are below 100."""
 
-    NO_SITE_ID = 101
-    NO_STATE_FOLDER = 102
-    NO_WORKER = 103
-    WORKER_DIED = 104
-    TOO_LATE = 105
-    BAD_REQUEST = 106
+    BROKEN = 101
+    NO_SITE_ID = 102
+    NO_STATE_FOLDER = 103
+    NO_WORKER = 104
+    WORKER_DIED = 105
+    TOO_LATE = 106
 
     @property
     def meaning(self) -> str:
@@ -19,11 +19,27 @@ class SiteError(IntEnum):
         return _MEANINGS[self]
 
 
+class SiteFailure(Exception):
+    """There is no answer. The code goes to the server, the text to the site's own log.
+
+    Parameters
+    ----------
+    code
+        What the server is told.
+    text
+        What the site's administrator reads.
+    """
+
+    def __init__(self, code: SiteError, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 _MEANINGS = {
-    SiteError.NO_SITE_ID: "the node has no 'site-id' in its --node-config",
+    SiteError.BROKEN: "the client app failed; the node's log says how",
+    SiteError.NO_SITE_ID: "the node's configuration does not name its site",
     SiteError.NO_STATE_FOLDER: "the site's state folder can't be used; the node's log says why",
-    SiteError.NO_WORKER: "the site's worker did not start; the worker's log says why",
-    SiteError.WORKER_DIED: "the site's worker died twice over this request; the worker's log says more",
+    SiteError.NO_WORKER: "the site's worker did not start; its log says why",
+    SiteError.WORKER_DIED: "the site's worker died of this request, twice; its log may say why",
     SiteError.TOO_LATE: "the site had no answer by the deadline",
-    SiteError.BAD_REQUEST: "the request did not hold what a request holds",
 }

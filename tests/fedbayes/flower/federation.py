@@ -55,6 +55,14 @@ def as_config(values: Mapping[str, Value]) -> str:
     return " ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
 
 
+def command_line(pid: str) -> bytes:
+    """Empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 class Process:
     """A process in a session of its own, so that all it has started ends with it; its output is in a file."""
 
@@ -219,8 +227,9 @@ class Federation:
         found = {}
         for name, config in zip(self.names, self.configs, strict=True):
             path = Path(config["state-dir"]) / "worker.pid"
-            if path.exists() and path.read_text().strip():
-                found[name] = int(path.read_text())
+            pid = path.read_text().strip() if path.exists() else ""
+            if pid and b"fedbayes.flower.worker" in command_line(pid):
+                found[name] = int(pid)
         return found
 
     # running
