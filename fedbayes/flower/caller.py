@@ -15,6 +15,7 @@ from fedbayes.flower.worker import PLACE_TAKEN, READY
 
 logger = logging.getLogger(__name__)
 
+_STARTED: "list[subprocess.Popen[bytes]]" = []  # kept, for Python warns of a forgotten process that still runs
 _PAUSE = 0.05  # seconds between two looks for a worker that starts
 # what runs in the new process: first the same places for modules as here, which may be where this package is found
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fedbayes.flower.worker import main; main()"
@@ -119,6 +120,7 @@ class Caller:
                 stderr=log,
                 start_new_session=True,
             )
+        _STARTED.append(process)
         assert process.stdin  # noqa: S101  (for the type checker: it is a pipe)
         with process.stdin as file:
             file.write(json.dumps(task).encode())
