@@ -1,0 +1,45 @@
+"""What a client answers where its site gave no answer: codes, never the text of an exception, which could hold data."""
+
+from enum import IntEnum
+
+
+class SiteError(IntEnum):
+    """Why a site gave no answer, as the code of a Flower error. Flower's own codes are below 100."""
+
+    BROKEN = 101
+    NO_SITE_ID = 102
+    NO_STATE_FOLDER = 103
+    NO_WORKER = 104
+    WORKER_DIED = 105
+    TOO_LATE = 106
+
+    @property
+    def meaning(self) -> str:
+        """The code in words; the server may see them."""
+        return _MEANINGS[self]
+
+
+class SiteFailure(Exception):
+    """There is no answer. The code goes to the server, the text to the site's own log.
+
+    Parameters
+    ----------
+    code
+        What the server is told.
+    text
+        What the site's administrator reads.
+    """
+
+    def __init__(self, code: SiteError, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+_MEANINGS = {
+    SiteError.BROKEN: "the client app failed; the node's log says how",
+    SiteError.NO_SITE_ID: "the node's configuration does not name its site",
+    SiteError.NO_STATE_FOLDER: "the site's state folder can't be used; the node's log says why",
+    SiteError.NO_WORKER: "the site's worker did not start; its log says why",
+    SiteError.WORKER_DIED: "the site's worker died of this request, twice; its log may say why",
+    SiteError.TOO_LATE: "the site had no answer by the deadline",
+}

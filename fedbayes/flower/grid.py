@@ -1,0 +1,122 @@
+"""Requests and answers over Flower's grid."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+
+from fedbayes.flower.codes import SiteError
+from fedbayes.flower.messages import MESSAGE_TYPE, pack, unpack
+from fedbayes.network.transport import Failure
+
+logger = logging.getLogger(__name__)
+
+
+_GRACE = 1.0  # seconds for which Flower still keeps an answer that came just before the deadline
+
+# Flower's codes (flwr.common.constant.ErrorCode is not among its public modules). All others mean that the app failed.
+_FAILURES = {
+    3: Failure.LATE,  # the message has expired
+    4: Failure.LATE,  # the answer has expired
+    5: Failure.GONE,  # the node has sent no sign of life
+    SiteError.TOO_LATE: Failure.LATE,
+}
+
+
+class GridTransport:
+    """Carries the requests of a fit to the nodes of a Flower federation, and their answers back.
+
+    It asks for answers itself, every ``pause`` seconds: Flower's ``send_and_receive`` sleeps for three seconds each
+    time.
+
+    Parameters
+    ----------
+    grid
+        What Flower gives to a server app.
+    keys
+        Whether nodes have keys of their own that outlive a restart, so that a site can be bound to its node's key.
+        ``None``: those nodes have one that were registered under a name (``flwr supernode register --name``). A node
+        that nobody has registered makes a new key whenever it starts, and has no name.
+    pause
+        Seconds between two looks for answers.
+    """
+
+    def __init__(self, grid: Grid, *, keys: bool | None = None, pause: float = 0.1) -> None:
+        self._grid, self._keys, self._pause = grid, keys, pause
+
+    def addresses(self) -> Mapping[int, str | None]:
+        """The nodes that are there now, each with the fingerprint of its key; ``None`` where it has no lasting one."""
+        nodes = self._grid.get_nodes()
+        return {node.node_id: _fingerprint(node.public_key) if self._lasting(node.name) else None for node in nodes}
+
+    def send(self, requests: Mapping[int, bytes], timeout: float) -> Iterator[tuple[int, bytes | Failure]]:
+        """Send one request to each node.
+
+        Parameters
+        ----------
+        requests
+            By address.
+        timeout
+            Seconds after which no answer counts. Flower discards requests and answers that are older.
+
+        Returns
+        -------
+        Iterator[tuple[int, bytes | Failure]]
+            Every address once: with its answer as that comes in, or else with why there is none. Answers to earlier
+            requests are never among them.
+        """
+        deadline = time.monotonic() + timeout
+        ttl = timeout + _GRACE
+        messages = [Message(pack(request), address, MESSAGE_TYPE, ttl=ttl) for address, request in requests.items()]
+        # Flower gives no id to a message that it could not store
+        ids = self._grid.push_messages(messages) if messages else []
+        waiting = {name: address for name, address in zip(ids, requests, strict=False) if name}
+        refused = requests.keys() - waiting.values()
+        return self._answers(waiting, sorted(refused), deadline)
+
+    def _answers(
+        self, waiting: dict[str, int], refused: list[int], deadline: float
+    ) -> Iterator[tuple[int, bytes | Failure]]:
+        yield from ((address, Failure.GONE) for address in refused)
+        while waiting:
+            last = time.monotonic() >= deadline
+            for message in self._grid.pull_messages(list(waiting)):
+                address = waiting.pop(message.metadata.reply_to_message_id, None)
+                if address is not None:
+                    yield address, _answer(address, message)
+            if last:
+                break
+            if waiting:
+                time.sleep(min(self._pause, max(0.0, deadline - time.monotonic())))
+        if waiting:
+            here = self.addresses()
+            yield from ((address, Failure.LATE if address in here else Failure.GONE) for address in waiting.values())
+
+    def _lasting(self, name: str) -> bool:
+        return bool(name) if self._keys is None else self._keys
+
+
+def _fingerprint(public_key: bytes) -> str:
+    return "SHA256:" + hashlib.sha256(public_key).hexdigest()
+
+
+def _answer(address: int, message: Message) -> bytes | Failure:
+    if message.has_error():
+        logger.warning("node %s: %s", address, _in_words(message.error))
+        return _FAILURES.get(message.error.code, Failure.FAILED)
+    try:
+        return unpack(message)
+    except ValueError as error:
+        logger.warning("node %s: %s", address, error)
+        return Failure.FAILED
+
+
+def _in_words(error: Error) -> str:
+    """The error without the text that came with it, which may be that of an exception."""
+    try:
+        return SiteError(error.code).meaning
+    except ValueError:
+        return f"Flower's error {error.code}"

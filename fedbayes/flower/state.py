@@ -1,0 +1,125 @@
+"""A site's state folder: what stays on the site's disk, readable by its owner only."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fedbayes.flower.codes import SiteError, SiteFailure
+
+Config = Mapping[str, str | int | float | bool]
+
+_LONGEST_SOCKET = 100  # bytes of a socket's path; systems allow 104 or 108
+_LARGEST_LOG = 10_000_000  # bytes; a longer one is begun anew with the next worker
+
+
+def site_id(config: Config) -> str:
+    """The data holder's name, from the node's configuration.
+
+    Raises
+    ------
+    SiteFailure
+        There is none, or it can't name a folder.
+    """
+    name = str(config.get("site-id", ""))
+    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+        raise SiteFailure(
+            SiteError.NO_SITE_ID,
+            f"the node's configuration must name the site, for instance --node-config 'site-id=\"north\"': {name!r} "
+            "is no name (a name is not empty, does not begin with a dot and holds no slash)",
+        )
+    return name
+
+
+class StateFolder:
+    """The files of one site and its worker.
+
+    Parameters
+    ----------
+    path
+        The folder. It is made where there is none, and closed to everybody but its owner.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _close_to_others(self.path)
+
+    @classmethod
+    def of(cls, config: Config) -> "StateFolder":
+        """The folder of a node: ``state-dir`` of its configuration, or else one of its user's, named after the site."""
+        name = site_id(config)
+        try:
+            if "state-dir" in config:
+                return cls(Path(str(config["state-dir"])))
+            from platformdirs import user_state_path
+
+            return cls(user_state_path("fedbayes") / name)
+        except OSError as error:
+            raise SiteFailure(SiteError.NO_STATE_FOLDER, f"the state folder can't be used: {error}") from error
+
+    @property
+    def socket(self) -> str:
+        """Where the worker listens. A path too long for a socket is replaced by one among the temporary files."""
+        path = str(self.path / "worker.socket")
+        if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+            return path
+        folder = Path(tempfile.gettempdir()) / f"fedbayes-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _close_to_others(folder)
+        return str(folder / (hashlib.sha256(path.encode()).hexdigest()[:24] + ".socket"))
+
+    @property
+    def log(self) -> Path:
+        """What the worker says."""
+        return self.path / "worker.log"
+
+    def open_log(self) -> int:
+        """A descriptor that appends to the log."""
+        large = self.log.exists() and self.log.stat().st_size > _LARGEST_LOG
+        return os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if large else 0), 0o600)
+
+    def new_token(self) -> bytes:
+        """A new secret that callers must know; it replaces the one before."""
+        token, draft = secrets.token_bytes(32), self.path / "worker.token.new"
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(token)
+        draft.replace(self.path / "worker.token")
+        return token
+
+    def token(self) -> bytes:
+        """The secret of the worker that started last; empty where none ever did."""
+        try:
+            return (self.path / "worker.token").read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[bool]:
+        """The place of the site's one worker: whether it was free, and so is ours for a while."""
+        descriptor = os.open(self.path / "worker.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
+
+def _close_to_others(folder: Path) -> None:
+    """Raises ``PermissionError`` where the folder is somebody else's, or no folder."""
+    status = folder.lstat() if not folder.is_symlink() else folder.stat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(f"{folder} must be a folder that belongs to the user who runs the node")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)

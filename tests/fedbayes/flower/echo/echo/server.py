@@ -1,0 +1,32 @@
+"""Asks all nodes some times, and writes down what they answered: one line of JSON for each round."""
+
+import json
+import time
+
+from flwr.serverapp import ServerApp
+
+from fedbayes.flower.grid import GridTransport
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    transport = GridTransport(grid)
+    # which site is to do what, in which round: "1:site-0:raise 2:site-1:5.5"
+    orders = [order.split(":") for order in config["order"].split()]
+    for number in range(config["num-rounds"]):
+        while len(addresses := transport.addresses()) < config["num-nodes"]:
+            time.sleep(0.2)
+        told = {site: float(what) if what[0].isdigit() else what for i, site, what in orders if int(i) == number}
+        request = json.dumps({"round": number, "orders": told}).encode()
+        started = time.monotonic()
+        answers = [
+            {"node": node, "seconds": time.monotonic() - started, "key": addresses[node]}
+            | (json.loads(answer) if isinstance(answer, bytes) else {"failure": answer.name})
+            for node, answer in transport.send(dict.fromkeys(addresses, request), config["timeout"])
+        ]
+        with open(config["output"], "a") as file:
+            file.write(json.dumps(answers) + "\n")
+        print("round", number, "done:", [answer.get("site") or answer["failure"] for answer in answers], flush=True)

@@ -1,0 +1,165 @@
+"""Requests and answers over a grid that is none: what the transport makes of whatever Flower may say."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedbayes.flower.codes import SiteError
+from fedbayes.flower.grid import GridTransport
+from fedbayes.flower.messages import pack, unpack
+from fedbayes.network.transport import Failure
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_run(monkeypatch):
+    """Messages can be made in a run only."""
+    for name, value in {"_run_id": 7, "_node_id": 1, "_task_id": 3}.items():
+        monkeypatch.setattr(TaskIdentity, name, value)
+
+
+class FakeGrid:
+    """Answers each message after some seconds, as told: by bytes, an error or other content."""
+
+    def __init__(self, answers, names=None, refuse=()):
+        self.answers, self.names, self.refuse = answers, names or {}, set(refuse)
+        self.sent, self.extra, self.pulls = {}, [], 0
+        self.nodes = list(answers)
+
+    def get_nodes(self):
+        return [
+            SimpleNamespace(node_id=node, name=self.names.get(node, ""), public_key=f"key {node}".encode())
+            for node in self.nodes
+        ]
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            name = "" if message.metadata.dst_node_id in self.refuse else f"message {len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = name
+            if name:
+                self.sent[name] = (message, time.monotonic())
+            ids.append(name)
+        return ids
+
+    def pull_messages(self, names):
+        self.pulls += 1
+        found, self.extra = self.extra, []
+        for name in names:
+            message, when = self.sent[name]
+            delay, content = self.answers[message.metadata.dst_node_id]
+            if time.monotonic() - when >= delay:
+                found.append(reply(message, content))
+        return found
+
+
+def reply(message, content):
+    return Message(pack(content) if isinstance(content, bytes) else content, reply_to=message)
+
+
+def collect(grid, timeout=5.0, **options):
+    transport = GridTransport(grid, pause=0.01, **options)
+    return dict(transport.send({node: b"request" for node in grid.answers}, timeout))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", b"text", bytes(range(256)) * 100])
+def test_bytes_travel_as_they_are(payload):
+    content = pack(payload)
+    assert unpack(Message(content, 1, "query.fedbayes")) == payload
+    assert len(content.array_records) == 1
+
+
+def test_answers_come_as_they_are_given():
+    grid = FakeGrid({1: (0.3, b"one"), 2: (0.0, b"two"), 3: (0.15, b"three")})
+    transport = GridTransport(grid, pause=0.01)
+    answers = transport.send({1: b"a", 2: b"b", 3: b"c"}, 5.0)
+    assert len(grid.sent) == 3  # they are on their way before anybody waits for them
+    assert list(answers) == [(2, b"two"), (3, b"three"), (1, b"one")]
+    assert [unpack(message) for message, _ in grid.sent.values()] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        (1, Failure.FAILED),
+        (2, Failure.FAILED),
+        (3, Failure.LATE),
+        (4, Failure.LATE),
+        (5, Failure.GONE),
+        (8, Failure.FAILED),
+        (999, Failure.FAILED),
+        (SiteError.WORKER_DIED, Failure.FAILED),
+        (SiteError.TOO_LATE, Failure.LATE),
+    ],
+)
+def test_errors_become_failures(code, failure):
+    assert collect(FakeGrid({1: (0.0, Error(code, "reason")), 2: (0.0, b"two")})) == {1: failure, 2: b"two"}
+
+
+def test_the_text_of_an_error_is_not_written_down(caplog):
+    collect(FakeGrid({1: (0.0, Error(2, "a secret")), 2: (0.0, Error(SiteError.NO_SITE_ID, "a secret"))}))
+    assert "secret" not in caplog.text
+    assert "node 1: Flower's error 2" in caplog.text
+    assert "node 2: the node's configuration does not name its site" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"message": ConfigRecord({"bytes": b"x"})}),
+        RecordDict({"message": ArrayRecord({"bytes": Array(np.zeros(3))})}),
+        RecordDict({"message": ArrayRecord({"other": Array(np.zeros(3, np.uint8))})}),
+    ],
+    ids=["nothing", "a setting", "numbers", "another name"],
+)
+def test_other_content_is_a_failure(content):
+    assert collect(FakeGrid({1: (0.0, content)})) == {1: Failure.FAILED}
+
+
+def test_no_answer_by_the_deadline_is_late_or_gone():
+    grid = FakeGrid({1: (60.0, b"one"), 2: (60.0, b"two"), 3: (0.0, b"three")})
+    grid.nodes = [1, 3]
+    started = time.monotonic()
+    assert collect(grid, timeout=0.3) == {1: Failure.LATE, 2: Failure.GONE, 3: b"three"}
+    assert time.monotonic() - started < 5
+
+
+def test_a_node_that_flower_does_not_know_is_gone():
+    assert collect(FakeGrid({1: (0.0, b"one"), 2: (0.0, b"two")}, refuse=[1])) == {1: Failure.GONE, 2: b"two"}
+
+
+def test_answers_of_earlier_rounds_are_ignored():
+    grid = FakeGrid({1: (60.0, b"old")})
+    transport = GridTransport(grid, pause=0.01)
+    assert dict(transport.send({1: b"first"}, 0.1)) == {1: Failure.LATE}
+    ((first, _),) = grid.sent.values()
+    grid.answers, grid.extra = {1: (0.1, b"new")}, [reply(first, b"old")]
+    assert dict(transport.send({1: b"second"}, 5.0)) == {1: b"new"}
+
+
+def test_no_request_is_no_message():
+    assert collect(FakeGrid({})) == {}
+
+
+def test_messages_live_as_long_as_the_round():
+    grid = FakeGrid({1: (0.0, b"")})
+    collect(grid, timeout=17.0)
+    ((message, _),) = grid.sent.values()
+    assert 17.0 <= message.metadata.ttl <= 20.0
+    assert message.metadata.message_type == "query.fedbayes"
+
+
+def test_only_keys_that_last_are_shown():
+    grid = FakeGrid({1: (0.0, b""), 2: (0.0, b"")}, names={1: "north"})
+    addresses = GridTransport(grid).addresses()
+    assert addresses[1].startswith("SHA256:")
+    assert addresses[2] is None
+    assert set(GridTransport(grid, keys=False).addresses().values()) == {None}
+    assert len(set(GridTransport(grid, keys=True).addresses().values()) - {None}) == 2
