@@ -111,10 +111,17 @@ class Update(NamedTuple):
         ``(key, shared, num_locals) -> inputs``: the random numbers that ``run`` needs, drawn from the client's key of
         this round by a small program of its own. Drawn inside ``run``, under ``vmap``, they would cost XLA seconds of
         compilation.
+    personal
+        Of an update for after the rounds: the structure of what is addressed to each client, whatever its leaves. Over
+        a network the client reads its message by it.
+    stays
+        Whether the reply is the client's own, such as draws of its locals: over a network it never leaves the client.
     """
 
     run: Callable[[Shared, Personal, Private, Client, Inputs], tuple[Reply, Private]]
     inputs: Callable[[Key, Shared, int], Inputs] = its_key
+    personal: Any = ()
+    stays: bool = False
 
 
 class Wanted(NamedTuple):
@@ -236,9 +243,10 @@ class Phase:
 class Method(Protocol):
     """A configured method, such as ``fedbayes.EP(damping=0.5)``.
 
-    Two more attributes are optional, for methods that couple the clients' local latents: ``only_locals = True`` lets a
-    program have no globals, and ``after(roster)`` gives updates by name that clients can be asked for once the rounds
-    are over, beside those that all methods share.
+    Three more attributes are optional. For methods that couple the clients' local latents: ``only_locals = True`` lets
+    a program have no globals, and ``after(roster)`` gives updates by name that clients can be asked for once the rounds
+    are over, beside those that all methods share. For methods whose clients keep points of their own:
+    ``own_draws(private)`` gives these, as :attr:`fedbayes.answer.Answer.own_draws` does.
     """
 
     @property
@@ -314,7 +322,7 @@ def replicated_update(update: Update, num: int, *, own_data: bool = False) -> Up
         axes = (0, 0, 0, _client_axes(client, own_data), 0)
         return jax.vmap(update.run, axes, axis_size=num)(shared, personal, private, client, inputs)
 
-    return Update(
+    return update._replace(
         run=run,
         inputs=lambda key, shared, num_locals: jax.vmap(lambda own, told: update.inputs(own, told, num_locals))(
             replicate_keys(key, num), shared

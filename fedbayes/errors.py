@@ -42,6 +42,9 @@ class ResultCode(IntEnum):
     IMPROPER = 3
     UNRELIABLE = 4
     NO_GRADIENT = 5
+    NO_REPLY = 6
+    FAILED = 7
+    REFUSED = 8
 
     @property
     def meaning(self) -> str:
@@ -61,4 +64,7 @@ _MEANINGS = {
     ResultCode.IMPROPER: "the tilted density is not proper: dropped, its last message stays",
     ResultCode.UNRELIABLE: f"importance weights heavy-tailed (k-hat above {K_HAT_LIMIT}): used, but not to be trusted",
     ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",
+    ResultCode.NO_REPLY: "did not answer before the deadline; its last message stays",
+    ResultCode.FAILED: "its program failed, and its own log says why; its last message stays",
+    ResultCode.REFUSED: "its message was damaged, of another round, or implausible: refused, its last message stays",
 }

@@ -119,11 +119,16 @@ def prepare_clients(clients: Mapping[str, Mapping[str, Any]], dtype: np.dtype) -
         rest.
     """
     found = read_clients(clients)
-    kinds = {
-        argument: np.result_type(*{client.arrays[argument].dtype for client in found.values()})
-        for argument in next(iter(found.values())).arrays
+    kinds = common_kinds(found.values())
+    return {name: cast(name, client, kinds, dtype) for name, client in found.items()}
+
+
+def common_kinds(clients: Iterable[ClientArrays]) -> dict[str, np.dtype]:
+    """The kind of numbers of each argument that can hold every client's."""
+    every = list(clients)
+    return {
+        argument: np.result_type(*{client.arrays[argument].dtype for client in every}) for argument in every[0].arrays
     }
-    return {name: _cast(name, client, kinds, dtype) for name, client in found.items()}
 
 
 def read_clients(clients: Mapping[str, Mapping[str, Any]]) -> dict[str, ClientArrays]:
@@ -186,7 +191,7 @@ def prepare_like(
         argument: np.result_type(array.dtype, expected.arrays.get(argument, array).dtype)
         for argument, array in client.arrays.items()
     }
-    return _cast(name, client, kinds, dtype)
+    return cast(name, client, kinds, dtype)
 
 
 def _with_sizes_of(expected: ClientArrays, client: ClientArrays) -> ClientArrays:
@@ -253,8 +258,14 @@ def _given(clients: Mapping[str, Any], argument: str) -> list:
     return [data[argument] for data in clients.values() if isinstance(data, Mapping) and argument in data]
 
 
-def _cast(name: str, client: ClientArrays, kinds: Mapping[str, np.dtype], dtype: np.dtype) -> ClientArrays:
-    """The arrays in the kinds of numbers that all clients have, decimals in the fit's precision."""
+def cast(name: str, client: ClientArrays, kinds: Mapping[str, np.dtype], dtype: np.dtype) -> ClientArrays:
+    """The arrays in the kinds of numbers that all clients have, decimals in the fit's precision.
+
+    Raises
+    ------
+    ClientDataError
+        A value is too large for that precision.
+    """
     arrays = {}
     for argument, array in client.arrays.items():
         kind = dtype if kinds[argument].kind == "f" else kinds[argument]

@@ -58,10 +58,10 @@ class Problem:
         known: dict[int, LocalLatents] = {}
         for bucket in self.buckets:
             num_locals[bucket.members] = bucket.clients.num_locals
-            found = local_latents(bucket.clients.program, _shapes_of(bucket))
+            found = local_latents(bucket.clients.program, shapes_of_client(bucket))
             known |= dict.fromkeys(bucket.members.tolist(), found)
         locals_ = tuple(known[place] for place in range(len(self.names)))
-        template = _shapes_of(self.buckets[0])
+        template = shapes_of_client(self.buckets[0])
         return Roster(
             self.names,
             self.num_rows(),
@@ -124,6 +124,10 @@ class Problem:
         bucket, at = self.locate(self.place(name))
         return jax.tree.map(lambda leaf: leaf[at], self.buckets[bucket].clients)
 
+    def held(self, name: str) -> ClientArrays:
+        """One client's own arguments, for what looks at their values; they must be in this process."""
+        return self.arrays[self.place(name)]
+
     def outcomes(self, name: str) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of the values that a client has observed, by site."""
         program, data = self.client(name).program, self.arrays[self.place(name)].arrays
@@ -176,7 +180,7 @@ def make_problem(
     groups: dict[str, list[int]] = {}
     for place, client in enumerate(arrays):
         groups.setdefault(repr(sorted(client.static.items())), []).append(place)
-    options = _Options(model, tuple(local), jnp.dtype(dtype))
+    options = Options(model, tuple(local), jnp.dtype(dtype))
     found = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
     buckets = [_with_independence(bucket) for bucket in found]
     program = buckets[0].clients.program
@@ -187,40 +191,40 @@ def make_problem(
     checks.processes_are_sound(names, buckets)
     checks.processes_are_alike(names, buckets)
     checks.prior_ignores_data(names, buckets, arrays)
-    template = _shapes_of(buckets[0])
-    prior = _prior_of(program, template)
+    template = shapes_of_client(buckets[0])
+    prior = prior_of(program, template)
     problem = Problem(names, program.globals, prior, tuple(buckets), tuple(arrays))
     return _with_rows(problem, options) if rows else problem
 
 
-def _shapes_of(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes_of_client(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the arrays of one client of a bucket."""
     return {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in bucket.clients.data.items()}
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """A split program with its trace on one client's shapes."""
 
     program: Program
     trace: Traced
 
 
-_SPLIT: Kept[_Known] = Kept(64)
+_SPLIT: Kept[Known] = Kept(64)
 _PADDED: Kept[Program | None] = Kept(64)
 _PRIORS: Kept[Prior] = Kept(64)
 
 
-def _known(options: "_Options", client: ClientArrays, name: str) -> _Known:
+def known_program(options: "Options", client: ClientArrays, name: str) -> Known:
     """The split program for a client's shapes; one that was split before, if its trace is still the same."""
     static = tuple(sorted(client.static.items()))
     shapes = tuple((key, array.shape, array.dtype.str) for key, array in client.arrays.items())
 
-    def build() -> _Known:
+    def build() -> Known:
         arrays = {key: jnp.asarray(value) for key, value in client.arrays.items()}
         program = split(options.model, client.static, arrays, options.local, options.dtype)
         return _refined(program, client)
 
-    def unchanged(known: _Known) -> bool:
+    def unchanged(known: Known) -> bool:
         try:
             return traced(known.program, client).digest == known.trace.digest
         except Exception:  # `build` says what is wrong with the program
@@ -237,7 +241,7 @@ def _known(options: "_Options", client: ClientArrays, name: str) -> _Known:
             raise
 
 
-def _refined(program: Program, client: ClientArrays) -> _Known:
+def _refined(program: Program, client: ClientArrays) -> Known:
     """The program with what only its trace tells of it."""
     trace = traced(program, client)
     if "custom_vjp_call" in trace.primitives:
@@ -246,10 +250,10 @@ def _refined(program: Program, client: ClientArrays) -> _Known:
         program = with_prior_terms(program, client, trace)
         trace = traced(program, client)
     checks.gradient_exists(program, client, trace)
-    return _Known(program, trace)
+    return Known(program, trace)
 
 
-class _Options(NamedTuple):
+class Options(NamedTuple):
     """What a split depends on beside a client's arguments."""
 
     model: Model
@@ -258,7 +262,7 @@ class _Options(NamedTuple):
 
 
 def _group_buckets(
-    options: _Options, names: Sequence[str], arrays: Sequence[ClientArrays], members: list[int]
+    options: Options, names: Sequence[str], arrays: Sequence[ClientArrays], members: list[int]
 ) -> list[Bucket]:
     """Buckets of the clients that share their non-array arguments."""
     group = [arrays[i] for i in members]
@@ -266,10 +270,10 @@ def _group_buckets(
     lengths = [num_rows(client, arguments) if arguments else None for client in group]
     rows = [length for length in lengths if length is not None]
     if not arguments:
-        return [make_bucket(_known(options, group[0], names[members[0]]).program, group, members)]
+        return [make_bucket(known_program(options, group[0], names[members[0]]).program, group, members)]
     if len(rows) == len(group):
         ends = (int(np.argmin(rows)), int(np.argmax(rows)))
-        known = [_known(options, group[i], names[members[i]]) for i in ends]
+        known = [known_program(options, group[i], names[members[i]]) for i in ends]
         checks.same_globals([(names[members[i]], one.program) for i, one in zip(ends, known, strict=True)])
         program = _padded_program(known, group[ends[0]], arguments, rows[ends[1]])
         if program is not None:
@@ -282,7 +286,7 @@ def _with_independence(bucket: Bucket) -> Bucket:
 
 
 def _padded_program(
-    known: Sequence[_Known], client: ClientArrays, arguments: Sequence[str], length: int
+    known: Sequence[Known], client: ClientArrays, arguments: Sequence[str], length: int
 ) -> Program | None:
     """The program with its rows known, or ``None`` where padding would change it; this is tested once."""
 
@@ -316,7 +320,7 @@ def _padded_buckets(
 
 
 def _exact_buckets(
-    options: _Options, names: Sequence[str], group: Sequence[ClientArrays], members: list[int]
+    options: Options, names: Sequence[str], group: Sequence[ClientArrays], members: list[int]
 ) -> list[Bucket]:
     """One bucket per shape, for programs that padding would change."""
     shapes: dict[tuple, list[int]] = {}
@@ -324,7 +328,7 @@ def _exact_buckets(
         shapes.setdefault(tuple((k, v.shape) for k, v in client.arrays.items()), []).append(i)
     return [
         make_bucket(
-            _known(options, group[same[0]], names[members[same[0]]]).program,
+            known_program(options, group[same[0]], names[members[same[0]]]).program,
             [group[i] for i in same],
             [members[i] for i in same],
         )
@@ -332,7 +336,7 @@ def _exact_buckets(
     ]
 
 
-def _prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> Prior:
+def prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> Prior:
     """The prior of a program, which does not look at the values of the data; it is made once."""
     tolerance = 1e-9 if program.dtype == jnp.float64 else 1e-5
 
@@ -348,7 +352,7 @@ def _prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) ->
     return _PRIORS.get(program, lambda: make_prior(log_density, program.globals.size, tolerance, draw))
 
 
-def _with_rows(problem: Problem, options: _Options) -> Problem:
+def _with_rows(problem: Problem, options: Options) -> Problem:
     """The problem with every program's rows known; a :class:`ModelError` where a factor is no product over rows."""
     buckets = tuple(
         bucket if bucket.clients.program.row_arguments else _rows_found(problem, bucket, options)
@@ -357,7 +361,7 @@ def _with_rows(problem: Problem, options: _Options) -> Problem:
     return replace(problem, buckets=buckets)
 
 
-def _rows_found(problem: Problem, bucket: Bucket, options: _Options) -> Bucket:
+def _rows_found(problem: Problem, bucket: Bucket, options: Options) -> Bucket:
     program, group = bucket.clients.program, [problem.arrays[member] for member in bucket.members]
     first, name = group[0], problem.names[bucket.members[0]]
     sites = trace_sites(program.model, program.static, first.arrays).values()
@@ -366,7 +370,7 @@ def _rows_found(problem: Problem, bucket: Bucket, options: _Options) -> Bucket:
         rows = lengths.pop()
         arguments = [key for key, array in first.arrays.items() if array.ndim and len(array) == rows]
         longer = ClientArrays(pad(first.arrays, arguments, rows + 1), first.static)
-        known = [_known(options, client, name) for client in (first, longer)]
+        known = [known_program(options, client, name) for client in (first, longer)]
         found = _padded_program(known, first, arguments, rows + 1)
         if found is not None:
             return make_bucket(found, group, list(bucket.members), arguments, rows)

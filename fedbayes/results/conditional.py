@@ -40,6 +40,7 @@ class Rows(NamedTuple):
 
 def rows_of(problem: Problem, name: str) -> Rows:
     """The rows of a client of the fit."""
+    problem.held(name)  # a client whose data are elsewhere is refused
     client = problem.client(name)
     return Rows(client.data, client.mask if client.program.row_arguments else None)
 

@@ -19,10 +19,11 @@ from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
-from fedbayes.results.conditional import Rows, integrated_draws, rows_of, rows_of_newcomer
+from fedbayes.results.conditional import Rows, rows_of, rows_of_newcomer
 from fedbayes.results.leaving_out import LeavingOut
 from fedbayes.results.personal import Clients, Personal, like_first, newcomer
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
+from fedbayes.results.presented import presented, presented_client
 from fedbayes.results.questions import Questions
 from fedbayes.results.replicates import Replicates, observed_outcomes, replicated, row_labels, side_by_side, stacked
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
@@ -35,7 +36,7 @@ from fedbayes.rounds.state import RunState
 if TYPE_CHECKING:
     import xarray as xr
 
-_PREDICTIVE, _INTEGRATED = 1_000_003, 1_000_004  # folded into the fit's key
+_PREDICTIVE = 1_000_003  # folded into the fit's key
 
 
 class FederatedFit(LeavingOut, Questions):
@@ -300,7 +301,7 @@ class FederatedFit(LeavingOut, Questions):
     def _replicates(self, num_draws: int) -> Iterator[Replicates]:
         """Each client's outcomes, and replicates of them with draws of its own posterior."""
         for place, name in enumerate(self.client_names):
-            program, data = self.problem.client(name).program, self.problem.arrays[place].arrays
+            program, data = self.problem.client(name).program, self.problem.held(name).arrays
             key = jax.random.fold_in(jax.random.fold_in(self._key, _PREDICTIVE), place)
             posterior = self._posterior_of(name, program).posterior
             with computing():
@@ -377,25 +378,7 @@ class FederatedFit(LeavingOut, Questions):
         return self.posterior
 
     def _personal(self, problem: Problem, place: int, mine: Personal) -> Any:
-        name, data = problem.names[place], problem.arrays[place].arrays
-        program = problem.client(name).program
-        with computing():
-            values = arviz.constrained(program, data, mine.draws)
-            integrated = self._integrated_draws(problem, name, values)
-        dims = {
-            site: [f"{site}_dim_{axis}" for axis in range(value.ndim - 2)] for site, value in integrated.items()
-        } | {site: list(dims) for site, dims in self._shown.dims.items() if site in integrated}
-        groups = {"posterior": values | integrated}
-        return self._to_arviz(groups, program, data, dims, {}, {"client": name, **mine.attrs})
-
-    def _integrated_draws(self, problem: Problem, name: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """A client's draws of what the rounds have integrated out, one at each draw of its latents."""
-        program = problem.client(name).program
-        if not program.integrated:
-            return {}
-        latents = {site: values[site] for site in (*program.globals.names, *program.locals.names)}
-        key = jax.random.fold_in(jax.random.fold_in(self._key, _INTEGRATED), problem.place(name))
-        return integrated_draws(program, rows_of(problem, name), latents, key)
+        return presented_client(problem, problem.names[place], mine, self._shown, self._key, self._attrs())
 
     def predict(
         self, client: str | Mapping[str, Any] | None = None, *, key: Array | None = None, **arguments: Any
@@ -508,8 +491,7 @@ class FederatedFit(LeavingOut, Questions):
 
     def arguments_of(self, client: str) -> dict[str, Any]:
         """What :func:`fedbayes.fit_federated` was called with, for one client alone; without the method."""
-        place = self.problem.place(client)
-        program, mine = self.problem.client(client).program, self.problem.arrays[place]
+        program, mine = self.problem.client(client).program, self.problem.held(client)
         return {
             "model": program.model,
             "clients": {client: {**program.static, **mine.arrays}},
@@ -561,12 +543,7 @@ class FederatedFit(LeavingOut, Questions):
         coords: dict,
         attrs: Mapping[str, Any] | None = None,
     ) -> Any:
-        with computing():
-            known = arviz.site_dims(program, data, self._shown.dims)
-        defaults = arviz.plate_coords(known, groups["posterior"])
-        return arviz.to_arviz(
-            groups, defaults | self._shown.coords | coords, known | dims, self._attrs() | dict(attrs or {})
-        )
+        return presented(groups, program, data, self._shown, self._attrs() | dict(attrs or {}), dims, coords)
 
     def _attrs(self) -> dict[str, Any]:
         return {

@@ -102,8 +102,8 @@ class LeavingOut(Corrected):
                 "each other. `fit.loo()` leaves out whole clients."
             )
         found = {}
-        for place, name in enumerate(self.roster.names):
-            program, own = self.problem.client(name).program, self.problem.arrays[place]
+        for name in self.roster.names:
+            program, own = self.problem.client(name).program, self.problem.held(name)
             draws = self._latents(name, program)
             with computing():
                 found[name] = Rows(log_densities_of_draws(program, draws, {**own.static, **own.arrays}))

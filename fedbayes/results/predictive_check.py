@@ -124,7 +124,7 @@ def _from_prior(fit: Any, num: int) -> Iterator[Replicates]:
     shapes, key = arviz.shapes_of(fit.problem), jax.random.fold_in(fit._key, _PRIOR)
     values = _prior_draws(fit, shapes, jax.random.split(key, num))
     for place, name in enumerate(fit.client_names):
-        program, data = fit.problem.client(name).program, fit.problem.arrays[place].arrays
+        program, data = fit.problem.client(name).program, fit.problem.held(name).arrays
         globals_ = {site: values[site] for site in program.globals.names}
         with computing():
             seen = observed_outcomes(program, data)
@@ -162,9 +162,8 @@ def _prior_draws(fit: Any, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[
 
 def _without_missing(fit: Any, found: Replicates) -> Replicates:
     """Outcomes and replicates in the rows that were observed; in their own shape where all were."""
-    place = fit.problem.place(found.name)
     with computing():
-        masks = observed_rows(fit.problem.client(found.name).program, fit.problem.arrays[place].arrays)
+        masks = observed_rows(fit.problem.client(found.name).program, fit.problem.held(found.name).arrays)
     seen, drawn = dict(found.seen), dict(found.drawn)
     for site, mask in masks.items():
         seen[site], drawn[site] = seen[site][mask], drawn[site][:, :, mask]

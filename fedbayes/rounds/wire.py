@@ -1,6 +1,8 @@
 """Messages as bytes: named arrays with checked shapes and dtypes, and no pickle."""
 
 import io
+import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,9 +28,20 @@ def encode(tree: Any) -> bytes:
 
 
 def arrays_of(content: bytes) -> dict[str, np.ndarray]:
-    """The named arrays in ``content``, from :func:`encode`; pickled objects are never loaded."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    """The named arrays in ``content``, from :func:`encode`; pickled objects are never loaded.
+
+    Raises
+    ------
+    ValueError
+        It is no such archive, or its members are compressed: a small message could then become very large.
+    """
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.zip.infolist()):
+                raise ValueError("Its members are compressed.")
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, EOFError, OSError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{len(content)} bytes are no message of fedbayes: {error}") from error
 
 
 def decode(content: bytes, template: Any) -> Any:
@@ -46,7 +59,11 @@ def decode(content: bytes, template: Any) -> Any:
     ValueError
         Other names, shapes or dtypes than expected; pickled objects are never loaded.
     """
-    arrays = arrays_of(content)
+    return from_arrays(arrays_of(content), template)
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray], template: Any) -> Any:
+    """The pytree of the named arrays, see :func:`decode`."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
     names = [_name(path) for path, _ in leaves]
     if set(names) != set(arrays):

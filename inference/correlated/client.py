@@ -97,9 +97,10 @@ class Told(NamedTuple):
 
 def after(layout: Layout) -> Mapping[str, Update]:
     """Log-likelihoods at the server's draws, and the client's own posterior from them."""
+    told = Told(0.0, Gaussian(0.0, 0.0, 0.0))  # type: ignore[arg-type]  # its structure alone is meant
     return {
-        "log_likelihood": Update(partial(_log_likelihood, layout), _shift_of(layout)),
-        "given_coupled": Update(partial(_posterior, layout), _posterior_inputs(layout)),
+        "log_likelihood": Update(partial(_log_likelihood, layout), _shift_of(layout), told),
+        "given_coupled": Update(partial(_posterior, layout), _posterior_inputs(layout), told, stays=True),
     }
 
 

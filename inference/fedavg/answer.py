@@ -233,7 +233,7 @@ class LaplaceAnswer(GaussianAnswer):
         }
 
 
-def _own_point(own: Own) -> np.ndarray:
+def own_point(own: Own) -> np.ndarray:
     """One draw of a client's globals and locals for each replicate."""
     return np.concatenate([np.asarray(own.position), np.asarray(own.z)], axis=-1)[:, None]
 
@@ -267,7 +267,7 @@ class PointAnswer:
     @property
     def own_draws(self) -> Callable[[Own], np.ndarray] | None:
         """See :class:`~fedbayes.answer.Answer`: with ``GIFAIR(personalised=True)``, where its last steps have ended."""
-        return _own_point if self._ended.personalised else None
+        return own_point if self._ended.personalised else None
 
     def cavities(self) -> Gaussian | None:
         """A narrow Gaussian around the points, for clients with locals: where these are looked for."""

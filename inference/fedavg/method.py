@@ -12,13 +12,13 @@ joint density with the prior counted once, in unconstrained space. Its minimum, 
 model's rounds end at ``(sum_c p_c C_c)^-1 sum_c p_c C_c optimum_c`` with ``C_c = I - (I - eta H_c)^K``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedbayes.algorithm import Phase
 from fedbayes.answer import Diagnostic
-from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer
+from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer, own_point
 from fedbayes.inference.fedavg.curvature import expanding
 from fedbayes.inference.fedavg.options import Options, check_dense, check_roster
 from fedbayes.inference.fedavg.probe import probed
@@ -89,6 +89,7 @@ class FedAvg(Options):
     laplace: bool | None = None
     num_replicates: int = 1
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
+    own_draws: ClassVar[Callable[..., Any]] = staticmethod(own_point)
 
     def __post_init__(self) -> None:
         super().__post_init__()

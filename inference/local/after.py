@@ -79,9 +79,19 @@ def _ok() -> Array:
     return jnp.asarray(int(ResultCode.OK))
 
 
+def _log_likelihood_inputs(key: Array, theta: Array, num_locals: int) -> Array:
+    return random_shift(key, num_locals)
+
+
+def _chained_inputs(key: Array, wanted: Wanted, num_locals: int) -> tuple[Array, Array]:
+    return nuts_inputs(key, wanted.mean.shape[0] + num_locals)
+
+
+_CAVITY = Gaussian(0.0, 0.0, 0.0)  # type: ignore[arg-type]  # its structure alone is meant
+
 AFTER: Mapping[str, Update] = {
-    "log_likelihood": Update(_log_likelihood, lambda key, shared, num_locals: random_shift(key, num_locals)),
-    "given": Update(_given, _given_inputs),
-    "resampled": Update(_resampled, _resampled_inputs),
-    "chained": Update(_chained, lambda key, wanted, num_locals: nuts_inputs(key, wanted.mean.shape[0] + num_locals)),
+    "log_likelihood": Update(_log_likelihood, _log_likelihood_inputs, _CAVITY),
+    "given": Update(_given, _given_inputs, _CAVITY, stays=True),
+    "resampled": Update(_resampled, _resampled_inputs, _CAVITY, stays=True),
+    "chained": Update(_chained, _chained_inputs, _CAVITY, stays=True),
 }

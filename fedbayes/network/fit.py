@@ -1,0 +1,212 @@
+"""``fit_over``: the server's side of a fit, over any transport."""
+
+import json
+import logging
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.computing import computing
+from fedbayes.errors import FederatedError, NotConvergedWarning, UnreliableWarning
+from fedbayes.fit import check_arguments, updates_after
+from fedbayes.network.charter import Hello, Joined, Seat
+from fedbayes.network.conclusion import telling
+from fedbayes.network.described import described_problem, seats
+from fedbayes.network.messages import Refusal, pack, unpack
+from fedbayes.network.register import Register
+from fedbayes.network.remote import Patience, Remote
+from fedbayes.network.study import Study
+from fedbayes.network.terminal import Terminal
+from fedbayes.network.transport import Address, Failure, Transport
+from fedbayes.results.fit import FederatedFit
+from fedbayes.results.saved import Presentation
+from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
+from fedbayes.rounds.loop import Participation, Run
+from fedbayes.rounds.programs import programs_for
+from fedbayes.rounds.progress import Progress, Silent
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY = 1.0  # seconds
+
+
+def fit_over(
+    transport: Transport,
+    study: Study,
+    *,
+    key: Array,
+    num_clients: int | None = None,
+    sites: Sequence[str] = (),
+    join_timeout: float = 600.0,
+    patience: Patience | None = None,
+    num_rounds: int | None = None,
+    participation: Participation = 1.0,
+    coords: Mapping[str, Sequence] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    num_draws: int = 1000,
+    correct: bool = True,
+    checkpoint: str | os.PathLike | None = None,
+    progress: Progress | bool = True,
+    seconds_a_round: float = 0.0,
+) -> FederatedFit:
+    """Fit one model to the data of clients that are other processes.
+
+    Parameters
+    ----------
+    transport
+        To the clients' nodes.
+    study
+        The model and the method; the clients have the same.
+    key, num_rounds, participation, coords, dims, num_draws, correct
+        As for :func:`fedbayes.fit_federated`.
+    num_clients
+        The run begins when so many holders of data have joined.
+    sites
+        Or when these have: their names, in the order that they shall have.
+    join_timeout
+        Seconds to wait for them.
+    patience
+        How long a round waits, and for how many clients.
+    checkpoint
+        File that holds the state after each round; the same run, started again, resumes from it. The clients that
+        belong to it are in a file beside it.
+    progress
+        ``True``: lines in the log.
+    seconds_a_round
+        What the engine needs at least; methods with many rounds say before they start what that comes to.
+
+    Returns
+    -------
+    FederatedFit
+        What is about a client's own rows or latents is refused: it is computed at the client.
+
+    Raises
+    ------
+    ClientDataError, ModelError
+        Clients have different arguments, or the model can't be split.
+    FederatedError
+        Too few clients have joined, or have answered; two nodes claim one site.
+    """
+    check_arguments(key, num_rounds, participation, num_draws)
+    if (num_clients is None) == (not sites):
+        raise ValueError("Say when the run begins: write either `num_clients=3`, or `sites=['north', 'south']`.")
+    patience = patience or Patience()
+    told = Terminal(seconds_a_round) if progress is True else progress or Silent()
+    with computing():
+        register = Register(transport, study, min(patience.round_timeout, join_timeout))
+        remembered = _Remembered(checkpoint)
+        found = remembered.read(register) or _enrolled(register, num_clients or len(sites), sites, join_timeout)
+        hellos, places = found, seats(found, np.dtype(study.dtype))
+        joined = remembered.joined or _joined(register, study, hellos, places, join_timeout)
+        remembered.write(hellos, joined)
+        problem = described_problem(study, hellos, places, joined)
+        configured, roster = study.configured, problem.roster
+        programs = programs_for(configured, roster, problem.programs, updates_after(configured, roster))
+        for warning in programs.warnings:
+            warnings.warn(warning, stacklevel=2)
+        saved = None
+        if checkpoint is not None:
+            text = f"{problem.description()}, study {study.digest[:16]}"
+            saved = Checkpoint(checkpoint, fingerprint(text, configured, jax.random.key_data(key)))
+        executor = Remote(register, tuple(places), patience, resumable=saved is not None)
+        executor.connect(programs, problem, key)
+        run = Run(programs, roster, executor, key, participation)
+        try:
+            current = run.run(num_rounds, told, saved, num_draws)
+        finally:
+            told.close()
+    shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(study.local), bool(correct))
+    fit = FederatedFit(problem, configured, current, programs, executor, key, shown)
+    log.info("The rounds are over; the clients are asked for what the posterior needs beside them.")
+    fit.idata  # noqa: B018  (asks the clients, while they are there)
+    with computing():
+        executor.conclude(telling(fit, current))
+    if not fit.converged:
+        warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=2)
+    elif fit.correction is not None and not fit.correction.reliable:
+        warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=2)
+    return fit
+
+
+def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float) -> list[Hello]:
+    """Those who have joined, once they are as many as wanted."""
+    deadline = time.monotonic() + timeout
+    while True:
+        register.look()
+        there = [name for name in sites if name in register.hellos] if sites else sorted(register.hellos)
+        if len(there) >= num:
+            register.closed = True
+            return [register.hellos[name] for name in there[:num]]
+        if time.monotonic() > deadline:
+            wanted = f"the sites {list(sites)}" if sites else f"{num} sites"
+            raise FederatedError(
+                f"After {timeout:.0f} s {sorted(register.hellos) or 'no sites'} have joined, and {wanted} are needed. "
+                "Start the others, or ask for fewer; the log says who was refused."
+            )
+        time.sleep(min(_LOOK_EVERY, timeout / 10.0))
+
+
+def _joined(
+    register: Register, study: Study, hellos: Sequence[Hello], places: Sequence[Seat], timeout: float
+) -> list[Joined]:
+    """What each client found out about the model on its own data."""
+    found: dict[str, Joined] = {}
+    deadline = time.monotonic() + timeout
+    seats_of = {hello.site: seat for hello, seat in zip(hellos, places, strict=True)}
+    while len(found) < len(hellos):
+        there = register.look()
+        missing = {there[site]: site for site in seats_of if site in there and site not in found}
+        requests: dict[Address, bytes] = {
+            address: pack({"kind": "join", "study": study.digest, "seat": asdict(seats_of[site])})
+            for address, site in missing.items()
+        }
+        for address, answer in register.transport.send(requests, timeout) if requests else ():
+            if not isinstance(answer, Failure):
+                found[missing[address]] = _read_joined(missing[address], answer)
+        if len(found) < len(hellos) and time.monotonic() > deadline:
+            absent = [hello.site for hello in hellos if hello.site not in found]
+            raise FederatedError(f"After {timeout:.0f} s the sites {absent} have not read the model; see their logs.")
+        if len(found) < len(hellos):
+            time.sleep(min(_LOOK_EVERY, timeout / 10.0))
+    return [found[hello.site] for hello in hellos]
+
+
+def _read_joined(site: str, answer: bytes) -> Joined:
+    header = unpack(answer).header
+    if header["kind"] == "refusal":
+        raise FederatedError(f"Site '{site}' {Refusal[header['reason']].value}.")
+    return Joined.read(header["told"])
+
+
+class _Remembered:
+    """The clients of a run, beside its checkpoint: some may be away when it is resumed."""
+
+    def __init__(self, checkpoint: str | os.PathLike | None) -> None:
+        self._file = None if checkpoint is None else Path(f"{checkpoint}.sites.json")
+        self._resumes = checkpoint is not None and Path(checkpoint).exists()
+        self.joined: list[Joined] = []
+
+    def read(self, register: Register) -> list[Hello]:
+        """The clients of a run that is resumed, who alone take part."""
+        if self._file is None or not self._resumes or not self._file.exists():
+            return []
+        told = json.loads(self._file.read_text())
+        hellos = [Hello.read(each) for each in told["hellos"]]
+        self.joined = [Joined.read(each) for each in told["joined"]]
+        register.hellos, register.closed = {hello.site: hello for hello in hellos}, True
+        return hellos
+
+    def write(self, hellos: Sequence[Hello], joined: Sequence[Joined]) -> None:
+        """Keep them for the next start."""
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            told: dict[str, Any] = {"hellos": [hello.written() for hello in hellos]}
+            self._file.write_text(json.dumps({**told, "joined": [asdict(each) for each in joined]}))

@@ -1,0 +1,82 @@
+"""Messages over a network: a header that JSON knows, and a body of named arrays; never pickle.
+
+A body is read by a template, which says what names, shapes and dtypes it must have.
+"""
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedbayes.rounds.wire import arrays_of, decode, encode
+
+FORMAT = 1  # of the messages; raised when one changes
+
+
+class Refusal(Enum):
+    """Why a client does not do what it is asked. Over the network goes the name: never an exception's text."""
+
+    FORMAT = "speaks another version of the messages, or was sent something else"
+    STUDY = "was built for another model, method or version of fedbayes"
+    DATA = "has data that can't be used; its own log says why"
+    MODEL = "can't run the model on its data; its own log says why"
+    PRIVATE = "was asked for what never leaves a client"
+    FAILED = "has a program that failed; its own log says why"
+
+
+class Refused(Exception):
+    """A client's no, with the reason that may leave it."""
+
+    def __init__(self, reason: Refusal) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class Message(NamedTuple):
+    """A header and a body of named arrays, still to be read.
+
+    Attributes
+    ----------
+    header
+        What JSON knows.
+    body
+        From :func:`~fedbayes.rounds.wire.encode`.
+    """
+
+    header: dict[str, Any]
+    body: bytes
+
+    def read(self, template: Any) -> Any:
+        """The body, which must look like the template.
+
+        Raises
+        ------
+        ValueError
+            It does not.
+        """
+        return decode(self.body, template)
+
+
+def pack(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """A message as bytes, whose number depends on the header and the shapes of the body's arrays alone."""
+    text = json.dumps({"format": FORMAT, **header}, sort_keys=True).encode()
+    return encode({"header": np.frombuffer(text, np.uint8), "body": np.frombuffer(body, np.uint8)})
+
+
+def unpack(content: bytes) -> Message:
+    """The message in ``content``.
+
+    Raises
+    ------
+    ValueError
+        It is none, or of another version of the format.
+    """
+    arrays = arrays_of(content)
+    if arrays.keys() != {"header", "body"}:
+        raise ValueError(f"A message has the parts {sorted(arrays)}; expected a header and a body.")
+    header = json.loads(arrays["header"].tobytes())
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(f"A message is of format {header.get('format')!r}; this version of fedbayes reads {FORMAT}.")
+    return Message(header, arrays["body"].tobytes())

@@ -1,0 +1,133 @@
+"""Who is there: which node speaks for which holder of data.
+
+Factors belong to a holder of data, never to a node. A node that is restarted may come back under another address; with
+its data counted twice the posterior would be too narrow, and nothing would tell.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedbayes.errors import FederatedError
+from fedbayes.network.charter import Hello
+from fedbayes.network.messages import Refusal, pack, unpack
+from fedbayes.network.study import Study, difference
+from fedbayes.network.transport import Address, Failure, Transport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Register:
+    """The nodes that have said whose data they hold.
+
+    Parameters
+    ----------
+    transport
+        To the nodes.
+    study
+        Which they must have in common with the server.
+    timeout
+        Seconds in which a node has to say who it is.
+    """
+
+    transport: Transport
+    study: Study
+    timeout: float
+    hellos: dict[str, Hello] = field(default_factory=dict)
+    seated: dict[str, Address] = field(default_factory=dict)
+    _keys: dict[str, str] = field(default_factory=dict)
+    _sites: dict[Address, str] = field(default_factory=dict)
+    _refused: set[Address] = field(default_factory=set)
+    closed: bool = False
+
+    def look(self) -> Mapping[str, Address]:
+        """Greet the nodes that are new, and say who is there now.
+
+        Raises
+        ------
+        FederatedError
+            Two nodes that are there claim the data of one site, or a node with another key claims a site.
+        """
+        live = self.transport.addresses()
+        unknown = [address for address in live if address not in self._sites and address not in self._refused]
+        for address, hello in self._greeted(unknown).items():
+            self._seat(address, live[address], hello, live)
+        return {site: address for site, address in self.seated.items() if address in live}
+
+    def _greeted(self, addresses: list[Address]) -> dict[Address, Hello]:
+        """What the nodes tell of themselves; those who do not answer are asked again the next time."""
+        if not addresses:
+            return {}
+        request = pack({"kind": "hello", "study": self.study.digest})
+        found = {}
+        for address, answer in self.transport.send(dict.fromkeys(addresses, request), self.timeout):
+            if isinstance(answer, Failure):
+                log.warning("A node %s before it has said whose data it holds; it will be asked again.", answer.value)
+                continue
+            hello = self._understood(address, answer)
+            if hello is not None:
+                found[address] = hello
+        return found
+
+    def _understood(self, address: Address, answer: bytes) -> Hello | None:
+        try:
+            header = unpack(answer).header
+            if header["kind"] == "refusal":
+                self._explain(header)
+                self._refused.add(address)
+                return None
+            return Hello.read(header["told"])
+        except (ValueError, KeyError, TypeError):
+            log.exception("A node's first message can't be read; it takes no part.")
+            self._refused.add(address)
+            return None
+
+    def _explain(self, header: Mapping[str, object]) -> None:
+        """Why a node takes no part."""
+        site, reason = str(header["site"]), Refusal[str(header["reason"])]
+        log.error("Site %s takes no part: it %s.", site, reason.value)
+        if reason is Refusal.STUDY:
+            theirs = {str(part): str(text) for part, text in dict(header["study"]).items()}  # type: ignore[call-overload]
+            log.error("%s", difference(self.study.description, theirs, site))
+
+    def _seat(self, address: Address, key: str | None, hello: Hello, live: Mapping[Address, str | None]) -> None:
+        site = hello.site
+        if self.closed and site not in self.hellos:
+            log.warning(
+                "Site %s came after the first round and takes no part in this run. Start the run again to include it.",
+                site,
+            )
+            self._refused.add(address)
+            return
+        if key is not None and self._keys.setdefault(site, key) != key:
+            raise FederatedError(
+                f"Two nodes with different keys say that they hold the data of site '{site}'. Give each holder of data "
+                "a `site-id` of its own, or withdraw the key that is not the site's."
+            )
+        before = self.seated.get(site)
+        if before is not None and before in live and self._answers(before):
+            raise FederatedError(
+                f"Two nodes that are both there say that they hold the data of site '{site}'. Its data would count "
+                "twice. Stop one of them, or give each holder of data a `site-id` of its own."
+            )
+        if before is not None:
+            log.warning("Site %s is back as another node.", site)
+            self._sites.pop(before, None)
+            self._refused.add(before)
+        if site in self.hellos and self.hellos[site] != hello:
+            raise FederatedError(
+                f"Site '{site}' has come back with other data: it had {self.hellos[site].arrays}, and has "
+                f"{hello.arrays}. Start a new run, without the checkpoint."
+            )
+        self.hellos.setdefault(site, hello)
+        self.seated[site], self._sites[address] = address, site
+        if not self.closed:
+            log.info("Site %s has joined.", site)
+
+    def _answers(self, address: Address) -> bool:
+        """Whether a node is alive, and not only listed."""
+        request = pack({"kind": "hello", "study": self.study.digest})
+        return any(
+            not isinstance(answer, Failure) for _, answer in self.transport.send({address: request}, self.timeout)
+        )

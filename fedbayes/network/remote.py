@@ -1,0 +1,333 @@
+"""The executor of a server: clients are asked over a transport, and whoever does not answer is left out of the round."""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbayes.algorithm import Key, Reply, Shared, Teams
+from fedbayes.errors import FederatedError, ResultCode, usable
+from fedbayes.network.charter import Seat, written_roster
+from fedbayes.network.messages import Refusal, pack, unpack
+from fedbayes.network.register import Register
+from fedbayes.network.transport import Failure
+from fedbayes.problem.problem import Problem
+from fedbayes.rounds.exchange import Collected, Heard, Round, told
+from fedbayes.rounds.executors import InProcess, summed
+from fedbayes.rounds.programs import Programs
+from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays
+
+log = logging.getLogger(__name__)
+
+LARGEST = 1e30  # no natural parameter, sum or step of a sound client is larger
+_CODES = {Failure.LATE: ResultCode.NO_REPLY, Failure.GONE: ResultCode.NO_REPLY, Failure.FAILED: ResultCode.FAILED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a server waits, and for how many.
+
+    Attributes
+    ----------
+    round_timeout
+        Seconds that a client has for one answer.
+    min_clients
+        A round that fewer clients have answered is not used: the server asks the others again.
+    give_up_after
+        Seconds after which it stops to do so; the state of the last round is in the checkpoint.
+    """
+
+    round_timeout: float = 600.0
+    min_clients: int = 1
+    give_up_after: float = 3600.0
+
+
+class Remote(InProcess):
+    """Clients that are other processes.
+
+    Parameters
+    ----------
+    register
+        Who they are.
+    seats
+        How each reads its data.
+    patience
+        How long to wait.
+    resumable
+        Whether a checkpoint is written after the rounds, to which the server may go back.
+    """
+
+    def __init__(self, register: Register, seats: tuple[Seat, ...], patience: Patience, *, resumable: bool) -> None:
+        super().__init__()
+        self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
+        self.run_name = secrets.token_hex(8)
+        self._order = self._saved = self._phase = 0
+        self._first: Shared = ()
+        self._last: Shared = ()
+        self._phase_key: Key
+        self._begun: set[int] = set()
+        self._records = False
+        self._templates: dict[Any, Any] = {}
+        self.bytes_down = self.bytes_up = 0
+
+    def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
+        """See :class:`~fedbayes.rounds.executors.InProcess`; the clients' secrets are their own."""
+        super().connect(programs, problem, key)
+        self._impl = str(jax.random.key_impl(key))
+        self._charter = {**written_roster(problem.roster), "impl": self._impl}
+
+    def begin(self, phase: int, shared: Shared, key: Key) -> None:
+        """See :class:`~fedbayes.rounds.executors.Executor`: the first broadcast goes out with the first order."""
+        self._phase, self._first, self._phase_key = phase, jax.tree.map(np.asarray, shared), key
+        self._begun, self._records = set(), False
+
+    def record(self, phase: int, shared: Shared) -> None:
+        """See :class:`~fedbayes.rounds.executors.Executor`: the next order has the same broadcast, and says so."""
+        self._records, self._last = True, jax.tree.map(np.asarray, shared)
+
+    def recorded(self, place: int) -> NoReturn:
+        """Refused: a client's own draws are at the client."""
+        self._problem.held(self._problem.names[place])
+        raise AssertionError
+
+    def private(self, place: int) -> NoReturn:
+        """Refused: a client's private state is at the client."""
+        self.recorded(place)
+
+    def snapshot(self) -> bytes:
+        """See :class:`~fedbayes.rounds.executors.Executor`."""
+        self._saved = self._order
+        known = np.frombuffer(bytes.fromhex(self.run_name), np.uint8)
+        place = {"order": np.asarray(self._order), "records": np.asarray(self._records)}
+        begun = np.asarray(sorted(self._begun), np.int64)
+        return encode({"run": known, **place, "begun": begun, "first": self._first})
+
+    def restore(self, saved: bytes) -> None:
+        """See :class:`~fedbayes.rounds.executors.Executor`."""
+        arrays = arrays_of(saved)
+        first = {name: arrays[name] for name in arrays if name.split("/")[0] == "first"}
+        self._first = from_arrays(first, {"first": self._first})["first"]
+        self.run_name = arrays["run"].tobytes().hex()
+        self._order = self._saved = int(arrays["order"])
+        self._records, self._begun = bool(arrays["records"]), set(arrays["begun"].tolist())
+
+    def run(self, order: Round) -> Heard:
+        """See :class:`~fedbayes.rounds.executors.Executor`.
+
+        Raises
+        ------
+        FederatedError
+            Fewer clients than needed have answered for longer than the server's patience.
+        """
+        if order.phase is None:
+            self._refuse_private(order)
+        self._order += 1
+        active = order.active.tolist()
+        answers = self._answers(order, active)
+        if order.phase is not None:
+            self._begun |= {place for place in active if not isinstance(answers[place], ResultCode)}
+            self._records = False
+        heard = Collected(order, len(self._problem.names))
+        for place in active:
+            reply, places = answers[place], np.asarray([place])
+            alone = self._nothing(order, place, reply) if isinstance(reply, ResultCode) else reply
+            alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
+            heard.add(places, alone._replace(total=summed(alone, np.ones(1, bool), order.shared, places)))
+        return heard.finish()
+
+    def _refuse_private(self, order: Round) -> None:
+        for place in order.active.tolist():
+            if self._programs.after[order.updates[place]].stays:
+                self._problem.held(self._problem.names[place])
+
+    def conclude(self, tell: Callable[[int], tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+        """Send each client what its own posterior is computed from; ``tell(place)`` gives a header and arrays."""
+        self._order += 1
+        requests = {}
+        for place in range(len(self._problem.names)):
+            header, arrays = tell(place)
+            records = self._records and bool(self._problem.roster.num_locals[place])
+            told_last = {"phase_key": jax.random.key_data(self._phase_key)}
+            if records or header["how"] == "own":
+                told_last["broadcast"] = _part(self._last if records else self._first, place)
+            about = {**self._about(place), "phase": self._phase, "records": records, **header}
+            requests[place] = pack({"kind": "conclude", **about}, encode({**arrays, **told_last}))
+        for place, answer in self._send(requests, self._checked):
+            if isinstance(answer, ResultCode):
+                log.warning(
+                    "Site %s does not have the run's end: it can't compute its own posterior.",
+                    self._problem.names[place],
+                )
+
+    def _about(self, place: int) -> dict[str, Any]:
+        seat = asdict(self._seats[place])
+        study = self._register.study.digest
+        return {"study": study, "run": self.run_name, "order": self._order, "seat": seat, "charter": self._charter}
+
+    def _request(self, order: Round, place: int) -> bytes:
+        """All that a client needs for a round, also one that has just been started."""
+        personal = jax.tree.map(lambda leaf: np.asarray(leaf)[place], order.personal)
+        arrays = {"shared": _part(order.shared, place), "personal": personal, "key": jax.random.key_data(order.key)}
+        header = {**self._about(place), "update": order.updates[place]}
+        if order.phase is None:
+            return pack({"kind": "after", **header}, encode(arrays))
+        begins = place not in self._begun
+        if begins:
+            arrays["first"] = _part(self._first, place)
+        oldest = self._saved if self._resumable else self._order - 1
+        header |= {
+            "phase": order.phase,
+            "begins": begins,
+            "records": self._records and bool(self._problem.roster.num_locals[place]),
+            "oldest": oldest,
+        }
+        arrays["phase_key"] = jax.random.key_data(self._phase_key)
+        return pack({"kind": "round", **header}, encode(arrays))
+
+    def _answers(self, order: Round, active: list[int]) -> dict[int, Reply | ResultCode]:
+        """Each active client's reply, or why there is none; those without one are asked again where too few answer."""
+        found: dict[int, Reply | ResultCode] = dict.fromkeys(active, ResultCode.NO_REPLY)
+        needed = len(active) if order.phase is None else min(self._patience.min_clients, len(active))
+        templates = {place: self._template(order, place) for place in active}
+        started = time.monotonic()
+        while True:
+            missing = [place for place in active if isinstance(found[place], ResultCode)]
+            requests = {place: self._request(order, place) for place in missing}
+            for place, answer in self._send(
+                requests, lambda place, content: self._reply(place, content, templates, order)
+            ):
+                found[place] = answer
+            answered = [place for place in active if not isinstance(found[place], ResultCode)]
+            if len(answered) >= needed:
+                return found
+            self._wait(order, answered, needed, started)
+
+    def _wait(self, order: Round, answered: list[int], needed: int, started: float) -> None:
+        absent = [name for place, name in enumerate(self._problem.names) if place not in answered]
+        waited = time.monotonic() - started
+        what = "a round" if order.phase is not None else "what follows the rounds"
+        if waited > self._patience.give_up_after:
+            raise FederatedError(
+                f"{len(answered)} clients have answered for {what}, and {needed} are needed: nothing was heard of "
+                f"{absent} for {waited:.0f} s. The checkpoint, where one was asked for, holds the state after the last "
+                "round: start the same run again when they are back."
+            )
+        log.warning("Waiting for %s: %d of %d clients that are needed have answered.", absent, len(answered), needed)
+        time.sleep(min(1.0, self._patience.give_up_after / 10.0))
+
+    def _send(
+        self, requests: Mapping[int, bytes], read: Callable[[int, bytes], Any]
+    ) -> Iterator[tuple[int, Any | ResultCode]]:
+        """Each client's answer, read, as it comes in, or why there is none."""
+        names = self._problem.names
+        there = self._register.look()
+        places = {there[names[place]]: place for place in requests if names[place] in there}
+        sent = {address: requests[place] for address, place in places.items()}
+        self.bytes_down += sum(map(len, sent.values()))
+        for address, answer in self._register.transport.send(sent, self._patience.round_timeout) if sent else ():
+            place = places.pop(address, None)
+            if place is None:  # a second answer to one request
+                continue
+            if isinstance(answer, Failure):
+                log.warning("Site %s %s.", names[place], answer.value)
+                yield place, _CODES[answer]
+                continue
+            self.bytes_up += len(answer)
+            yield place, read(place, answer)
+
+    def _checked(self, place: int, content: bytes) -> Any:
+        """An answer's message if it is one to this order, else why it can't be used."""
+        site = self._problem.names[place]
+        try:
+            message = unpack(content)
+            header = message.header
+            if header["kind"] == "refusal":
+                reason = Refusal[str(header["reason"])]
+                log.warning("Site %s %s.", site, reason.value)
+                return ResultCode.FAILED
+            if (header["run"], header["order"], header["site"]) != (self.run_name, self._order, site):
+                log.warning("Site %s has answered for another round, or another site; the answer is not used.", site)
+                return ResultCode.REFUSED
+            return message
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("The answer of site %s can't be read (%s); it is not used.", site, type(error).__name__)
+            return ResultCode.REFUSED
+
+    def _reply(self, place: int, content: bytes, templates: Mapping[int, Any], order: Round) -> Reply | ResultCode:
+        """A reply that has the names, shapes and dtypes expected, and numbers that can be meant."""
+        site, message = self._problem.names[place], self._checked(place, content)
+        if isinstance(message, ResultCode):
+            return message
+        try:
+            reply: Reply = decode(message.body, templates[place])
+        except ValueError as error:
+            log.warning("The answer of site %s is not what was asked for: %s", site, error)
+            return ResultCode.REFUSED
+        if order.phase is not None and not plausible(reply):
+            log.warning("The answer of site %s holds numbers that can't be meant; it is not used.", site)
+            return ResultCode.REFUSED
+        return reply
+
+    def _template(self, order: Round, place: int) -> Reply:
+        """Names, shapes and dtypes of a reply."""
+        client = self._problem.client(self._problem.names[place])
+        asked = (
+            jax.tree.structure((order.shared, order.personal)),
+            str(jax.tree.map(np.shape, (order.shared, order.personal))),
+        )
+        key = (order.phase, order.updates[place], id(client.program), *asked)
+        if key not in self._templates:
+            self._templates[key] = self._made_template(order, place)
+        return self._templates[key]
+
+    def _made_template(self, order: Round, place: int) -> Reply:
+        client = self._problem.client(self._problem.names[place])
+        shared = _part(order.shared, place)
+        personal = jax.tree.map(lambda leaf: np.asarray(leaf)[place], order.personal)
+        update = self._programs.update(order.phase, order.updates[place])
+        private: Any = ()
+        if order.phase is not None:
+            begin = self._programs.phases[order.phase].algorithm.init_client
+            private = jax.eval_shape(begin, client, shared, order.key)
+        inputs = jax.eval_shape(lambda key, shared: update.inputs(key, shared, client.num_locals), order.key, shared)
+        reply, _ = jax.eval_shape(update.run, shared, personal, private, client, inputs)
+        found: Reply = reply
+        return found
+
+    def _nothing(self, order: Round, place: int, code: ResultCode) -> Reply:
+        """The reply of a client that has not answered: zeros, and the reason."""
+        template = self._template(order, place)
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), template)
+        info = {
+            name: np.full_like(value, np.nan) if value.dtype.kind == "f" else value
+            for name, value in nothing.info.items()
+        }
+        codes: Any = np.full_like(nothing.code, int(code))
+        return Reply(nothing.total, nothing.each, codes, info)
+
+
+def _part(shared: Shared, place: int) -> Shared:
+    """What one client is told of a broadcast."""
+    if isinstance(shared, Teams):
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[0], told(shared, np.asarray([place])))
+    return shared
+
+
+def plausible(reply: Reply) -> bool:
+    """Whether all that would be used of a reply is finite, and no number is absurdly large."""
+    used = np.asarray(usable(reply.code))
+    if not used.any():
+        return True
+    for leaf in jax.tree.leaves((reply.total, reply.each)):
+        values = np.asarray(leaf)
+        if values.dtype.kind == "f":
+            mine = values[used] if values.shape[:1] == used.shape else values
+            if not np.all(np.abs(mine) < LARGEST):  # NaN is not smaller
+                return False
+    return True

@@ -1,0 +1,265 @@
+"""A client: it answers requests, holds its data, and keeps its private states; nothing but its answers leaves it."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import platformdirs
+
+from fedbayes.computing import computing
+from fedbayes.errors import ClientDataError, ModelError
+from fedbayes.fit import updates_after
+from fedbayes.network.alone import Alone, after_template, told_template
+from fedbayes.network.charter import Hello, Seat, read_roster
+from fedbayes.network.messages import Message, Refusal, Refused, pack, unpack
+from fedbayes.network.reading import OwnProblem, digest_of, own_problem, read_own
+from fedbayes.network.study import Study
+from fedbayes.network.vault import RunVault, Vault
+from fedbayes.problem.clients import ClientArrays
+from fedbayes.problem.problem import Problem
+from fedbayes.rounds.exchange import Round
+from fedbayes.rounds.programs import Programs, programs_for
+from fedbayes.rounds.wire import arrays_of, encode, from_arrays
+
+Config = Mapping[str, str | int | float | bool]
+LoadData = Callable[[Config], Mapping[str, Any]]
+log = logging.getLogger(__name__)
+
+
+def site_name(config: Config) -> str:
+    """The holder of the data, by the node's configuration.
+
+    Raises
+    ------
+    ClientDataError
+        It has no name.
+    """
+    name = str(config.get("site-id", "")).strip()
+    if not name:
+        raise ClientDataError(
+            "This node's configuration does not say whose data it holds. Write a name that stays the same as long as "
+            "the data do, `--node-config 'site-id=\"north\"'`: a node that is restarted is then known again."
+        )
+    return name
+
+
+def site_folder(config: Config) -> Path:
+    """Where a client keeps its private states: ``state-dir`` of its configuration, or the user's state folder."""
+    if given := config.get("state-dir"):
+        return Path(str(given))
+    return platformdirs.user_state_path("fedbayes") / "sites" / site_name(config)
+
+
+class Session:
+    """A client in one run: its code, and where it stands.
+
+    Attributes
+    ----------
+    executor
+        Runs its updates.
+    at
+        The phase and the order after which its private state is; ``None`` without one.
+    """
+
+    def __init__(self, study: Study, own: OwnProblem, charter: Mapping[str, Any], vault: RunVault, secret: str) -> None:
+        roster = read_roster(charter, own.prior, own.seat.shapes())
+        if roster.globals != own.bucket.clients.program.globals:
+            log.error(
+                "The server has the globals %s, this client %s.", roster.globals, own.bucket.clients.program.globals
+            )
+            raise Refused(Refusal.MODEL)
+        self.study, self.vault, self.place = study, vault, own.seat.place
+        self.problem: Problem = own.problem(roster)
+        after = updates_after(study.configured, roster)
+        self.programs: Programs = programs_for(study.configured, roster, self.problem.programs, after)
+        self.executor = Alone(self.programs, self.problem, self.place, secret, charter["impl"])
+        self.at: tuple[int, int] | None = None
+        self._templates: dict[int, tuple[Any, Any]] = {}
+        for warning in self.programs.warnings:
+            log.warning("%s", warning)
+
+    def round(self, message: Message) -> bytes:
+        """One round: the private state before it, the reply, the state after it."""
+        header = message.header
+        phase, order = int(header["phase"]), int(header["order"])
+        told = message.read(self._template(phase, begins=bool(header["begins"])))
+        self._go_to(phase, order, told)
+        self._record(header, phase, order, told["shared"])
+        reply = self.executor.reply(self._round(phase, told, str(header["update"])))
+        self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
+        self.at = (phase, order)
+        return encode(reply)
+
+    def record_last(self, message: Message) -> None:
+        """The client's own part of the last draw, of which the last message of a run tells."""
+        header = message.header
+        if header["records"]:
+            broadcast = self._at_the_end(message)
+            self._record(header, int(header["phase"]), int(header["order"]), broadcast)
+
+    def last_private(self, message: Message) -> Any:
+        """The private state at the end of a run, of which its last message tells."""
+        self._at_the_end(message)
+        return self.executor.private(self.place)
+
+    def _at_the_end(self, message: Message) -> Any:
+        """Go to the last private state; the last broadcast."""
+        phase, order = int(message.header["phase"]), int(message.header["order"])
+        arrays, template = arrays_of(message.body), {"broadcast": self._template(phase, begins=False)["shared"]}
+        broadcast = {name: array for name, array in arrays.items() if name.split("/")[0] == "broadcast"}
+        shared = from_arrays(broadcast, template)["broadcast"]
+        self._go_to(phase, order, {"shared": shared, "phase_key": arrays["phase_key"]})
+        return shared
+
+    def after(self, message: Message) -> bytes:
+        """What is asked once the rounds are over."""
+        name = str(message.header["update"])
+        update = self.programs.after.get(name)
+        if update is None or update.stays:
+            raise Refused(Refusal.PRIVATE)
+        return encode(self.executor.reply(self._after(message, name)))
+
+    def own_reply(self, message: Message, name: str) -> Any:
+        """The same for the client itself: what never leaves it."""
+        return self.executor.reply(self._after(message, name)).each
+
+    def _after(self, message: Message, name: str) -> Round:
+        arrays = arrays_of(message.body)
+        shared, personal = after_template(self.programs.after[name], arrays)
+        return self._round(None, {"shared": shared, "personal": personal, "key": arrays["key"]}, name)
+
+    def begin(self, phase: int, shared: Any, key: np.ndarray) -> None:
+        """A private state of a phase from a broadcast."""
+        self.executor.begin(phase, shared, self.executor.key(key))
+
+    def _template(self, phase: int, *, begins: bool) -> dict[str, Any]:
+        if phase not in self._templates:
+            self._templates[phase] = told_template(self.programs, phase, self.executor.key(np.zeros(2)))
+        shared, personal = self._templates[phase]
+        key = jax.random.key_data(self.executor.secret_key)
+        told = {"shared": shared, "personal": personal, "key": key, "phase_key": key}
+        return {**told, "first": shared} if begins else told
+
+    def _go_to(self, phase: int, order: int, told: Mapping[str, Any]) -> None:
+        """The private state before an order: at hand, from the disk, or from the broadcast where there is none."""
+        if self.at == (phase, self.vault.last_order(phase, order)):
+            return
+        self.begin(phase, told.get("first", told["shared"]), told["phase_key"])
+        if (states := self.vault.state_before(phase, order)) is not None:
+            self.executor.load(states)
+
+    def _record(self, header: Mapping[str, Any], phase: int, order: int, shared: Any) -> None:
+        """The client's own part of the draw that was made before this order, if one was."""
+        self.vault.forget_draws(order)
+        if header["records"]:
+            self.vault.keep_draw(order, encode(self.executor.own_draw(phase, shared)))
+
+    def _round(self, phase: int | None, told: Mapping[str, Any], update: str) -> Round:
+        num = len(self.problem.names)
+        key, active = self.executor.key(told["key"]), np.asarray([self.place])
+        return Round(phase, told["shared"], told["personal"], key, active, [update] * num)
+
+
+class Site:
+    """A client that answers requests.
+
+    Parameters
+    ----------
+    study
+        The model and the method, as the server has them.
+    load_data
+        ``(config) -> data``: the model's keyword arguments, as for one client of :func:`fedbayes.fit_federated`. It is
+        called once per process.
+    config
+        Of the node: ``site-id`` names the holder of the data, ``state-dir`` the folder of its private states.
+    """
+
+    def __init__(self, study: Study, load_data: LoadData, config: Config) -> None:
+        self.study, self.name = study, site_name(config)
+        self.vault = Vault(site_folder(config))
+        self._load_data, self._config = load_data, config
+        self._data: ClientArrays | None = None
+        self._owns: dict[str, OwnProblem] = {}
+        self._sessions: dict[str, Session] = {}
+
+    def answer(self, request: bytes) -> bytes:
+        """The answer to a request; it never raises. What went wrong is said by a code, and explained in the log."""
+        try:
+            with computing():
+                return self._answered(request)
+        except Refused as refused:
+            reason = refused.reason
+            log.error("Site %s %s.", self.name, reason.value)
+        except (ClientDataError, ModelError) as error:
+            reason = Refusal.DATA if isinstance(error, ClientDataError) else Refusal.MODEL
+            log.error("%s", error)
+        except Exception:
+            reason = Refusal.FAILED
+            log.exception("A request could not be answered.")
+        told = self.study.description if reason is Refusal.STUDY else {}
+        return pack({"kind": "refusal", "site": self.name, "reason": reason.name, "study": told})
+
+    def _answered(self, request: bytes) -> bytes:
+        try:
+            message = unpack(request)
+        except ValueError:
+            log.exception("A request can't be read.")
+            raise Refused(Refusal.FORMAT) from None
+        header = message.header
+        if header.get("study") != self.study.digest:
+            raise Refused(Refusal.STUDY)
+        kind = header["kind"]
+        if kind == "hello":
+            return self._reply(header, Hello.of(self.name, self._client()).written())
+        if kind == "join":
+            joined = self._own(Seat.read(header["seat"])).joined
+            return self._reply(header, asdict(joined))
+        session = self.session(header)
+        if kind == "round":
+            return self._reply(header, {}, session.round(message))
+        if kind == "after":
+            return self._reply(header, {}, session.after(message))
+        if kind == "conclude":
+            return self._conclude(session, message, request)
+        raise Refused(Refusal.FORMAT)
+
+    def _reply(self, header: Mapping[str, Any], told: Mapping[str, Any], body: bytes = b"") -> bytes:
+        about = {name: header[name] for name in ("kind", "study", "run", "order") if name in header}
+        return pack({**about, "site": self.name, "told": dict(told)}, body)
+
+    def _client(self) -> ClientArrays:
+        """The data, read when they are asked for first."""
+        if self._data is None:
+            try:
+                data = self._load_data(self._config)
+            except Exception as error:
+                log.exception("`load_data` failed.")
+                raise Refused(Refusal.DATA) from error
+            self._data = read_own(self.study, self.name, data)
+        return self._data
+
+    def _own(self, seat: Seat) -> OwnProblem:
+        key = repr(seat)
+        if key not in self._owns:
+            self._owns = {key: own_problem(self.study, self.name, self._client(), seat)}
+        return self._owns[key]
+
+    def session(self, header: Mapping[str, Any]) -> Session:
+        """The client in the run of a message."""
+        run, charter = str(header["run"]), header["charter"]
+        if run not in self._sessions:
+            own = self._own(Seat.read(header["seat"]))
+            secret = self.vault.secret(run, digest_of(own.client))
+            self._sessions = {run: Session(self.study, own, charter, self.vault.run(run), secret)}
+        return self._sessions[run]
+
+    def _conclude(self, session: Session, message: Message, request: bytes) -> bytes:
+        """The last message of a run: keep what the client's own posterior is computed from."""
+        session.record_last(message)
+        session.vault.conclude(request)
+        log.info("The run has ended. `fedbayes client-posterior` writes the posterior of site %s.", self.name)
+        return self._reply(message.header, {})

@@ -1,0 +1,57 @@
+"""Progress on a server's terminal: lines that name rounds and sites, never data."""
+
+import logging
+
+import numpy as np
+
+from fedbayes.errors import usable
+
+log = logging.getLogger(__name__)
+
+_LONG = 1800.0  # seconds that are worth a warning
+
+
+class Terminal:
+    """Tells of rounds in the log.
+
+    Parameters
+    ----------
+    seconds_a_round
+        What the engine needs at least.
+    """
+
+    def __init__(self, seconds_a_round: float = 0.0) -> None:
+        self._seconds, self._phase, self._rounds = seconds_a_round, "", 0
+
+    def start(self, phase: str, total: int | None) -> None:
+        """See :class:`~fedbayes.rounds.progress.Progress`; says what many rounds will take."""
+        self._phase, self._rounds = phase, 0
+        log.info("Phase %s begins%s.", phase, "" if total is None else f": {total:,} rounds")
+        least = (total or 0) * self._seconds
+        if least > _LONG:
+            log.warning(
+                "Over this network %s rounds take at least %s, as each takes %.0f s or more. More local steps between "
+                "exchanges (`local_steps`), fewer draws, or a method with few rounds, such as EP, cost less.",
+                f"{total:,}",
+                f"{least / 3600.0:.1f} hours",
+                self._seconds,
+            )
+
+    def after_round(self, record: dict[str, np.ndarray]) -> None:
+        """See :class:`~fedbayes.rounds.progress.Progress`."""
+        self._rounds += int(record.get("rounds", 1))
+        codes, active = np.asarray(record["code"]), np.asarray(record["active"])
+        used = usable(codes).reshape(len(codes), -1).any(axis=1)
+        change = f", change {np.max(record['change']):.3g} posterior sds" if "change" in record else ""
+        log.info(
+            "Phase %s, round %d: %d of %d clients, %.1f s%s.",
+            self._phase,
+            self._rounds,
+            np.sum(used & active),
+            len(active),
+            float(record["seconds"]),
+            change,
+        )
+
+    def close(self) -> None:
+        """See :class:`~fedbayes.rounds.progress.Progress`."""

@@ -1,0 +1,86 @@
+"""Draws under the names that the user gave: a client's own posterior, and every ArviZ object of a fit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.computing import computing
+from fedbayes.problem.problem import Problem
+from fedbayes.problem.program import Program
+from fedbayes.results import arviz
+from fedbayes.results.conditional import integrated_draws, rows_of
+from fedbayes.results.personal import Personal
+from fedbayes.results.saved import Presentation
+
+_INTEGRATED = 1_000_004  # folded into the fit's key
+
+
+def presented(
+    groups: Mapping[str, Mapping[str, np.ndarray]],
+    program: Program,
+    data: Mapping[str, Any],
+    shown: Presentation,
+    attrs: Mapping[str, Any],
+    dims: Mapping[str, list[str]] | None = None,
+    coords: Mapping[str, Any] | None = None,
+) -> Any:
+    """An ArviZ object whose dimensions have the names of plates, and those that the user gave.
+
+    Parameters
+    ----------
+    groups
+        Arrays ``(chain, draw, ...)``, a group ``posterior`` among them.
+    program, data
+        Whose sites they are; ``data`` give shapes.
+    shown
+        The user's names.
+    attrs
+        For every group.
+    dims, coords
+        Beside those.
+    """
+    with computing():
+        known = arviz.site_dims(program, data, shown.dims)
+    defaults = arviz.plate_coords(known, groups["posterior"])
+    return arviz.to_arviz(groups, defaults | shown.coords | dict(coords or {}), known | dict(dims or {}), attrs)
+
+
+def presented_client(
+    problem: Problem, name: str, mine: Personal, shown: Presentation, key: Array, attrs: Mapping[str, Any]
+) -> Any:
+    """One client's own posterior for ArviZ, with what its density has integrated out.
+
+    Parameters
+    ----------
+    problem, name
+        The client, whose data this process holds.
+    mine
+        Its draws, unconstrained.
+    shown
+        The user's names.
+    key
+        Of the fit.
+    attrs
+        For the group.
+    """
+    program, data = problem.client(name).program, problem.held(name).arrays
+    with computing():
+        values = arviz.constrained(program, data, mine.draws)
+        integrated = _integrated(problem, name, values, key)
+    dims = {site: [f"{site}_dim_{axis}" for axis in range(value.ndim - 2)] for site, value in integrated.items()}
+    dims |= {site: list(labels) for site, labels in shown.dims.items() if site in integrated}
+    told = {**attrs, "client": name, **mine.attrs}
+    return presented({"posterior": values | integrated}, program, data, shown, told, dims)
+
+
+def _integrated(problem: Problem, name: str, values: Mapping[str, np.ndarray], key: Array) -> dict[str, np.ndarray]:
+    """A client's draws of what the rounds have integrated out, one at each draw of its latents."""
+    program = problem.client(name).program
+    if not program.integrated:
+        return {}
+    latents = {site: values[site] for site in (*program.globals.names, *program.locals.names)}
+    key = jax.random.fold_in(jax.random.fold_in(key, _INTEGRATED), problem.place(name))
+    return integrated_draws(program, rows_of(problem, name), latents, key)
