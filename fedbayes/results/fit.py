@@ -568,7 +568,8 @@ class FederatedFit(LeavingOut, Questions):
         options = check_savable(self._method)
         dtype = str(self.problem.programs[0].dtype)
         idata, name = self.idata, type(self._method).__name__
-        saved = Saved(name, options, self._key, dtype, self._shown, about(self.roster), self._cost())
+        clients = {**about(self.roster), **({"elsewhere": True} if self.problem.elsewhere else {})}
+        saved = Saved(name, options, self._key, dtype, self._shown, clients, self._cost())
         write_fit(Path(path), idata, self.rounds, saved, self.problem.description(), self._run, self._executor)
 
     def __reduce__(self) -> NoReturn:
