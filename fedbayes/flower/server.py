@@ -1,0 +1,100 @@
+"""The server app: the loop of a fit in Flower's process for the server."""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedbayes.flower.grid import GridTransport
+from fedbayes.flower.programs import parts
+from fedbayes.flower.settings import Settings
+
+_SECONDS_A_ROUND = 3.0  # a node looks for messages every three seconds
+
+
+def server_app(
+    model: Callable[..., Any] | str,
+    method: Any = None,
+    *,
+    local: Sequence[str] = (),
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    dtype: Any = np.float64,
+    report: Callable[[Any], None] | None = None,
+) -> ServerApp:
+    """The server app of a study, for ``[tool.flwr.app.components]`` of a Flower project.
+
+    Parameters
+    ----------
+    model
+        One client's NumPyro program; or, as a text, the name of a module that defines ``model`` and ``method``.
+    method
+        As for :func:`fedbayes.fit_federated`.
+    local, coords, dims, dtype
+        As for :func:`fedbayes.fit_federated`.
+    report
+        Called with the fit when that has ended and is saved.
+
+    Returns
+    -------
+    ServerApp
+        The app. Its settings come from the run (:class:`fedbayes.flower.settings.Settings`).
+
+    Examples
+    --------
+    >>> from fedbayes.flower import server_app
+    >>> app = server_app("my_study.program")
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        import jax
+
+        from fedbayes.network.fit import fit_over
+        from fedbayes.network.remote import Patience
+        from fedbayes.network.study import Study
+
+        settings = Settings.of(context.run_config)
+        _show_progress()
+        program, fitted_by = parts(model, method=method)
+        output = Path(settings.output)
+        fit = fit_over(
+            GridTransport(grid, keys=settings.keys),
+            Study(program, fitted_by, local=local, dtype=dtype),
+            key=jax.random.key(settings.seed),
+            num_clients=settings.num_clients or None,
+            sites=settings.names,
+            join_timeout=settings.join_timeout,
+            patience=Patience(
+                round_timeout=settings.round_timeout,
+                min_clients=settings.min_clients,
+                give_up_after=settings.give_up_after,
+            ),
+            num_rounds=settings.num_rounds or None,
+            coords=coords,
+            dims=dims,
+            num_draws=settings.num_draws,
+            checkpoint=output / "checkpoint",
+            seconds_a_round=_SECONDS_A_ROUND,
+        )
+        fit.save(output)
+        if report:
+            report(fit)
+
+    return app
+
+
+def _show_progress() -> None:
+    """What fedbayes logs goes to the terminal of ``flwr run``."""
+    logger = logging.getLogger("fedbayes")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
