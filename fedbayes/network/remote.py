@@ -250,6 +250,7 @@ class Remote(InProcess):
             if header["kind"] == "refusal":
                 reason = Refusal[str(header["reason"])]
                 log.warning("Site %s %s.", site, reason.value)
+                self._stop_where_changed(site, reason)
                 return ResultCode.FAILED
             if (header["run"], header["order"], header["site"]) != (self.run_name, self._order, site):
                 log.warning("Site %s has answered for another round, or another site; the answer is not used.", site)
@@ -258,6 +259,13 @@ class Remote(InProcess):
         except (ValueError, KeyError, TypeError) as error:
             log.warning("The answer of site %s can't be read (%s); it is not used.", site, type(error).__name__)
             return ResultCode.REFUSED
+
+    def _stop_where_changed(self, site: str, reason: Refusal) -> None:
+        if reason is Refusal.CHANGED:
+            raise FederatedError(
+                f"Site '{site}' has other data than when this run began: what it has said so far is of the old ones. "
+                "Give it back its old data, or start a new run, in another folder."
+            )
 
     def _reply(self, place: int, content: bytes, templates: Mapping[int, Any], order: Round) -> Reply | ResultCode:
         """A reply that has the names, shapes and dtypes expected, and numbers that can be meant."""

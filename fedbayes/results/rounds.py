@@ -26,6 +26,9 @@ _EVERY_FIT: Mapping[str, Diagnostic] = {
 }
 
 
+_UNHEARD = (ResultCode.NO_REPLY, ResultCode.FAILED, ResultCode.REFUSED)
+
+
 class Communication(NamedTuple):
     """What a fit has cost over a network.
 
@@ -105,6 +108,18 @@ def rounds_dataset(history: Sequence[Record], roster: Roster, diagnostics: Mappi
             values.attrs["units"] = unit
     dataset["code"].attrs["meanings"] = "; ".join(f"{int(code)}: {code.meaning}" for code in ResultCode)
     return dataset
+
+
+def unheard(rounds: "xr.Dataset") -> str:
+    """Who did not answer at the end, and for how long; empty if everybody did. For clients over a network."""
+    last = rounds.isel(round=-1)
+    found = []
+    for name in rounds[CLIENT].values:
+        code = ResultCode(int(last["code"].sel({CLIENT: name}).max()))
+        if code in _UNHEARD:
+            stale = int(last["staleness"].sel({CLIENT: name}))
+            found.append(f"client '{name}' {code.meaning} (of {stale} round{'s' if stale != 1 else ''} ago)")
+    return f"In the last round {'; '.join(found)}." if found else ""
 
 
 def check_diagnostics(rounds: "xr.Dataset", names: Sequence[str], shows: str, method: object) -> None:
