@@ -17,7 +17,10 @@ from fedbayes.rounds.wire import arrays_of, encode
 
 ROUND = 3  # the third exchange is the first round: before it sites say hello, and read the model
 CY = 3  # an address
-ANOTHER_WAY = {"rtol": 2e-5, "atol": 2e-5}  # to the fixed point: a search for a mode stops at its own tolerance, wherever it starts
+ANOTHER_WAY = {
+    "rtol": 2e-5,
+    "atol": 2e-5,
+}  # to the fixed point: a search for a mode stops at its own tolerance, wherever it starts
 
 
 def theta(fit):
