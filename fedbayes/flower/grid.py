@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fedbayes.flower.codes import SiteError
 from fedbayes.flower.messages import MESSAGE_TYPE, pack, unpack
-from fedbayes.network.transport import Failure
+from fedbayes.network.transport import Failure, NodeKey
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ class GridTransport:
     def __init__(self, grid: Grid, *, keys: bool | None = None, pause: float = 0.1) -> None:
         self._grid, self._keys, self._pause = grid, keys, pause
 
-    def addresses(self) -> Mapping[int, str | None]:
-        """The nodes that are there now, each with the fingerprint of its key; ``None`` where it has no lasting one."""
+    def addresses(self) -> Mapping[int, NodeKey | None]:
+        """The nodes that are there now, each with its key; ``None`` where it has no lasting one."""
         nodes = self._grid.get_nodes()
-        return {node.node_id: _fingerprint(node.public_key) if self._lasting(node.name) else None for node in nodes}
+        return {node.node_id: _key(node.public_key, node.name) if self._lasting(node.name) else None for node in nodes}
 
     def send(self, requests: Mapping[int, bytes], timeout: float) -> Iterator[tuple[int, bytes | Failure]]:
         """Send one request to each node.
@@ -99,8 +99,8 @@ class GridTransport:
         return bool(name) if self._keys is None else self._keys
 
 
-def _fingerprint(public_key: bytes) -> str:
-    return "SHA256:" + hashlib.sha256(public_key).hexdigest()
+def _key(public: bytes, name: str | None) -> NodeKey:
+    return NodeKey("SHA256:" + hashlib.sha256(public).hexdigest(), name or "")
 
 
 def _answer(address: int, message: Message) -> bytes | Failure:

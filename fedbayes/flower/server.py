@@ -80,6 +80,7 @@ def server_app(
             coords=coords,
             dims=dims,
             num_draws=settings.num_draws,
+            correct=settings.correct,
             checkpoint=output / "checkpoint",
             seconds_a_round=_SECONDS_A_ROUND,
         )

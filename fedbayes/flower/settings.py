@@ -27,6 +27,9 @@ class Settings:
         The most rounds; 0: as the method says.
     num_draws
         Posterior draws of each chain.
+    correct
+        Whether the clients are asked after the rounds for their log-likelihoods at draws of a Gaussian answer, by which
+        its error is known and its draws are corrected. Without it they are asked at the posterior's draws alone.
     seed
         Of all randomness.
     output
@@ -45,6 +48,7 @@ class Settings:
     give_up_after: float = 3600.0
     num_rounds: int = 0
     num_draws: int = 1000
+    correct: bool = True
     seed: int = 0
     output: str = "fedbayes-fit"
     node_keys: str = "named"

@@ -153,7 +153,7 @@ def joined(
     hellos = remembered.read(register) or _enrolled(register, num, sites, timeout)
     places = seats(hellos, np.dtype(study.dtype))
     found = remembered.joined or _joined(register, study, hellos, places, timeout)
-    remembered.write(hellos, found)
+    remembered.write(hellos, found, register.keys)
     problem = described_problem(study, hellos, places, found)
     return problem, Remote(register, tuple(places), patience or Patience(), resumable=checkpoint is not None)
 
@@ -224,11 +224,12 @@ class _Remembered:
         hellos = [Hello.read(each) for each in told["hellos"]]
         self.joined = [Joined.read(each) for each in told["joined"]]
         register.hellos, register.closed = {hello.site: hello for hello in hellos}, True
+        register.keys = dict(told["keys"])
         return hellos
 
-    def write(self, hellos: Sequence[Hello], joined: Sequence[Joined]) -> None:
+    def write(self, hellos: Sequence[Hello], joined: Sequence[Joined], keys: Mapping[str, str]) -> None:
         """Keep them for the next start."""
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            told: dict[str, Any] = {"hellos": [hello.written() for hello in hellos]}
+            told: dict[str, Any] = {"hellos": [hello.written() for hello in hellos], "keys": dict(keys)}
             self._file.write_text(json.dumps({**told, "joined": [asdict(each) for each in joined]}))

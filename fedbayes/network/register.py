@@ -12,7 +12,7 @@ from fedbayes.errors import FederatedError
 from fedbayes.network.charter import Hello
 from fedbayes.network.messages import Refusal, pack, unpack
 from fedbayes.network.study import Study, difference
-from fedbayes.network.transport import Address, Failure, Transport
+from fedbayes.network.transport import Address, Failure, NodeKey, Transport
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,14 @@ class Register:
         Which they must have in common with the server.
     timeout
         Seconds in which a node has to say who it is.
+    hellos
+        What the sites that take part have told of themselves.
+    seated
+        The node that speaks for each site.
+    keys
+        The fingerprint of the key to which each site is bound, where nodes have keys.
+    closed
+        Whether the first round has begun: no other site may come then.
     """
 
     transport: Transport
@@ -36,7 +44,7 @@ class Register:
     timeout: float
     hellos: dict[str, Hello] = field(default_factory=dict)
     seated: dict[str, Address] = field(default_factory=dict)
-    _keys: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     _sites: dict[Address, str] = field(default_factory=dict)
     _refused: set[Address] = field(default_factory=set)
     closed: bool = False
@@ -91,8 +99,19 @@ class Register:
             theirs = {str(part): str(text) for part, text in dict(header["study"]).items()}  # type: ignore[call-overload]
             log.error("%s", difference(self.study.description, theirs, site))
 
-    def _seat(self, address: Address, key: str | None, hello: Hello, live: Mapping[Address, str | None]) -> None:
+    def _seat(
+        self, address: Address, key: NodeKey | None, hello: Hello, live: Mapping[Address, NodeKey | None]
+    ) -> None:
         site = hello.site
+        if key is not None and key.name and key.name != site:
+            log.error(
+                "A node that was registered as '%s' says that it holds the data of site '%s'; it takes no part. "
+                "Register its key under the site's name, or correct its `site-id`.",
+                key.name,
+                site,
+            )
+            self._refused.add(address)
+            return
         if self.closed and site not in self.hellos:
             log.warning(
                 "Site %s came after the first round and takes no part in this run. Start the run again to include it.",
@@ -100,7 +119,7 @@ class Register:
             )
             self._refused.add(address)
             return
-        if key is not None and self._keys.setdefault(site, key) != key:
+        if key is not None and self.keys.setdefault(site, key.fingerprint) != key.fingerprint:
             raise FederatedError(
                 f"Two nodes with different keys say that they hold the data of site '{site}'. Give each holder of data "
                 "a `site-id` of its own, or withdraw the key that is not the site's."

@@ -6,7 +6,7 @@ To try a study before there are nodes, and for tests.
 from collections.abc import Iterator, Mapping
 
 from fedbayes.network.site import Site
-from fedbayes.network.transport import Address, Failure
+from fedbayes.network.transport import Address, Failure, NodeKey
 
 
 class Rehearsal:
@@ -20,11 +20,11 @@ class Rehearsal:
 
     def __init__(self, *sites: Site | None) -> None:
         self.sites: dict[Address, Site | None] = dict(enumerate(sites, start=1))
-        self.keys: dict[Address, str] = {}
+        self.keys: dict[Address, NodeKey] = {}
         self.sent: list[bytes] = []
         self.answered: list[bytes] = []
 
-    def addresses(self) -> Mapping[Address, str | None]:
+    def addresses(self) -> Mapping[Address, NodeKey | None]:
         """See :class:`~fedbayes.network.transport.Transport`."""
         return {address: self.keys.get(address) for address in self.sites}
 

@@ -23,15 +23,16 @@ class Terminal:
     def __init__(self, seconds_a_round: float = 0.0) -> None:
         self._seconds, self._phase, self._rounds = seconds_a_round, "", 0
 
-    def start(self, phase: str, total: int | None) -> None:
+    def start(self, phase: str, total: int | None, done: int = 0) -> None:
         """See :class:`~fedbayes.rounds.progress.Progress`; says what many rounds will take."""
-        self._phase, self._rounds = phase, 0
-        log.info("Phase %s begins%s.", phase, "" if total is None else f": {total:,} rounds")
-        least = (total or 0) * self._seconds
+        self._phase, self._rounds = phase, done
+        begins = "begins" if not done else f"goes on after {done:,} rounds"
+        log.info("Phase %s %s%s.", phase, begins, "" if total is None else f": {total:,} rounds")
+        least = ((total or 0) - done) * self._seconds
         if least > _LONG:
             log.warning(
                 "Over this network %s rounds take at least %s, as each takes %.0f s or more. More local steps between "
-                "exchanges (`local_steps`), fewer draws, or a method with few rounds, such as EP, cost less.",
+                "exchanges (`local_steps`), fewer draws, or a method with few rounds cost less.",
                 f"{total:,}",
                 f"{least / 3600.0:.1f} hours",
                 self._seconds,

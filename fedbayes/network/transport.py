@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Address = int  # of a node, as the engine knows it; a restarted node may have another
 
@@ -15,11 +15,26 @@ class Failure(Enum):
     FAILED = "has a program that failed"
 
 
+class NodeKey(NamedTuple):
+    """The key by which a node is known.
+
+    Attributes
+    ----------
+    fingerprint
+        Of its public half.
+    name
+        Under which the server has registered it; empty if under none.
+    """
+
+    fingerprint: str
+    name: str = ""
+
+
 class Transport(Protocol):
     """Carries requests to nodes, and their answers back."""
 
-    def addresses(self) -> Mapping[Address, str | None]:
-        """The nodes that are there now, each with its public key; ``None`` where nodes have no keys."""
+    def addresses(self) -> Mapping[Address, NodeKey | None]:
+        """The nodes that are there now, each with its key; ``None`` where nodes have no keys that last."""
         ...
 
     def send(self, requests: Mapping[Address, bytes], timeout: float) -> Iterator[tuple[Address, bytes | Failure]]:

@@ -110,11 +110,11 @@ class Run:
         self, phase: Phase, current: RunState, budget: int, num_draws: int, progress: Progress
     ) -> Iterator[None]:
         if phase.recording is None:
-            progress.start(phase.algorithm.name, None)
+            progress.start(phase.algorithm.name, None, current.rounds_in_phase)
             return self._rounds(phase, current, budget)
         phase.recording.check(current)
         todo = pace(phase.recording, current.state, budget, num_draws)
-        progress.start(phase.algorithm.name, todo.draws * todo.stride)
+        progress.start(phase.algorithm.name, todo.draws * todo.stride, current.rounds_in_phase)
         return self._blocks(phase, phase.recording, current, todo)
 
     def _rounds(self, phase: Phase, current: RunState, budget: int) -> Iterator[None]:

@@ -9,8 +9,11 @@ from tqdm.auto import tqdm
 class Progress(Protocol):
     """Told of each round."""
 
-    def start(self, phase: str, total: int | None) -> None:
-        """A phase begins; ``total`` is its number of rounds, where that is known. Its first round compiles."""
+    def start(self, phase: str, total: int | None, done: int = 0) -> None:
+        """A phase begins, or goes on after ``done`` rounds; ``total`` is their number, where that is known.
+
+        Its first round compiles.
+        """
         ...
 
     def after_round(self, record: dict[str, np.ndarray]) -> None:
@@ -25,7 +28,7 @@ class Progress(Protocol):
 class Silent:
     """No progress shown."""
 
-    def start(self, phase: str, total: int | None) -> None:
+    def start(self, phase: str, total: int | None, done: int = 0) -> None:
         """See :class:`Progress`."""
 
     def after_round(self, record: dict[str, np.ndarray]) -> None:
@@ -41,10 +44,10 @@ class Bar:
     def __init__(self) -> None:
         self._bar: tqdm | None = None
 
-    def start(self, phase: str, total: int | None) -> None:
+    def start(self, phase: str, total: int | None, done: int = 0) -> None:
         """See :class:`Progress`."""
         self.close()
-        self._bar = tqdm(desc=phase, total=total, unit=" rounds", postfix="compiling")
+        self._bar = tqdm(desc=phase, total=total, initial=done, unit=" rounds", postfix="compiling")
 
     def after_round(self, record: dict[str, np.ndarray]) -> None:
         """See :class:`Progress`."""

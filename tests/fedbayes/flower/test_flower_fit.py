@@ -78,7 +78,7 @@ def assert_same_file(folder, expected, **tolerance):
 
 @pytest.mark.parametrize(
     "method",
-    [EP, 'fb.OneShot(combine="laplace", num_replicates=1)', "fb.FedAvg(max_rounds=8)"],
+    [EP, 'fb.OneShot(combine="laplace", num_replicates=1)', "fb.FedAvg(max_rounds=4)"],
     ids=["EP", "a merge", "FedAvg"],
 )
 def test_real_processes_give_the_answer_of_one_process(method, secure, app, tmp_path):
@@ -91,12 +91,12 @@ def test_real_processes_give_the_answer_of_one_process(method, secure, app, tmp_
 def test_chains_run_over_real_processes(secure, app, tmp_path):
     """FA-LD: clients' noise is their own, so that the chains are other ones, about the same mode."""
     method = "fb.FALD(num_chains=2, local_steps=5, num_warmup=0, thinning=1)"
-    run = secure.run(app(method), SETTINGS | {"num-rounds": 6, "num-draws": 6, "output": str(tmp_path / "fit")})
+    run = secure.run(app(method), SETTINGS | {"num-rounds": 4, "num-draws": 4, "output": str(tmp_path / "fit")})
     assert run.wait(LONG) == "finished:completed", run.log()
     found = draws(az.from_netcdf(str(tmp_path / "fit" / "posterior.nc")))
     mode = here("laplace").idata.posterior
     for name, values in found.items():
-        assert values.shape[:2] == (2, 6)
+        assert values.shape[:2] == (2, 4)
         centre, sd = np.asarray(mode[name].mean(("chain", "draw"))), np.asarray(mode[name].std(("chain", "draw")))
         assert np.all(np.abs(values - centre) < 6.0 * sd)
         assert np.ptp(values) > 0.0

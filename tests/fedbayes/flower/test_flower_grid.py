@@ -159,7 +159,8 @@ def test_messages_live_as_long_as_the_round():
 def test_only_keys_that_last_are_shown():
     grid = FakeGrid({1: (0.0, b""), 2: (0.0, b"")}, names={1: "north"})
     addresses = GridTransport(grid).addresses()
-    assert addresses[1].startswith("SHA256:")
+    assert addresses[1].fingerprint.startswith("SHA256:")
+    assert addresses[1].name == "north"
     assert addresses[2] is None
     assert set(GridTransport(grid, keys=False).addresses().values()) == {None}
     assert len(set(GridTransport(grid, keys=True).addresses().values()) - {None}) == 2

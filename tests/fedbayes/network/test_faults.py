@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
 from fedbayes.network.conclusion import client_posterior
 from fedbayes.network.messages import pack, unpack
 from fedbayes.network.remote import Patience
-from fedbayes.network.transport import Failure
+from fedbayes.network.transport import Failure, NodeKey
 from fedbayes.rounds.wire import arrays_of, encode
 
 ROUND = 3  # the third exchange is the first round: before it sites say hello, and read the model
@@ -181,6 +182,11 @@ class Killed(BaseException):
     """Stands for SIGKILL."""
 
 
+def kill_at(moment, count):
+    if count == moment:
+        raise Killed
+
+
 METHODS = {
     "ep": fb.EP(solver="importance", num_samples=64, num_replicates=2),
     "fald": fb.FALD(num_chains=2, local_steps=2, thinning=1, num_warmup=0, step_size=0.01),
@@ -207,7 +213,7 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_answer(federation, na
             if count == moment:
                 raise Killed
 
-        interrupted = world.network(before=kill)
+        interrupted = world.network(before=partial(kill_at, ROUND + 1))
         run = {"checkpoint": folder / "fit.npz", **options}
         with pytest.MonkeyPatch.context() as patch:  # the same run's name, of which secrets are made
             patch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: expected._executor.run_name)
@@ -223,13 +229,8 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_answer(federation, na
 
 def test_a_run_is_resumed_without_a_client_that_is_away(federation, undisturbed, tmp_path):
     world, checkpoint = federation(), tmp_path / "fit.npz"
-
-    def kill(count):
-        if count == ROUND + 1:
-            raise Killed
-
     with pytest.raises(Killed):
-        world.fit(world.network(before=kill), checkpoint=checkpoint)
+        world.fit(world.network(before=partial(kill_at, ROUND + 1)), checkpoint=checkpoint)
     network = world.network()
     away = network.sites.pop(CY)
 
@@ -299,7 +300,7 @@ def test_two_nodes_that_claim_one_site_are_refused_before_the_first_round(federa
 def test_a_site_is_bound_to_its_key(federation):
     world = federation()
     network = world.network()
-    network.keys = {1: "a", 2: "b", CY: "c", 9: "stranger"}
+    network.keys = {1: NodeKey("a"), 2: NodeKey("b"), CY: NodeKey("c"), 9: NodeKey("stranger")}
 
     def impostor(count):
         if count == ROUND + 1:
@@ -308,6 +309,27 @@ def test_a_site_is_bound_to_its_key(federation):
     network.before = impostor
     with pytest.raises(FederatedError, match=r"different keys .* site 'cy'"):
         world.fit(network)
+
+
+def test_a_site_is_bound_to_its_key_when_a_run_is_resumed(federation, tmp_path):
+    world, checkpoint = federation(), tmp_path / "fit.npz"
+    network = world.network(before=partial(kill_at, ROUND + 1))
+    network.keys = {1: NodeKey("a"), 2: NodeKey("b"), CY: NodeKey("c")}
+    with pytest.raises(Killed):
+        world.fit(network, checkpoint=checkpoint)
+    again = world.network()
+    again.keys = network.keys | {CY: NodeKey("stranger")}
+    with pytest.raises(FederatedError, match=r"different keys .* site 'cy'"):
+        world.fit(again, checkpoint=checkpoint)
+
+
+def test_a_node_that_was_registered_under_another_name_takes_no_part(federation, caplog):
+    world = federation()
+    network = world.network()
+    network.keys = {1: NodeKey("a", "ada"), 2: NodeKey("b", "bo"), CY: NodeKey("c", "dee")}
+    with pytest.raises(FederatedError, match="and 3 sites are needed"):
+        world.fit(network, join_timeout=0.2)
+    assert "registered as 'dee' says that it holds the data of site 'cy'" in caplog.text
 
 
 def test_an_error_in_a_client_travels_as_a_code(federation, caplog):
@@ -360,13 +382,8 @@ def test_a_client_built_for_another_study_is_refused_with_the_difference(federat
 
 def test_changed_data_are_refused_when_a_run_is_resumed(federation, tmp_path):
     world, checkpoint = federation(), tmp_path / "fit.npz"
-
-    def kill(count):
-        if count == ROUND + 1:
-            raise Killed
-
     with pytest.raises(Killed):
-        world.fit(world.network(before=kill), checkpoint=checkpoint)
+        world.fit(world.network(before=partial(kill_at, ROUND + 1)), checkpoint=checkpoint)
     world.data["cy"] = {"y": world.data["cy"]["y"] + 1.0}
     with pytest.raises(FederatedError, match="Site 'cy' has other data than when this run began"):
         world.fit(checkpoint=checkpoint)

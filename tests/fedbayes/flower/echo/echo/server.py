@@ -25,7 +25,11 @@ def main(grid, context):
         request = json.dumps({"round": number, "orders": told}).encode()
         started, timeout = time.monotonic(), float(shorter.get(str(number), config["timeout"]))
         answers = [
-            {"node": node, "seconds": time.monotonic() - started, "key": addresses[node]}
+            {
+                "node": node,
+                "seconds": time.monotonic() - started,
+                "key": addresses[node] and addresses[node].fingerprint,
+            }
             | (json.loads(answer) if isinstance(answer, bytes) else {"failure": answer.name})
             for node, answer in transport.send(dict.fromkeys(addresses, request), timeout)
         ]
