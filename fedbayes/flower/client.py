@@ -3,20 +3,77 @@
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedbayes.flower.caller import Caller
 from fedbayes.flower.codes import SiteError, SiteFailure
 from fedbayes.flower.messages import ACTION, pack, unpack
+from fedbayes.flower.programs import parts
 from fedbayes.flower.source import fingerprint, locate
 from fedbayes.flower.state import Config, StateFolder
 
 logger = logging.getLogger(__name__)
 
 _IDLE = 3600.0  # seconds
+
+
+def client_app(
+    model: Callable[..., Any] | str,
+    method: Any = None,
+    load_data: Callable[[Config], Any] | None = None,
+    *,
+    local: Sequence[str] = (),
+    dtype: Any = np.float64,
+) -> "SiteApp":
+    """The client app of a study, for ``[tool.flwr.app.components]`` of a Flower project.
+
+    Flower starts a new process for every message. The app's own process imports no JAX, if the model is given as the
+    name of a module; a worker beside the node does the work and outlives the messages.
+
+    Parameters
+    ----------
+    model
+        One client's NumPyro program; or, as a text, the name of a module that defines ``model``, ``method`` and
+        ``load_data``. Then only the worker imports that module: messages take less time, and an error in it stays at
+        the site, whereas Flower sends the text of an error in the app's own module to the server.
+    method
+        As for :func:`fedbayes.fit_federated`.
+    load_data
+        From the node's configuration to the data of this client's rows.
+    local, dtype
+        As for :func:`fedbayes.fit_federated`.
+
+    Returns
+    -------
+    SiteApp
+        The app. It must be a name in its module.
+
+    Notes
+    -----
+    The node's configuration (``flower-supernode --node-config``) must have ``site-id``, the name of the data holder. It
+    may have ``state-dir``, the folder for what the site keeps, and ``worker-idle``, the seconds without a message after
+    which the worker ends (3600).
+
+    Examples
+    --------
+    >>> from fedbayes.flower import client_app
+    >>> app = client_app("my_study.program")
+    """
+
+    def open_site(config: Config) -> Answering:
+        from fedbayes.network.site import Site
+        from fedbayes.network.study import Study
+
+        program, fitted_by, load = parts(model, method=method, load_data=load_data)
+        return Site(Study(program, fitted_by, local=local, dtype=dtype), load, config)
+
+    if not isinstance(model, str):
+        parts(model, method=method, load_data=load_data)  # what is missing is said now, not in the worker's log
+    return SiteApp(open_site, [model] if isinstance(model, str) else [])
 
 
 class Answering(Protocol):

@@ -101,6 +101,10 @@ class Run:
     def __init__(self, process: Process, status: Callable[[], str]) -> None:
         self._process, self._status = process, status
 
+    @property
+    def running(self) -> bool:
+        return self._process.running
+
     def log(self) -> str:
         return self._process.log()
 
@@ -207,6 +211,17 @@ class Federation:
     def kill(self, i: int) -> None:
         """SIGKILL to node ``i`` and all that Flower has started for it."""
         self._nodes.pop(i).kill()
+
+    def kill_client_app(self, i: int) -> None:
+        """SIGKILL to the process in which node ``i`` handles a message."""
+        session = str(self._nodes[i].popen.pid)
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and b"flwr-clientapp" in command_line(folder.name):
+                # after the name in brackets: state, parent, group, session
+                if (folder / "stat").read_text().rpartition(")")[2].split()[3] == session:
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    return
+        raise AssertionError(f"node {i} handles no message")
 
     def kill_server(self) -> None:
         self._server.kill()

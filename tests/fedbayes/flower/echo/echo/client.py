@@ -16,10 +16,11 @@ class Echo:
         self.calls += 1
         what = order["orders"].get(self.name)
         if what == "raise":
-            raise RuntimeError("a secret value: 0.4711")
+            raise RuntimeError(f"secret {6 * 7 * 1001}")
         if what == "exit":
             os._exit(3)
         if isinstance(what, float):
+            print("asleep in round", order["round"], flush=True)  # in the worker's log
             time.sleep(what)
         return json.dumps(
             {"site": self.name, "round": order["round"], "calls": self.calls, "pid": os.getpid()}

@@ -1,0 +1,28 @@
+"""A study's parts: given as they are, or as the name of the module that holds them, which is imported where needed."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def parts(model: Callable[..., Any] | str, **others: Any) -> list[Any]:
+    """The model and the others, in this order.
+
+    Where the model is a text, it names a module. That module's ``model`` is meant, and whatever else is ``None`` is the
+    module's attribute of that name.
+
+    Raises
+    ------
+    TypeError
+        A part is neither given nor in the module.
+    """
+    module = import_module(model) if isinstance(model, str) else None
+    given = {"model": None if module else model, **others}
+    found = {name: getattr(module, name, None) if part is None else part for name, part in given.items()}
+    if missing := [name for name, part in found.items() if part is None]:
+        where = f"the module {model!r} does not define" if module else "the app lacks"
+        raise TypeError(
+            f"{where} {' and '.join(missing)}: give them as arguments, or name a module that defines "
+            f"{', '.join(given)}, as in client_app('my_study.program')"
+        )
+    return list(found.values())

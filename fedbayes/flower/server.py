@@ -1,0 +1,73 @@
+"""The server app: the loop of a fit in Flower's process for the server."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedbayes.flower.grid import GridTransport
+from fedbayes.flower.programs import parts
+from fedbayes.flower.settings import Settings
+
+
+def server_app(
+    model: Callable[..., Any] | str,
+    method: Any = None,
+    *,
+    local: Sequence[str] = (),
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    dtype: Any = np.float64,
+    report: Callable[[Any], None] | None = None,
+) -> ServerApp:
+    """The server app of a study, for ``[tool.flwr.app.components]`` of a Flower project.
+
+    Parameters
+    ----------
+    model
+        One client's NumPyro program; or, as a text, the name of a module that defines ``model`` and ``method``.
+    method
+        As for :func:`fedbayes.fit_federated`.
+    local, coords, dims, dtype
+        As for :func:`fedbayes.fit_federated`.
+    report
+        Called with the fit when that has ended and is saved.
+
+    Returns
+    -------
+    ServerApp
+        The app. Its settings come from the run (:class:`fedbayes.flower.settings.Settings`).
+
+    Examples
+    --------
+    >>> from fedbayes.flower import server_app
+    >>> app = server_app("my_study.program")
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        import jax
+
+        from fedbayes.network.fit import fit_over
+        from fedbayes.network.study import Study
+
+        settings = Settings.of(context.run_config)
+        program, fitted_by = parts(model, method=method)
+        output = Path(settings.output)
+        output.mkdir(parents=True, exist_ok=True)
+        fit = fit_over(
+            GridTransport(grid, keys=settings.keys),
+            Study(program, fitted_by, local=local, dtype=dtype),
+            key=jax.random.key(settings.seed),
+            num_clients=settings.num_clients,
+            checkpoint=output / "checkpoint",
+        )
+        fit.save(output)
+        if report:
+            report(fit)
+
+    return app
