@@ -14,7 +14,8 @@ from fedbayes.flower.codes import SiteError, SiteFailure
 from fedbayes.flower.messages import ACTION, pack, unpack
 from fedbayes.flower.programs import parts
 from fedbayes.flower.source import fingerprint, locate
-from fedbayes.flower.state import Config, StateFolder
+from fedbayes.flower.state import StateFolder
+from fedbayes.network.naming import Config
 
 logger = logging.getLogger(__name__)
 

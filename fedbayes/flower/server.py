@@ -1,5 +1,7 @@
 """The server app: the loop of a fit in Flower's process for the server."""
 
+import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedbayes.flower.grid import GridTransport
 from fedbayes.flower.programs import parts
 from fedbayes.flower.settings import Settings
+
+_SECONDS_A_ROUND = 3.0  # a node looks for messages every three seconds
 
 
 def server_app(
@@ -53,21 +57,44 @@ def server_app(
         import jax
 
         from fedbayes.network.fit import fit_over
+        from fedbayes.network.remote import Patience
         from fedbayes.network.study import Study
 
         settings = Settings.of(context.run_config)
+        _show_progress()
         program, fitted_by = parts(model, method=method)
         output = Path(settings.output)
-        output.mkdir(parents=True, exist_ok=True)
         fit = fit_over(
             GridTransport(grid, keys=settings.keys),
             Study(program, fitted_by, local=local, dtype=dtype),
             key=jax.random.key(settings.seed),
-            num_clients=settings.num_clients,
+            num_clients=settings.num_clients or None,
+            sites=settings.names,
+            join_timeout=settings.join_timeout,
+            patience=Patience(
+                round_timeout=settings.round_timeout,
+                min_clients=settings.min_clients,
+                give_up_after=settings.give_up_after,
+            ),
+            num_rounds=settings.num_rounds or None,
+            coords=coords,
+            dims=dims,
+            num_draws=settings.num_draws,
             checkpoint=output / "checkpoint",
+            seconds_a_round=_SECONDS_A_ROUND,
         )
         fit.save(output)
         if report:
             report(fit)
 
     return app
+
+
+def _show_progress() -> None:
+    """What fedbayes logs goes to the terminal of ``flwr run``."""
+    logger = logging.getLogger("fedbayes")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)

@@ -7,33 +7,15 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
+from fedbayes.errors import ClientDataError
 from fedbayes.flower.codes import SiteError, SiteFailure
-
-Config = Mapping[str, str | int | float | bool]
+from fedbayes.network.naming import Config, site_folder, site_name
 
 _LONGEST_SOCKET = 100  # bytes of a socket's path; systems allow 104 or 108
 _LARGEST_LOG = 10_000_000  # bytes; a longer one is begun anew with the next worker
-
-
-def site_id(config: Config) -> str:
-    """The data holder's name, from the node's configuration.
-
-    Raises
-    ------
-    SiteFailure
-        There is none, or it can't name a folder.
-    """
-    name = str(config.get("site-id", ""))
-    if not name or name.startswith(".") or "/" in name or not name.isprintable():
-        raise SiteFailure(
-            SiteError.NO_SITE_ID,
-            f"the node's configuration must name the site, for instance --node-config 'site-id=\"north\"': {name!r} "
-            "is no name (a name is not empty, does not begin with a dot and holds no slash)",
-        )
-    return name
 
 
 class StateFolder:
@@ -52,16 +34,20 @@ class StateFolder:
 
     @classmethod
     def of(cls, config: Config) -> "StateFolder":
-        """The folder of a node: ``state-dir`` of its configuration, or else one of its user's, named after the site."""
-        name = site_id(config)
-        try:
-            if "state-dir" in config:
-                return cls(Path(str(config["state-dir"])))
-            from platformdirs import user_state_path
+        """The folder of a node, by its configuration.
 
-            return cls(user_state_path("fedbayes") / name)
+        Raises
+        ------
+        SiteFailure
+            The configuration names no site, or the folder can't be used.
+        """
+        try:
+            site_name(config)
+            return cls(site_folder(config))
+        except ClientDataError as error:
+            raise SiteFailure(SiteError.NO_SITE_ID, str(error)) from error
         except OSError as error:
-            raise SiteFailure(SiteError.NO_STATE_FOLDER, f"the state folder can't be used: {error}") from error
+            raise SiteFailure(SiteError.NO_STATE_FOLDER, f"The state folder can't be used: {error}") from error
 
     @property
     def socket(self) -> str:

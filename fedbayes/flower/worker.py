@@ -31,7 +31,8 @@ _PATIENCE = 30.0  # seconds for a caller to say what it wants
 def main() -> None:
     """Do the work that is described on the standard input."""
     os.umask(0o077)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(message)s")
+    logging.basicConfig(format="%(asctime)s %(process)d %(message)s")
+    logging.getLogger("fedbayes").setLevel(logging.INFO)
     task = json.load(sys.stdin)
     state = StateFolder(Path(task["state"]))
     with state.place() as free:

@@ -3,12 +3,10 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import platformdirs
 
 from fedbayes.computing import computing
 from fedbayes.errors import ClientDataError, ModelError
@@ -16,6 +14,7 @@ from fedbayes.fit import updates_after
 from fedbayes.network.alone import Alone, after_template, told_template
 from fedbayes.network.charter import Hello, Seat, read_roster
 from fedbayes.network.messages import Message, Refusal, Refused, pack, unpack
+from fedbayes.network.naming import Config, site_folder, site_name
 from fedbayes.network.reading import OwnProblem, digest_of, own_problem, read_own
 from fedbayes.network.study import Study
 from fedbayes.network.vault import RunVault, Vault
@@ -25,33 +24,8 @@ from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.programs import Programs, programs_for
 from fedbayes.rounds.wire import arrays_of, encode, from_arrays
 
-Config = Mapping[str, str | int | float | bool]
 LoadData = Callable[[Config], Mapping[str, Any]]
 log = logging.getLogger(__name__)
-
-
-def site_name(config: Config) -> str:
-    """The holder of the data, by the node's configuration.
-
-    Raises
-    ------
-    ClientDataError
-        It has no name.
-    """
-    name = str(config.get("site-id", "")).strip()
-    if not name:
-        raise ClientDataError(
-            "This node's configuration does not say whose data it holds. Write a name that stays the same as long as "
-            "the data do, `--node-config 'site-id=\"north\"'`: a node that is restarted is then known again."
-        )
-    return name
-
-
-def site_folder(config: Config) -> Path:
-    """Where a client keeps its private states: ``state-dir`` of its configuration, or the user's state folder."""
-    if given := config.get("state-dir"):
-        return Path(str(given))
-    return platformdirs.user_state_path("fedbayes") / "sites" / site_name(config)
 
 
 class Session:

@@ -12,19 +12,21 @@ from fedbayes.flower.settings import Settings
 
 
 def test_settings_are_read_from_a_run():
-    settings = Settings.of({"num-clients": 3, "timeout": 30, "output": "here", "colour": "red"})
-    assert settings == Settings(num_clients=3, timeout=30.0, output="here")
-    assert settings.keys is None
-    assert Settings.of({"num-clients": 3, "node-keys": "yes"}).keys is True
+    settings = Settings.of({"num-clients": 3, "round-timeout": 30, "output": "here", "colour": "red"})
+    assert settings == Settings(num_clients=3, round_timeout=30.0, output="here")
+    assert (settings.keys, settings.names, settings.min_clients) == (None, [], 1)
+    named = Settings.of({"sites": "north, south", "min-clients": 2, "node-keys": "yes"})
+    assert (named.keys, named.names, named.min_clients) == (True, ["north", "south"], 2)
 
 
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({}, "the run needs a setting num-clients"),
-        ({"num-clients": "3"}, "the setting num-clients must be of type int; it is '3'"),
-        ({"num-clients": True}, "the setting num-clients must be of type int; it is True"),
-        ({"num-clients": 3, "timeout": "long"}, "the setting timeout must be of type float; it is 'long'"),
+        ({}, "set either num-clients or sites"),
+        ({"num-clients": 1, "sites": "north"}, "set either num-clients or sites"),
+        ({"num-clients": "3"}, "The setting num-clients must be of type int; it is '3'"),
+        ({"num-clients": True}, "The setting num-clients must be of type int; it is True"),
+        ({"num-clients": 3, "round-timeout": "long"}, "The setting round-timeout must be of type float; it is 'long'"),
         ({"num-clients": 3, "node-keys": "maybe"}, "node-keys must be one of yes, no, named; it is 'maybe'"),
     ],
 )

@@ -20,7 +20,7 @@ from federation import wait_until
 from fedbayes.flower.caller import Caller
 from fedbayes.flower.codes import SiteError, SiteFailure
 from fedbayes.flower.source import fingerprint, locate
-from fedbayes.flower.state import StateFolder, site_id
+from fedbayes.flower.state import StateFolder
 
 APP = """
 import json, os, time
@@ -200,21 +200,21 @@ def test_an_open_folder_is_closed(tmp_path):
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../up", "tab\there"])
 def test_a_site_needs_a_name(name):
-    with pytest.raises(SiteFailure, match="the node's configuration must name the site") as caught:
-        site_id({"site-id": name})
+    with pytest.raises(SiteFailure, match=r"does not say whose data it holds|A site is called") as caught:
+        StateFolder.of({"site-id": name})
     assert caught.value.code == SiteError.NO_SITE_ID
 
 
 def test_a_folder_that_is_none_is_a_failure(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SiteFailure, match="the state folder can't be used") as caught:
+    with pytest.raises(SiteFailure, match="The state folder can't be used") as caught:
         StateFolder.of({"site-id": "north", "state-dir": str(tmp_path / "file")})
     assert caught.value.code == SiteError.NO_STATE_FOLDER
 
 
 def test_the_folder_is_the_users_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert StateFolder.of({"site-id": "north"}).path == tmp_path / "fedbayes" / "north"
+    assert StateFolder.of({"site-id": "north"}).path == tmp_path / "fedbayes" / "sites" / "north"
 
 
 def test_the_fingerprint_changes_with_sources_and_configuration(tmp_path, monkeypatch):
