@@ -180,6 +180,11 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     """
     folder = Path(path)
     saved = read_meta(folder)
+    if saved.about.get("elsewhere"):
+        raise ValueError(
+            f"The fit in '{folder}' was made over a network, by clients whose data were elsewhere, and can't be asked "
+            "again. Its files can be read: `arviz.from_netcdf(...)` of 'posterior.nc', and 'rounds.nc'."
+        )
     configured, runner = _configured(folder, saved), Batched()
     with computing():
         problem = problem_for(configured, model, clients, saved.shown.local, saved.dtype)

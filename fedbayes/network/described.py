@@ -1,9 +1,9 @@
 """The server's side of a problem: what clients have told of their data, in the place of the data."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from fedbayes.problem.problem import Problem, known_program, prior_of, shapes_of
 @dataclass(frozen=True, eq=False)
 class Described(Problem):
     """A problem whose clients' data are elsewhere: its arrays have their shapes, and hold ones."""
+
+    elsewhere: ClassVar[bool] = True
 
     def held(self, name: str) -> NoReturn:
         """See :meth:`fedbayes.problem.problem.Problem.held`."""
@@ -152,8 +154,3 @@ def _bucket(
 
 def _padded_shape(array: np.ndarray, length: int | None) -> tuple[int, ...]:
     return array.shape if length is None else (length, *array.shape[1:])
-
-
-def sites_of(described: Mapping[str, Hello]) -> list[Hello]:
-    """The clients in the order of their names, so that it does not matter who came first."""
-    return [described[name] for name in sorted(described)]

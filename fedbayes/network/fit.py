@@ -19,7 +19,7 @@ from fedbayes.errors import FederatedError, NotConvergedWarning, UnreliableWarni
 from fedbayes.fit import check_arguments, updates_after
 from fedbayes.network.charter import Hello, Joined, Seat
 from fedbayes.network.conclusion import telling
-from fedbayes.network.described import described_problem, seats
+from fedbayes.network.described import Described, described_problem, seats
 from fedbayes.network.messages import Refusal, pack, unpack
 from fedbayes.network.register import Register
 from fedbayes.network.remote import Patience, Remote
@@ -102,12 +102,7 @@ def fit_over(
     told = Terminal(seconds_a_round) if progress is True else progress or Silent()
     with computing():
         register = Register(transport, study, min(patience.round_timeout, join_timeout))
-        remembered = _Remembered(checkpoint)
-        found = remembered.read(register) or _enrolled(register, num_clients or len(sites), sites, join_timeout)
-        hellos, places = found, seats(found, np.dtype(study.dtype))
-        joined = remembered.joined or _joined(register, study, hellos, places, join_timeout)
-        remembered.write(hellos, joined)
-        problem = described_problem(study, hellos, places, joined)
+        problem, executor = joined(register, num_clients or len(sites), sites, join_timeout, patience, checkpoint)
         configured, roster = study.configured, problem.roster
         programs = programs_for(configured, roster, problem.programs, updates_after(configured, roster))
         for warning in programs.warnings:
@@ -116,7 +111,6 @@ def fit_over(
         if checkpoint is not None:
             text = f"{problem.description()}, study {study.digest[:16]}"
             saved = Checkpoint(checkpoint, fingerprint(text, configured, jax.random.key_data(key)))
-        executor = Remote(register, tuple(places), patience, resumable=saved is not None)
         executor.connect(programs, problem, key)
         run = Run(programs, roster, executor, key, participation)
         try:
@@ -134,6 +128,34 @@ def fit_over(
     elif fit.correction is not None and not fit.correction.reliable:
         warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=2)
     return fit
+
+
+def joined(
+    register: Register,
+    num: int,
+    sites: Sequence[str] = (),
+    timeout: float = 600.0,
+    patience: Patience | None = None,
+    checkpoint: str | os.PathLike | None = None,
+) -> tuple[Described, Remote]:
+    """The problem as the clients that have joined tell of it, and the executor that asks them.
+
+    Parameters
+    ----------
+    register
+        Of the nodes.
+    num, sites, timeout
+        Number of clients to wait for, or their names, and for how many seconds.
+    patience, checkpoint
+        As for :func:`fit_over`.
+    """
+    study, remembered = register.study, _Remembered(checkpoint)
+    hellos = remembered.read(register) or _enrolled(register, num, sites, timeout)
+    places = seats(hellos, np.dtype(study.dtype))
+    found = remembered.joined or _joined(register, study, hellos, places, timeout)
+    remembered.write(hellos, found)
+    problem = described_problem(study, hellos, places, found)
+    return problem, Remote(register, tuple(places), patience or Patience(), resumable=checkpoint is not None)
 
 
 def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float) -> list[Hello]:

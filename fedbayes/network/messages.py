@@ -22,6 +22,7 @@ class Refusal(Enum):
     STUDY = "was built for another model, method or version of fedbayes"
     DATA = "has data that can't be used; its own log says why"
     MODEL = "can't run the model on its data; its own log says why"
+    CHANGED = "has other data than when this run began"
     PRIVATE = "was asked for what never leaves a client"
     FAILED = "has a program that failed; its own log says why"
 

@@ -1,4 +1,4 @@
-"""The executor of a server: clients are asked over a transport, and whoever does not answer is left out of the round."""
+"""The executor of a server: clients are asked over a transport; who does not answer is left out of the round."""
 
 import logging
 import secrets
@@ -21,7 +21,7 @@ from fedbayes.problem.problem import Problem
 from fedbayes.rounds.exchange import Collected, Heard, Round, told
 from fedbayes.rounds.executors import InProcess, summed
 from fedbayes.rounds.programs import Programs
-from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays
+from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays, named_arrays
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +250,7 @@ class Remote(InProcess):
             if header["kind"] == "refusal":
                 reason = Refusal[str(header["reason"])]
                 log.warning("Site %s %s.", site, reason.value)
+                self._stop_where_changed(site, reason)
                 return ResultCode.FAILED
             if (header["run"], header["order"], header["site"]) != (self.run_name, self._order, site):
                 log.warning("Site %s has answered for another round, or another site; the answer is not used.", site)
@@ -258,6 +259,13 @@ class Remote(InProcess):
         except (ValueError, KeyError, TypeError) as error:
             log.warning("The answer of site %s can't be read (%s); it is not used.", site, type(error).__name__)
             return ResultCode.REFUSED
+
+    def _stop_where_changed(self, site: str, reason: Refusal) -> None:
+        if reason is Refusal.CHANGED:
+            raise FederatedError(
+                f"Site '{site}' has other data than when this run began: what it has said so far is of the old ones. "
+                "Give it back its old data, or start a new run, in another folder."
+            )
 
     def _reply(self, place: int, content: bytes, templates: Mapping[int, Any], order: Round) -> Reply | ResultCode:
         """A reply that has the names, shapes and dtypes expected, and numbers that can be meant."""
@@ -320,14 +328,16 @@ def _part(shared: Shared, place: int) -> Shared:
 
 
 def plausible(reply: Reply) -> bool:
-    """Whether all that would be used of a reply is finite, and no number is absurdly large."""
+    """Whether all that would be used of a reply is finite, and no number is absurdly large.
+
+    The constant of a Gaussian may be NaN, where it is not known: it enters the evidence alone.
+    """
     used = np.asarray(usable(reply.code))
-    if not used.any():
-        return True
-    for leaf in jax.tree.leaves((reply.total, reply.each)):
-        values = np.asarray(leaf)
-        if values.dtype.kind == "f":
-            mine = values[used] if values.shape[:1] == used.shape else values
-            if not np.all(np.abs(mine) < LARGEST):  # NaN is not smaller
-                return False
+    leaves = {name: leaf for name, leaf in named_arrays((reply.total, reply.each)).items() if leaf.dtype.kind == "f"}
+    for name, values in leaves.items():
+        mine = values[used] if values.shape[:1] == used.shape else values
+        if name.endswith("log_scale"):
+            mine = mine[~np.isnan(mine)]
+        if used.any() and not np.all(np.abs(mine) < LARGEST):  # NaN is not smaller
+            return False
     return True

@@ -226,9 +226,11 @@ class Site:
         """The client in the run of a message."""
         run, charter = str(header["run"]), header["charter"]
         if run not in self._sessions:
-            own = self._own(Seat.read(header["seat"]))
-            secret = self.vault.secret(run, digest_of(own.client))
-            self._sessions = {run: Session(self.study, own, charter, self.vault.run(run), secret)}
+            own, vault = self._own(Seat.read(header["seat"])), self.vault.run(run)
+            data = digest_of(own.client)
+            if not vault.same_data(data):
+                raise Refused(Refusal.CHANGED)
+            self._sessions = {run: Session(self.study, own, charter, vault, self.vault.secret(run, data))}
         return self._sessions[run]
 
     def _conclude(self, session: Session, message: Message, request: bytes) -> bytes:

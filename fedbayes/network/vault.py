@@ -45,7 +45,8 @@ class Vault:
         if not re.fullmatch(r"[0-9a-f]{1,64}", name):
             raise ValueError(f"A run is called {name!r}; expected hexadecimal digits.")
         folder = self.folder / "runs" / name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
         for old in self.runs()[_KEPT_RUNS:]:
             shutil.rmtree(old.folder, ignore_errors=True)
         return RunVault(folder)
@@ -100,6 +101,13 @@ class RunVault:
     def draws(self) -> list[bytes]:
         """The client's own parts of all draws."""
         return [file.read_bytes() for _, file in sorted(self._draws())]
+
+    def same_data(self, digest: str) -> bool:
+        """Whether the client's data are those with which it came into the run."""
+        file = self.folder / "data"
+        if not file.exists():
+            _write(file, digest.encode())
+        return file.read_text() == digest
 
     def conclude(self, content: bytes) -> None:
         """Keep the server's last message, from which the client computes its own posterior."""

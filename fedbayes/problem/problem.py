@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ class Problem:
     prior: Prior
     buckets: tuple[Bucket, ...]
     arrays: tuple[ClientArrays, ...]
+    elsewhere: ClassVar[bool] = False  # whether the clients' data are in other processes
 
     @property
     def roster(self) -> Roster:

@@ -26,7 +26,7 @@ from fedbayes.results.predictive import check_call, class_probabilities, log_den
 from fedbayes.results.presented import presented, presented_client
 from fedbayes.results.questions import Questions
 from fedbayes.results.replicates import Replicates, observed_outcomes, replicated, row_labels, side_by_side, stacked
-from fedbayes.results.rounds import Communication, communication, rounds_dataset
+from fedbayes.results.rounds import Communication, communication, rounds_dataset, unheard
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
 from fedbayes.results.selection import Rule, selection_of
 from fedbayes.rounds.executors import InProcess
@@ -568,7 +568,8 @@ class FederatedFit(LeavingOut, Questions):
         options = check_savable(self._method)
         dtype = str(self.problem.programs[0].dtype)
         idata, name = self.idata, type(self._method).__name__
-        saved = Saved(name, options, self._key, dtype, self._shown, about(self.roster), self._cost())
+        clients = {**about(self.roster), **({"elsewhere": True} if self.problem.elsewhere else {})}
+        saved = Saved(name, options, self._key, dtype, self._shown, clients, self._cost())
         write_fit(Path(path), idata, self.rounds, saved, self.problem.description(), self._run, self._executor)
 
     def __reduce__(self) -> NoReturn:
@@ -582,7 +583,8 @@ class FederatedFit(LeavingOut, Questions):
 
         What kept the rounds from converging, with the clients it concerns, and why the answer can't be trusted.
         """
-        return " ".join(filter(None, (self._verdict.trouble, self._unreliable())))
+        absent = unheard(self.rounds) if not self.converged else ""
+        return " ".join(filter(None, (self._verdict.trouble, absent, self._unreliable())))
 
     def __repr__(self) -> str:
         phases = self.rounds["rounds"].to_series().groupby(self.rounds["phase"].values, sort=False).sum()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
-from fedbayes.errors import ResultCode
+from fedbayes.errors import ResultCode, usable
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import Record
 
@@ -22,7 +22,11 @@ _EVERY_FIT: Mapping[str, Diagnostic] = {
     "rounds": Diagnostic((), "communication rounds that the record stands for"),
     "bytes_down": Diagnostic((), "sent to each active client", "bytes"),
     "bytes_up": Diagnostic((), "sent by each active client", "bytes"),
+    "staleness": Diagnostic((CLIENT,), "rounds since a message of the client was used last; 0 in such a round"),
 }
+
+
+_UNHEARD = (ResultCode.NO_REPLY, ResultCode.FAILED, ResultCode.REFUSED)
 
 
 class Communication(NamedTuple):
@@ -93,6 +97,7 @@ def rounds_dataset(history: Sequence[Record], roster: Roster, diagnostics: Mappi
         first = next(record[name] for record in history if name in record)
         sizes |= {dim: first.shape[axis] for axis, dim in enumerate(dims) if dim not in sizes}  # a method's own
         variables[name] = (("round", *dims), _gathered(history, name, tuple(sizes[dim] for dim in dims)))
+    variables["staleness"] = (("round", CLIENT), _staleness(history))
     coords: dict[str, Any] = {"round": np.cumsum(variables["rounds"][1]), CLIENT: list(roster.names)}
     if any(COORDINATE in dims for dims, _ in variables.values()):
         coords[COORDINATE] = np.arange(roster.size)
@@ -103,6 +108,18 @@ def rounds_dataset(history: Sequence[Record], roster: Roster, diagnostics: Mappi
             values.attrs["units"] = unit
     dataset["code"].attrs["meanings"] = "; ".join(f"{int(code)}: {code.meaning}" for code in ResultCode)
     return dataset
+
+
+def unheard(rounds: "xr.Dataset") -> str:
+    """Who did not answer at the end, and for how long; empty if everybody did. For clients over a network."""
+    last = rounds.isel(round=-1)
+    found = []
+    for name in rounds[CLIENT].values:
+        code = ResultCode(int(last["code"].sel({CLIENT: name}).max()))
+        if code in _UNHEARD:
+            stale = int(last["staleness"].sel({CLIENT: name}))
+            found.append(f"client '{name}' {code.meaning} (of {stale} round{'s' if stale != 1 else ''} ago)")
+    return f"In the last round {'; '.join(found)}." if found else ""
 
 
 def check_diagnostics(rounds: "xr.Dataset", names: Sequence[str], shows: str, method: object) -> None:
@@ -131,6 +148,17 @@ def check_diagnostics(rounds: "xr.Dataset", names: Sequence[str], shows: str, me
             f"`{shows}` needs the {noun} {', '.join(f'`{name}`' for name in missing)}, which a fit by "
             f"{type(method).__name__} does not have; it has: {own or 'none of its own'}."
         )
+
+
+def _staleness(history: Sequence[Record]) -> np.ndarray:
+    """Rounds since a message of each client was used last, shape ``(record, client)``."""
+    stale, found = np.zeros(len(history[0]["active"]), int), []
+    for record in history:
+        codes = np.asarray(record["code"])
+        used = usable(codes).reshape(len(codes), -1).any(axis=1) & record["active"]
+        stale = np.where(used, 0, stale + int(record["rounds"]))
+        found.append(stale)
+    return np.stack(found)
 
 
 def _gathered(history: Sequence[Record], name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -23,12 +23,18 @@ from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.merging.one_shot import OneShot
 from fedbayes.inference.mode import Laplace
+from fedbayes.network.fit import joined
+from fedbayes.network.register import Register
+from fedbayes.network.rehearsal import Rehearsal
+from fedbayes.network.remote import Patience
+from fedbayes.network.site import Site
+from fedbayes.network.study import Study
 from fedbayes.problem.problem import make_problem
 from fedbayes.problem.roster import Roster
 from fedbayes.results.rounds import rounds_dataset
 from fedbayes.rounds.executors import Batched, Loopback, Sequential
 from fedbayes.rounds.loop import Run
-from fedbayes.rounds.programs import Programs
+from fedbayes.rounds.programs import Programs, client_secrets
 from fedbayes.rounds.progress import Silent
 
 # Fed-ensemble's of unequal clients; laws hold for these too
@@ -230,6 +236,48 @@ def test_executors_agree(name, executor, problem, reference):
     assert_equal(posterior, expected_posterior, rtol=tolerance, atol=tolerance)
     assert_equal(current.clients, expected.clients, rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(current.history[-1]["code"], expected.history[-1]["code"])
+
+
+class Networked:
+    """An executor whose clients are sites by themselves, which share nothing with the server but bytes."""
+
+    def __init__(self, name, folder):
+        self.name, self.folder = name, folder
+
+    def connect(self, programs, problem, key):
+        study = Study(problem.programs[0].model, ALGORITHMS[self.name])
+        secrets, clients = client_secrets(key, len(problem.names)), make_clients()
+        self.sites = []
+        for place, name in enumerate(problem.names):
+            site = Site(
+                study, lambda config: clients[config["site-id"]], {"site-id": name, "state-dir": self.folder / name}
+            )
+            secret = np.asarray(jax.random.key_data(secrets[place])).tobytes().hex()
+            site.vault.secret = lambda run, data, secret=secret: secret
+            self.sites.append(site)
+        described, self.remote = joined(
+            Register(Rehearsal(*self.sites), study, 1.0),
+            len(self.sites),
+            timeout=5.0,
+            patience=Patience(give_up_after=1.0),
+        )
+        assert_equal(described.roster.rows, problem.roster.rows)
+        self.remote.connect(programs, described, key)
+
+    def __getattr__(self, name):
+        return getattr(self.remote, name)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in ALGORITHMS])
+def test_a_network_agrees(name, problem, reference, tmp_path):
+    """Clients that read model and data by themselves, told of the others' rows alone, and asked by messages."""
+    executor = Networked(name, tmp_path)
+    current, posterior = run(name, problem, executor)
+    expected, expected_posterior = reference(name)
+    tolerance = 1e-6 if name in COUPLED else 1e-12
+    assert_equal(posterior, expected_posterior, rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(current.history[-1]["code"], expected.history[-1]["code"])
+    assert executor.remote.bytes_up > 0
 
 
 @pytest.mark.slow

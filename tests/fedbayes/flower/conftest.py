@@ -21,7 +21,7 @@ def echo(tmp_path):
 @pytest.fixture
 def federate(tmp_path, request):
     """Makes a federation that ends with the test."""
-    from federation import Federation
+    from federation import Federation, wait_until
 
     made = []
 
@@ -33,6 +33,13 @@ def federate(tmp_path, request):
     for federation in made:
         federation.stop()
         print(federation.logs())  # pytest shows it where the test has failed
+        wait_until(lambda: not federation.processes(), 10, "the end of all processes")  # noqa: B023
+
+
+@pytest.fixture
+def output(tmp_path):
+    """Where the echo app's server writes, as a setting of its run."""
+    return {"output": str(tmp_path / "rounds.jsonl")}
 
 
 @pytest.fixture

@@ -6,8 +6,11 @@
 ...     assert run.wait(60) == "finished:completed", run.log()
 """
 
+import contextlib
 import json
 import os
+import re
+import secrets
 import shutil
 import signal
 import socket
@@ -61,6 +64,16 @@ def command_line(pid: str) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def processes_with(variable: str) -> list[int]:
+    """Processes that have this among their environment variables."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 class Process:
@@ -152,7 +165,8 @@ class Federation:
         configs = {f"site-{i}": {} for i in range(sites)} if isinstance(sites, int) else sites
         self.names = list(configs)
         self.configs = [self._config(name, config) for name, config in configs.items()]
-        self.environment = {**QUIET, **(environment or {})}
+        self._mark = f"FEDBAYES_TEST_FEDERATION={secrets.token_hex(8)}"
+        self.environment = {**QUIET, **(environment or {}), **dict([self._mark.split("=")])}
         self.port, *self._node_ports = free_ports(1 + len(configs))
         self._server: Process | None = None
         self._nodes: dict[int, Process] = {}
@@ -224,18 +238,25 @@ class Federation:
         raise AssertionError(f"node {i} handles no message")
 
     def kill_server(self) -> None:
+        """SIGKILL to the SuperLink and to what it has started: a server app may else hang for ever (Flower 1.41)."""
         self._server.kill()
         self._server = None
+        for pid in self.processes():
+            if re.search(rb"flwr-serverapp|flower-superexec.*:%d\b" % self.port, command_line(str(pid))):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """End every process: nodes, server, runs, and the sites' workers."""
+        """End every process that this federation has started, and all that these have: in whatever session."""
         for process in [*self._others, *self._nodes.values(), *([self._server] if self._server else [])]:
             process.kill()
-        for pid in self.workers().values():
-            try:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+
+    def processes(self) -> list[int]:
+        """All that this federation has started and that still run."""
+        return processes_with(self._mark)
 
     def workers(self) -> dict[str, int]:
         """The process of each site's worker, where there is one."""
@@ -274,6 +295,11 @@ class Federation:
     def log(self, name: str = "server") -> str:
         """The log of the server or of a site's node."""
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+
+    def worker_log(self, name: str) -> str:
+        """The log of a site's worker; empty before it has one."""
+        path = self.folder / "state" / name / "worker.log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def logs(self, last: int = 4000) -> str:
         """The ends of all logs, the workers' included, for the report of a failed test."""

@@ -1,0 +1,97 @@
+"""A federation of three sites in one process, whose messages go through bytes, and ways to disturb it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedbayes as fb
+from fedbayes.network.fit import fit_over
+from fedbayes.network.rehearsal import Rehearsal
+from fedbayes.network.remote import Patience
+from fedbayes.network.site import Site
+from fedbayes.network.study import Study
+
+KEY = jax.random.key(3)
+BRIEF = Patience(round_timeout=1.0, min_clients=1, give_up_after=0.5)
+
+
+def model(y):
+    """Groups whose own means are local, so that clients have private states, and draws of their own."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.3))
+    with fb.local():
+        own = numpyro.sample("own", dist.Normal(mu, tau))
+    numpyro.sample("y", dist.Normal(own, 0.7), obs=y)
+
+
+def make_data() -> dict:
+    rng = np.random.default_rng(5)
+    return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in (("ada", 4), ("bo", 7), ("cy", 9))}
+
+
+class Disturbed(Rehearsal):
+    """A network on which things go wrong: ``disturb(round, address, answer)`` changes answers, or loses them."""
+
+    def __init__(self, *sites: Site | None, disturb: Callable | None = None, before: Callable | None = None):
+        super().__init__(*sites)
+        self.disturb, self.before, self.count = disturb, before, 0
+
+    def send(self, requests, timeout):
+        self.count += 1
+        if self.before:
+            self.before(self.count)
+        for address, answer in super().send(requests, timeout):
+            found = self.disturb(self.count, address, answer) if self.disturb else answer
+            yield from ([(address, each) for each in found] if isinstance(found, list) else [(address, found)])
+
+
+class Federation:
+    """Three sites with folders of their own, and fits over them."""
+
+    def __init__(self, folder, method, program=model):
+        self.folder, self.data, self.method, self.model = folder, make_data(), method, program
+        self.study = Study(program, method)
+
+    def site(self, name, folder=None, load=None) -> Site:
+        """A site as a new process would make it."""
+        load = load or (lambda config: self.data[config["site-id"]])
+        return Site(self.study, load, {"site-id": name, "state-dir": str(folder or self.folder / name)})
+
+    def sites(self) -> list[Site]:
+        return [self.site(name) for name in self.data]
+
+    def network(self, **options) -> Disturbed:
+        return Disturbed(*self.sites(), **options)
+
+    def same_secrets(self, other: Path) -> None:
+        """Give the sites the secrets of those in another folder."""
+        for site in self.sites():
+            (self.folder / site.name / "secret").write_text((other / site.name / "secret").read_text())
+
+    def fit(self, network=None, **options):
+        given = {
+            "key": KEY,
+            "num_clients": 3,
+            "join_timeout": 2.0,
+            "patience": BRIEF,
+            "num_draws": 50,
+            "progress": False,
+        }
+        return fit_over(network or self.network(), self.study, **(given | options))
+
+    def here(self, **options):
+        """The same fit in one process."""
+        given = {"key": KEY, "num_draws": 50, "progress": False}
+        return fb.fit_federated(self.model, self.data, method=self.method, **(given | options))
+
+
+@pytest.fixture
+def federation(tmp_path):
+    return lambda method=None, **options: Federation(
+        tmp_path / "sites", method or fb.EP(solver="laplace", num_replicates=1, tolerance=1e-9), **options
+    )

@@ -1,0 +1,432 @@
+"""What goes wrong on a network: the answer stays right, or the fit stops and says why."""
+
+import logging
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+import fedbayes as fb
+from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
+from fedbayes.network.conclusion import client_posterior
+from fedbayes.network.messages import pack, unpack
+from fedbayes.network.remote import Patience
+from fedbayes.network.transport import Failure
+from fedbayes.rounds.wire import arrays_of, encode
+
+ROUND = 3  # the third exchange is the first round: before it sites say hello, and read the model
+CY = 3  # an address
+ANOTHER_WAY = {"rtol": 2e-5, "atol": 2e-5}  # to the fixed point: a search for a mode stops at its own tolerance, wherever it starts
+
+
+def theta(fit):
+    return np.asarray(fit.posterior.shift), np.asarray(fit.posterior.precision)
+
+
+def assert_same(ours, theirs, **tolerance):
+    for one, two in zip(theta(ours), theta(theirs), strict=True):
+        np.testing.assert_allclose(one, two, **tolerance)
+
+
+@pytest.fixture
+def undisturbed(federation):
+    return federation().here()
+
+
+def edited(answer, change):
+    """The answer with other arrays."""
+    message = unpack(answer)
+    header = {name: value for name, value in message.header.items() if name != "format"}
+    return pack(header, encode(change(arrays_of(message.body))))
+
+
+def test_a_network_gives_the_answer_of_one_process(federation, undisturbed):
+    fit = federation().fit()
+    assert_same(fit, undisturbed, rtol=1e-10)
+    assert fit.converged
+    assert set(fit.idata.posterior.data_vars) == {"mu", "tau"}
+
+
+def test_a_client_that_is_slow_is_left_out_of_its_round_and_its_last_message_stays(federation, undisturbed):
+    """Rounds 2 and 3 go on without it; EP's sites lead to the same fixed point."""
+    fit = federation().fit(
+        federation().network(disturb=lambda n, at, answer: Failure.LATE if at == CY and n in (4, 5) else answer)
+    )
+    rounds = fit.rounds.sel(client="cy")
+    assert rounds["code"][:4, 0].values.tolist() == [0, ResultCode.NO_REPLY, ResultCode.NO_REPLY, 0]
+    assert rounds["staleness"].values.tolist()[:4] == [0, 1, 2, 0]
+    assert fit.rounds.sel(client="ada")["staleness"].values.max() == 0
+    assert_same(fit, undisturbed, **ANOTHER_WAY)
+
+
+def test_a_client_that_dies_for_good_keeps_its_last_message(federation):
+    """EP: the posterior still holds what it has said; the fit says that it has not converged with everybody."""
+    network = federation().network(disturb=lambda n, at, answer: Failure.GONE if at == CY and n in (5, 6) else answer)
+    with pytest.warns(NotConvergedWarning, match=r"client 'cy' did not answer .* 2 rounds ago"):
+        fit = federation().fit(network, num_rounds=3)
+    assert fit.rounds.sel(client="cy")["staleness"].values.tolist() == [0, 0, 1, 2]
+
+
+def test_a_restarted_client_goes_on_from_its_disk(federation, tmp_path, monkeypatch):
+    """Each request may meet a new process, as it does with Flower: the answer is the same bit for bit."""
+    world = federation(fb.EP(solver="importance", num_samples=64, num_replicates=2))
+    monkeypatch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: "ab" * size)
+    expected = world.fit(num_rounds=4, correct=False)
+    world.folder = tmp_path / "again"
+    world.same_secrets(tmp_path / "sites")
+    network = world.network()
+
+    def restarted(count):
+        network.sites = {at: world.site(site.name) for at, site in network.sites.items()}
+
+    network.before = restarted
+    fit = world.fit(network, num_rounds=4, correct=False)
+    np.testing.assert_array_equal(fit.theta, expected.theta)
+
+
+def test_a_client_that_has_lost_its_disk_costs_time_and_not_correctness(federation, undisturbed, tmp_path):
+    world = federation()
+    network = world.network()
+
+    def replaced(count):
+        network.sites[CY] = world.site("cy", folder=tmp_path / f"new{count}")
+
+    network.before = replaced
+    assert_same(world.fit(network), undisturbed, **ANOTHER_WAY)
+
+
+def test_an_answer_that_comes_twice_counts_once(federation, undisturbed):
+    fit = federation().fit(federation().network(disturb=lambda n, at, answer: [answer, answer]))
+    assert_same(fit, undisturbed, rtol=1e-10)
+
+
+def test_an_answer_to_an_old_round_is_refused(federation, undisturbed, caplog):
+    old = {}
+
+    def replay(n, at, answer):
+        if at != CY or n < ROUND:
+            return answer
+        old.setdefault("answer", answer)
+        return old["answer"] if n == ROUND + 1 else answer
+
+    fit = federation().fit(federation().network(disturb=replay))
+    assert fit.rounds.sel(client="cy")["code"][1, 0] == ResultCode.REFUSED
+    assert "another round" in caplog.text
+    assert_same(fit, undisturbed, **ANOTHER_WAY)
+
+
+def with_numbers(arrays, number):
+    return {name: np.full_like(a, number) if name.startswith("each") else a for name, a in arrays.items()}
+
+
+SPOILED = {
+    "NaN": lambda arrays: with_numbers(arrays, np.nan),
+    "absurd precision": lambda arrays: with_numbers(arrays, 1e40),
+    "wrong shape": lambda arrays: {name: array[..., None] for name, array in arrays.items()},
+    "wrong dtype": lambda arrays: {name: array.astype(np.float32) for name, array in arrays.items()},
+    "wrong names": lambda arrays: {f"{name}s": array for name, array in arrays.items()},
+    "empty": lambda arrays: {},
+}
+GARBAGE = (b"", b"no archive", b"\x80\x04K\x01.", b"PK\x03\x04 half of one")
+
+
+def test_messages_that_can_not_be_meant_are_refused(federation, undisturbed):
+    """One after the other, from the second round on."""
+    changes = [lambda answer, change=change: edited(answer, change) for change in SPOILED.values()]
+    changes += [lambda answer, garbage=garbage: garbage for garbage in GARBAGE]
+
+    def spoil(n, at, answer):
+        place = n - ROUND - 1
+        return changes[place](answer) if at == CY and 0 <= place < len(changes) else answer
+
+    slow = federation(fb.EP(solver="laplace", num_replicates=1, tolerance=1e-9, damping=0.3))
+    fit = slow.fit(slow.network(disturb=spoil), num_rounds=80)
+    codes = fit.rounds.sel(client="cy")["code"].values[:, 0].tolist()
+    assert codes[: len(changes) + 2] == [ResultCode.OK, *[ResultCode.REFUSED] * len(changes), ResultCode.OK]
+    assert_same(fit, undisturbed, **ANOTHER_WAY)
+
+
+def test_the_network_notices_a_planted_change(federation, undisturbed):
+    """Negative control: a number that could be meant is used, and moves the answer."""
+
+    def larger(arrays):
+        return {name: array * 1.5 if name.startswith("each") else array for name, array in arrays.items()}
+
+    def move(n, at, answer):
+        return edited(answer, larger) if (n, at) == (ROUND + 1, CY) else answer
+
+    with pytest.warns(NotConvergedWarning):
+        fit = federation().fit(federation().network(disturb=move), num_rounds=2)
+    assert not np.allclose(theta(fit)[0], theta(undisturbed)[0], rtol=1e-3)
+
+
+def test_below_the_fewest_clients_the_server_waits_and_stops_with_its_state_saved(
+    federation, undisturbed, tmp_path, caplog
+):
+    world, checkpoint = federation(), tmp_path / "fit.npz"
+    network = world.network(disturb=lambda n, at, answer: Failure.LATE if at != 1 and n > ROUND else answer)
+    patience = Patience(round_timeout=1.0, min_clients=2, give_up_after=0.3)
+    with pytest.raises(FederatedError, match=r"1 clients have answered .* 2 are needed.*\['bo', 'cy'\]"):
+        world.fit(network, patience=patience, checkpoint=checkpoint)
+    assert "Waiting for ['bo', 'cy']" in caplog.text
+    assert checkpoint.exists()
+    assert_same(federation().fit(checkpoint=checkpoint), undisturbed, **ANOTHER_WAY)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+METHODS = {
+    "ep": fb.EP(solver="importance", num_samples=64, num_replicates=2),
+    "fald": fb.FALD(num_chains=2, local_steps=2, thinning=1, num_warmup=0, step_size=0.01),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning", "ignore::fedbayes.errors.UnreliableWarning")
+def test_a_server_killed_at_any_moment_goes_on_to_the_same_answer(federation, name, tmp_path):
+    """Bit for bit, clients restarted too: an order that comes again finds the private state before it."""
+    world = federation(METHODS[name])
+    options = {"num_draws": 6, "num_rounds": 4 if name == "ep" else 12, "correct": False}
+    network = world.network()
+    expected = world.fit(network, checkpoint=tmp_path / "whole.npz", **options)
+    locals_ = [np.asarray(client_posterior(site).posterior["own"]) for site in network.sites.values()]
+    total = network.count
+    assert total > 6
+    for moment in range(ROUND, total + 1, 2 if name == "ep" else 5):
+        folder = tmp_path / f"killed{moment}"
+        world.folder = folder
+        world.same_secrets(tmp_path / "sites")  # and so the same draws
+
+        def kill(count, moment=moment):
+            if count == moment:
+                raise Killed
+
+        interrupted = world.network(before=kill)
+        run = {"checkpoint": folder / "fit.npz", **options}
+        with pytest.MonkeyPatch.context() as patch:  # the same run's name, of which secrets are made
+            patch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: expected._executor.run_name)
+            with pytest.raises(Killed):
+                world.fit(interrupted, **run)
+            resumed = world.network()
+            fit = world.fit(resumed, **run)
+        np.testing.assert_array_equal(np.asarray(fit.theta), np.asarray(expected.theta), err_msg=f"killed at {moment}")
+        again = [np.asarray(client_posterior(site).posterior["own"]) for site in resumed.sites.values()]
+        for one, two in zip(again, locals_, strict=True):
+            np.testing.assert_array_equal(one, two, err_msg=f"killed at {moment}")
+
+
+def test_a_run_is_resumed_without_a_client_that_is_away(federation, undisturbed, tmp_path):
+    world, checkpoint = federation(), tmp_path / "fit.npz"
+
+    def kill(count):
+        if count == ROUND + 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        world.fit(world.network(before=kill), checkpoint=checkpoint)
+    network = world.network()
+    away = network.sites.pop(CY)
+
+    def back(count):
+        if count == 4:
+            network.sites[CY] = away
+
+    network.before = back
+    fit = world.fit(network, checkpoint=checkpoint)
+    assert fit.rounds.sel(client="cy")["staleness"].values.max() > 0
+    assert_same(fit, undisturbed, **ANOTHER_WAY)
+
+
+def test_a_site_that_comes_late_is_named_and_takes_no_part(federation, undisturbed, caplog):
+    world = federation()
+    world.data["dee"] = {"y": np.ones(3)}
+    network = world.network()
+    late = network.sites.pop(4)
+
+    def come(count):
+        if count == ROUND + 1:
+            network.sites[4] = late
+
+    network.before = come
+    assert_same(world.fit(network), undisturbed, rtol=1e-10)
+    assert "Site dee came after the first round" in caplog.text
+
+
+def test_a_site_that_comes_back_under_another_address_counts_once(federation, undisturbed, caplog):
+    """A node that is killed and restarted without keys has another address; its data must not count twice."""
+    world = federation()
+    network = world.network()
+
+    def move(count):
+        if count == ROUND + 1:
+            network.sites[9] = network.sites[CY]
+            network.sites[CY] = None  # dead, but still listed
+
+    network.before = move
+    fit = world.fit(network)
+    assert_same(fit, undisturbed, **ANOTHER_WAY)
+    assert "Site cy is back as another node" in caplog.text
+    assert fit.client_names == ("ada", "bo", "cy")
+
+
+def test_two_live_nodes_that_claim_one_site_are_refused(federation):
+    world = federation()
+    network = world.network()
+
+    def double(count):
+        if count == ROUND + 1:
+            network.sites[9] = world.site("cy")
+
+    network.before = double
+    with pytest.raises(FederatedError, match=r"both there .* site 'cy'.* count twice"):
+        world.fit(network)
+
+
+def test_two_nodes_that_claim_one_site_are_refused_before_the_first_round(federation):
+    world = federation()
+    network = world.network()
+    network.sites[9] = world.site("cy")
+    with pytest.raises(FederatedError, match="site 'cy'"):
+        world.fit(network, num_clients=4)
+
+
+def test_a_site_is_bound_to_its_key(federation):
+    world = federation()
+    network = world.network()
+    network.keys = {1: "a", 2: "b", CY: "c", 9: "stranger"}
+
+    def impostor(count):
+        if count == ROUND + 1:
+            network.sites[9], network.sites[CY] = network.sites[CY], None
+
+    network.before = impostor
+    with pytest.raises(FederatedError, match=r"different keys .* site 'cy'"):
+        world.fit(network)
+
+
+def test_an_error_in_a_client_travels_as_a_code(federation, caplog):
+    """The text of an exception may hold data; it stays in the client's log."""
+    world = federation()
+
+    def load(config):
+        raise RuntimeError(f"cannot read row {make_secret()}")
+
+    def make_secret():
+        return "7.389056"
+
+    network = world.network()
+    network.sites[CY] = world.site("cy", load=load)
+    with caplog.at_level(logging.ERROR), pytest.raises(FederatedError, match=r"\['ada', 'bo'\] have joined, and 3"):
+        world.fit(network, join_timeout=0.2)
+    assert not any(b"7.389056" in answer for answer in network.answered)
+    assert "7.389056" in caplog.text  # at the client
+    assert "Site cy takes no part: it has data that can't be used" in caplog.text
+
+
+def test_a_client_that_raises_in_a_round_is_named(federation, undisturbed, monkeypatch):
+    world = federation()
+    network = world.network()
+    calls = Counter()
+
+    def fail(count):
+        site = network.sites[CY]
+        calls[count] += 1
+        if count == ROUND + 1:
+            monkeypatch.setattr(site, "session", lambda header: 1 / 0)
+        elif count == ROUND + 2:
+            monkeypatch.undo()
+
+    network.before = fail
+    fit = world.fit(network)
+    assert fit.rounds.sel(client="cy")["code"][1, 0] == ResultCode.FAILED
+    assert_same(fit, undisturbed, **ANOTHER_WAY)
+
+
+def test_a_client_built_for_another_study_is_refused_with_the_difference(federation, caplog):
+    world, other = federation(), federation(fb.EP(solver="laplace", damping=0.25, num_replicates=1))
+    network = world.network()
+    network.sites[CY] = other.site("cy")
+    with pytest.raises(FederatedError, match="and 3 sites are needed"):
+        world.fit(network, join_timeout=0.2)
+    assert "The method differs" in caplog.text
+    assert "damping=0.25" in caplog.text
+
+
+def test_changed_data_are_refused_when_a_run_is_resumed(federation, tmp_path):
+    world, checkpoint = federation(), tmp_path / "fit.npz"
+
+    def kill(count):
+        if count == ROUND + 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        world.fit(world.network(before=kill), checkpoint=checkpoint)
+    world.data["cy"] = {"y": world.data["cy"]["y"] + 1.0}
+    with pytest.raises(FederatedError, match="Site 'cy' has other data than when this run began"):
+        world.fit(checkpoint=checkpoint)
+
+
+def test_other_shapes_are_refused_when_a_site_comes_back(federation, tmp_path):
+    world = federation()
+    network = world.network()
+
+    def grown(count):
+        if count == ROUND + 1:
+            world.data["cy"] = {"y": np.ones(12)}
+            network.sites[9], network.sites[CY] = world.site("cy"), None
+
+    network.before = grown
+    with pytest.raises(FederatedError, match="'cy' has come back with other data"):
+        world.fit(network)
+
+
+def test_what_is_a_clients_own_never_leaves_it(federation):
+    """Neither the server asks for it, nor would a client answer."""
+    fit = federation().fit()
+    for ask in (
+        lambda: fit.client_posterior("ada"),
+        lambda: fit.check(),
+        lambda: fit.predict("ada", y=np.zeros(2)),
+        lambda: fit.predictive_check(),
+        lambda: fit.loo_rows(),
+    ):
+        with pytest.raises(fb.ClientDataError, match="stay with the client"):
+            ask()
+    remote = fit._executor
+    header = {"kind": "after", **remote._about(0), "update": "given"}
+    arrays = {"shared": fit.theta, "key": jax.random.key_data(KEY)}
+    site = next(iter(remote._register.transport.sites.values()))
+    told = unpack(site.answer(pack(header, encode(arrays)))).header
+    assert told["kind"] == "refusal"
+    assert told["reason"] == "PRIVATE"
+
+
+KEY = jax.random.key(1)
+
+
+def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federation, undisturbed):
+    """What needs the clients' log-likelihoods at the server's draws alone."""
+    fit = federation().fit()
+    ours, theirs = (np.asarray(each.loo()["loo"] if "loo" in each.loo() else 0.0) for each in (fit, undisturbed))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    assert fit.exact(num_draws=20, max_exchanges=20, progress=False).posterior["mu"].shape[1] == 20
+
+
+def test_a_fit_over_a_network_is_saved_and_says_what_it_is(federation, tmp_path):
+    fit = federation().fit()
+    fit.save(tmp_path / "fit")
+    assert (tmp_path / "fit" / "posterior.nc").exists()
+    with pytest.raises(ValueError, match="made over a network"):
+        fb.load_fit(tmp_path / "fit", federation().model, federation().data)
+
+
+def test_private_states_are_readable_by_their_owner_only(federation):
+    world = federation()
+    world.fit()
+    files = [file for file in world.folder.rglob("*") if file.is_file()]
+    assert files
+    assert all(file.stat().st_mode & 0o077 == 0 for file in files)
+    assert all(folder.stat().st_mode & 0o077 == 0 for folder in (world.folder / "cy", world.folder / "cy" / "runs"))
