@@ -237,6 +237,52 @@ def test_the_project_s_study_is_fitted_and_a_site_writes_its_posterior(project, 
     assert "cleveland.csv', which is not there" in told
 
 
+LOCAL_STUDY = """
+import numpyro
+import numpyro.distributions as dist
+
+import fedbayes as fb
+from fedbayes.flower.data import columns
+
+
+def model(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with fb.local():
+        own = numpyro.sample("own", dist.Normal(mu, 1.0))
+    numpyro.sample("y", dist.Bernoulli(logits=own + 0.5 * x), obs=y)
+
+
+method = fb.EP(solver="laplace", num_replicates=2)
+load_data = columns(x="age", y="disease")
+"""
+
+
+@pytest.mark.slow
+def test_a_site_s_own_latents_are_in_its_posterior(project, tmp_path):
+    """They are those that the site itself computes, and agree with a fit of all data in one process."""
+    (project / "app" / "study.py").write_text(LOCAL_STUDY)
+    study = load(project)
+    whole = Study(study.model, study.method)
+    sites = [Site(whole, study.load_data, config_of(site, project)) for site in SITES]
+    fit_over(Rehearsal(*sites), whole, key=jax.random.key(0), num_clients=3, num_draws=400, progress=False)
+    output = tmp_path / "own" / "budapest.nc"
+    config = as_text(config_of("budapest", project))
+    code, told = run("client-posterior", "--project", project, "--config", config, "--output", output)
+    assert code == 0, told
+    assert "own: mean" in told
+    from fedbayes.results.arviz import from_netcdf
+
+    written = from_netcdf(output)["posterior"]
+    clients = {site: study.load_data(config_of(site, project)) for site in SITES}
+    alone = fb.fit_federated(
+        study.model, clients, method=study.method, key=jax.random.key(0), num_draws=400, progress=False
+    ).client_posterior("budapest")["posterior"]
+    for name in ("mu", "own"):
+        ours, theirs = written[name].to_numpy(), alone[name].to_numpy()
+        # both have 800 draws, nearly independent: four standard errors of the difference of two means
+        assert abs(ours.mean() - theirs.mean()) < 4 * theirs.std() * np.sqrt(2 / theirs.size)
+
+
 def test_a_site_that_has_kept_nothing(project):
     code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
     assert code == 1
