@@ -15,6 +15,7 @@ from fedbayes.network.messages import pack, unpack
 from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
+from fedbayes.rounds.wire import arrays_of
 
 NAMES = ("east", "home", "west")
 KINDS = ("hello", "join", "round", "after", "conclude")
@@ -114,22 +115,33 @@ def test_the_size_of_answers_depends_on_the_dimension_and_not_on_rows(tmp_path):
     assert two["after"] == five["after"]  # which depends on the number of draws alone
 
 
-def test_a_round_of_ep_carries_what_the_page_says(tmp_path):
-    """A vector and a triangle, a scale, the noise, a code and five diagnostics, per replicate."""
-    network = rehearse(tmp_path, data(20, 5))
-    from fedbayes.rounds.wire import arrays_of
+D, TRIANGLE, REPLICATES = 5, 15, 2
+MODE = D + TRIANGLE + 3
+NUMBERS = {  # of the page's table, for each kind of round that a fit has
+    "EP": {REPLICATES * (D + TRIANGLE + 8)},
+    "EP with locals": {MODE, REPLICATES * (D + TRIANGLE + 8)},
+    "FA-LD": {MODE, REPLICATES * (3 * D + 5)},
+    "FedAvg": {3, 2 * D + 4, MODE},
+    "one shot": {4 * (1024 * D + D + TRIANGLE + 4), 4 * 513},
+}
 
+
+@pytest.mark.parametrize(
+    "which", [name if name == "EP" else pytest.param(name, marks=pytest.mark.slow) for name in NUMBERS]
+)
+def test_a_round_carries_as_many_numbers_as_the_page_says(which, tmp_path):
+    network = rehearse(tmp_path, data(20, D), which)
     rounds = [unpack(answer) for answer in network.answered if unpack(answer).header["kind"] == "round"]
-    numbers = {sum(array.size for array in arrays_of(message.body).values()) for message in rounds}
-    d, replicates = 5, 2
-    assert numbers == {replicates * (d + d * (d + 1) // 2 + 1 + 1 + 1 + 5)}
+    assert {sum(array.size for array in arrays_of(message.body).values()) for message in rounds} == NUMBERS[which]
     assert all(set(message.header) == {"format", "kind", "study", "run", "order", "site", "told"} for message in rounds)
+    if which == "EP":
+        sizes_of = {len(answer) for answer in network.answered if unpack(answer).header["kind"] == "round"}
+        (least,) = sizes_of
+        assert 3250 < least - 8 * max(NUMBERS[which]) < 3350  # the names of the arrays
 
 
 def test_the_last_answers_and_those_after_the_rounds_are_counted(tmp_path):
     network = rehearse(tmp_path, data(20, 2))
-    from fedbayes.rounds.wire import arrays_of
-
     for answer in network.answered:
         message = unpack(answer)
         if message.header["kind"] == "conclude":
