@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbayes import cli_network
+
 if TYPE_CHECKING:
     import xarray as xr
     from rich.console import Console
@@ -34,6 +36,10 @@ def main(
     ] = False,
 ) -> None:
     """Federated Bayesian inference for NumPyro programs."""
+
+
+app.command()(cli_network.new)
+app.command()(cli_network.client_posterior)
 
 
 @app.command()

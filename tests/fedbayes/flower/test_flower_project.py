@@ -1,0 +1,319 @@
+"""`fedbayes new`, the project that it writes, and `fedbayes client-posterior`."""
+
+import csv
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr")
+pytest.importorskip("pandas")
+
+import fedbayes as fb
+from fedbayes.cli import app
+from fedbayes.errors import ClientDataError
+from fedbayes.flower.settings import Settings
+from fedbayes.flower.sites import read_config
+from fedbayes.models import heart_disease
+from fedbayes.network.fit import fit_over
+from fedbayes.network.rehearsal import Rehearsal
+from fedbayes.network.site import Site
+from fedbayes.network.study import Study
+
+SITES = {"budapest": "hungarian", "cleveland": "cleveland", "long-beach": "va"}
+
+
+def run(*words):
+    """A command; all that it says as one line."""
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "1000", "TERM": "dumb"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.fixture
+def forget_app():
+    """Projects have a package of one name: a test must not find another's."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name == "app" or name.startswith("app.")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def project(tmp_path, forget_app):
+    folder = tmp_path / "heart-study"
+    code, told = run("new", folder)
+    assert code == 0, told
+    return folder
+
+
+def test_a_new_project_is_complete(project):
+    names = {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()}
+    assert names >= {
+        ".gitignore", "README.md", "pyproject.toml", "flower.env", "certificates.sh", "server.sh", "node.sh",
+        "app/__init__.py", "app/study.py", "app/client_app.py", "app/server_app.py", "services/nginx.conf",
+        "services/fedbayes-node.service", "services/fedbayes-server.service", *(f"data/{site}.csv" for site in SITES),
+    }  # fmt: skip
+    assert all(os.access(path, os.X_OK) for path in project.glob("*.sh"))
+    assert stat.S_IMODE((project / "data").stat().st_mode) == 0o700
+
+
+def test_the_data_are_those_of_the_hospitals_to_the_last_digit(project):
+    clients = heart_disease.clients()
+    for site, hospital in {**SITES, "zurich": "switzerland"}.items():
+        with (project / "data" / f"{site}.csv").open() as file:
+            rows = [list(map(float, row)) for row in list(csv.reader(file))[1:]]
+        np.testing.assert_array_equal([row[:-1] for row in rows], clients[hospital]["x"])
+        np.testing.assert_array_equal([row[-1] for row in rows], clients[hospital]["y"])
+
+
+def test_the_settings_of_the_project_are_all_settings_at_their_defaults(project):
+    told = tomllib.loads((project / "pyproject.toml").read_text())
+    settings = told["tool"]["flwr"]["app"]["config"]
+    assert list(settings) == [field.name.replace("_", "-") for field in fields(Settings)]
+    own = {"num-clients": 3, "min-clients": 2, "output": "result"}
+    expected = {field.name.replace("_", "-"): field.default for field in fields(Settings)} | own
+    assert settings == expected
+    assert {name: type(value) for name, value in settings.items()} == {n: type(v) for n, v in expected.items()}
+    assert Settings.of(settings).min_clients == 2
+    assert told["project"]["name"] == "heart-study"
+    assert told["project"]["dependencies"] == []
+
+
+def test_flower_takes_the_project_and_sends_its_code_alone(project, tmp_path):
+    flwr = Path(sys.executable).with_name("flwr")
+    environment = {**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
+    (project / "app" / "patients.csv").write_text("secret")
+    (project / "notes.json").write_text("{}")
+    built = subprocess.run(
+        [flwr, "build", "--app", project], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    import zipfile
+
+    (bundle,) = tmp_path.glob("*.fab")
+    names = {name for name in zipfile.ZipFile(bundle).namelist() if not name.startswith(".info")}
+    assert names == {
+        "pyproject.toml",
+        *(f"app/{name}.py" for name in ("__init__", "study", "client_app", "server_app")),
+    }
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    code, told = run("new", tmp_path)
+    assert code == 1
+    assert f"'{tmp_path}' is not empty. Name a folder that is empty or not there yet: nothing is overwritten." in told
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    code, told = run("new", tmp_path / "mine")
+    assert code == 1
+    assert "is a file" in told
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("Heart study", "heart-study"), ("2026", "study-2026"), ("x" * 40, "x" * 32), ("é", "study")]
+)
+def test_the_project_is_named_after_its_folder(folder, name, tmp_path):
+    (tmp_path / folder).mkdir()  # empty
+    assert run("new", tmp_path / folder)[0] == 0
+    told = tomllib.loads((tmp_path / folder / "pyproject.toml").read_text())
+    assert told["project"]["name"] == name
+
+
+@pytest.mark.parametrize("words", [("new", "folder"), ("client-posterior", "--config", 'site-id="north"')])
+def test_without_flower_the_commands_say_what_to_install(words, tmp_path):
+    """In a process of its own: here Flower is imported already."""
+    program = (
+        "import sys, importlib.util as util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'flwr' else find(name, *rest)\n"
+        "from fedbayes.cli import app; app()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "fedbayes.flower needs Flower: pip install 'fedbayes[flower]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [["server", "127.0.0.1", "18000"], ["server", "study.example.org"]])
+def test_certificates_are_good_for_their_host(kind, project):
+    script = [project / "certificates.sh"]
+    environment = {name: value for name, value in os.environ.items() if name != "FLWR_HOME"}
+    done = subprocess.run([*script, *kind], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    folder = project / "certificates"
+    option = "-verify_ip" if kind[1][0].isdigit() else "-verify_hostname"
+    words = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver"]
+    for host, fits in ((kind[1], True), ("127.0.0.2" if option == "-verify_ip" else "other.example.org", False)):
+        checked = subprocess.run(
+            [*words, option, host, "-CAfile", folder / "ca.crt", folder / "server.pem"], capture_output=True, text=True
+        )
+        assert (checked.returncode == 0) == fits, checked.stderr
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.key")} == {0o600}
+    connection = tomllib.loads((project / ".flwr" / "config.toml").read_text())["superlink"]["server"]
+    assert connection["address"] == f"127.0.0.1:{'18000' if len(kind) > 2 else '8000'}"
+    assert Path(connection["root-certificates"]).is_file()
+    again = subprocess.run([*script, *kind], env=environment, capture_output=True, text=True)
+    assert again.returncode == 1
+    assert "is there already" in again.stderr
+
+
+def test_a_site_makes_its_key_once(project):
+    script = [project / "certificates.sh", "node", "cleveland"]
+    assert subprocess.run(script, capture_output=True).returncode == 0
+    key = project / "certificates" / "cleveland"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert key.with_suffix(".pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert subprocess.run(script, capture_output=True).returncode == 1
+
+
+@pytest.mark.parametrize("words", [["certificates.sh"], ["certificates.sh", "node"], ["node.sh", "cleveland"]])
+def test_scripts_say_how_they_are_called(words, project):
+    done = subprocess.run([project / words[0], *words[1:]], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"./{words[0]}" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "north", "site-id=north", 'site-id="north" and more'])
+def test_a_configuration_that_can_not_be_read(text):
+    with pytest.raises(
+        ClientDataError, match=r"can't be read\. Write what the node was started with: --config 'site-id"
+    ):
+        read_config(text)
+
+
+def config_of(site, project):
+    values = {"site-id": site, "data-path": project / "data" / f"{site}.csv", "state-dir": project / "sites" / site}
+    return {name: str(value) for name, value in values.items()}
+
+
+def as_text(config):
+    return " ".join(f'{name}="{value}"' for name, value in config.items())
+
+
+def load(project):
+    sys.path.insert(0, str(project))
+    import app.study
+
+    return app.study
+
+
+@pytest.mark.slow
+def test_the_project_s_study_is_fitted_and_a_site_writes_its_posterior(project, tmp_path, monkeypatch):
+    study = load(project)
+    whole = Study(study.model, study.method)
+    sites = [Site(whole, study.load_data, config_of(site, project)) for site in SITES]
+    fit = fit_over(Rehearsal(*sites), whole, key=jax.random.key(0), num_clients=3, num_draws=200, progress=False)
+    clients = {site: study.load_data(config_of(site, project)) for site in SITES}
+    alone = fb.fit_federated(
+        study.model, clients, method=study.method, key=jax.random.key(0), num_draws=200, progress=False
+    )
+    for name in ("intercept", "beta"):
+        ours, theirs = (np.asarray(each.idata["posterior"][name]) for each in (fit, alone))
+        np.testing.assert_allclose(ours, theirs, atol=1e-10)
+
+    monkeypatch.chdir(tmp_path)
+    code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
+    assert code == 0, told
+    assert "The posterior of site cleveland, given all sites' data, is in cleveland.nc" in told
+    assert "intercept: mean" in told
+    from fedbayes.results.arviz import from_netcdf
+
+    written = from_netcdf(tmp_path / "cleveland.nc")["posterior"]
+    np.testing.assert_allclose(written["beta"], fit.idata["posterior"]["beta"], atol=1e-10)
+
+    (project / "data" / "cleveland.csv").unlink()
+    code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
+    assert code == 1
+    assert "cleveland.csv', which is not there" in told
+
+
+LOCAL_STUDY = """
+import numpyro
+import numpyro.distributions as dist
+
+import fedbayes as fb
+from fedbayes.flower.data import columns
+
+
+def model(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with fb.local():
+        own = numpyro.sample("own", dist.Normal(mu, 1.0))
+    numpyro.sample("y", dist.Bernoulli(logits=own + 0.5 * x), obs=y)
+
+
+method = fb.EP(solver="laplace", num_replicates=2)
+load_data = columns(x="age", y="disease")
+"""
+
+
+@pytest.mark.slow
+def test_a_site_s_own_latents_are_in_its_posterior(project, tmp_path):
+    """They are those that the site itself computes, and agree with a fit of all data in one process."""
+    (project / "app" / "study.py").write_text(LOCAL_STUDY)
+    study = load(project)
+    whole = Study(study.model, study.method)
+    sites = [Site(whole, study.load_data, config_of(site, project)) for site in SITES]
+    fit_over(Rehearsal(*sites), whole, key=jax.random.key(0), num_clients=3, num_draws=400, progress=False)
+    output = tmp_path / "own" / "budapest.nc"
+    config = as_text(config_of("budapest", project))
+    code, told = run("client-posterior", "--project", project, "--config", config, "--output", output)
+    assert code == 0, told
+    assert "own: mean" in told
+    from fedbayes.results.arviz import from_netcdf
+
+    written = from_netcdf(output)["posterior"]
+    clients = {site: study.load_data(config_of(site, project)) for site in SITES}
+    alone = fb.fit_federated(
+        study.model, clients, method=study.method, key=jax.random.key(0), num_draws=400, progress=False
+    ).client_posterior("budapest")["posterior"]
+    for name in ("mu", "own"):
+        ours, theirs = written[name].to_numpy(), alone[name].to_numpy()
+        # both have 800 draws, nearly independent: four standard errors of the difference of two means
+        assert abs(ours.mean() - theirs.mean()) < 4 * theirs.std() * np.sqrt(2 / theirs.size)
+
+
+def test_a_site_that_has_kept_nothing(project):
+    code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
+    assert code == 1
+    assert "Site 'cleveland' has kept nothing on this machine" in told
+    assert not (project / "sites").exists()
+
+
+def test_a_site_without_a_run_that_has_ended(project):
+    (project / "sites" / "cleveland").mkdir(parents=True)
+    code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
+    assert code == 1
+    assert "Site 'cleveland' has been in no run that has ended" in told
+
+
+def test_a_folder_that_is_no_project(tmp_path):
+    config = as_text({"site-id": "north", "state-dir": tmp_path})
+    code, told = run("client-posterior", "--project", tmp_path, "--config", config)
+    assert code == 1
+    assert "is no project for a fit over a network" in told
+    assert "`fedbayes new` makes one" in told
+
+
+def test_a_project_whose_code_fails(project):
+    (project / "app" / "client_app.py").write_text("1 / 0\n")
+    (project / "sites" / "cleveland").mkdir(parents=True)
+    code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
+    assert code == 1
+    assert "can't be loaded: ZeroDivisionError: division by zero" in told
+
+
+def test_a_configuration_without_a_site(project):
+    code, told = run("client-posterior", "--project", project, "--config", 'state-dir="/nowhere"')
+    assert code == 1
+    assert "has kept nothing" in told or "does not say whose data it holds" in told

@@ -1,0 +1,223 @@
+"""What the page "What leaves a client" says: every byte that a client sends is looked at."""
+
+import warnings
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedbayes as fb
+from fedbayes.errors import NotConvergedWarning, UnreliableWarning
+from fedbayes.network.fit import fit_over
+from fedbayes.network.messages import pack, unpack
+from fedbayes.network.rehearsal import Rehearsal
+from fedbayes.network.site import Site
+from fedbayes.network.study import Study
+from fedbayes.rounds.wire import arrays_of
+
+NAMES = ("east", "home", "west")
+KINDS = ("hello", "join", "round", "after", "conclude")
+
+
+def model(x, y=None):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ beta, 1.0), obs=y)
+
+
+def with_locals(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with fb.local():
+        theta = numpyro.sample("theta", dist.Normal(mu, 0.5).to_event(1))
+    numpyro.sample("y", dist.Normal(x @ theta, 1.0), obs=y)
+
+
+METHODS = {
+    "EP": (model, fb.EP(solver="laplace", num_replicates=2)),
+    "EP with draws": (model, fb.EP(num_replicates=2)),
+    "EP with locals": (with_locals, fb.EP(num_replicates=2)),
+    "FA-LD": (model, fb.FALD(num_chains=2, num_warmup=2, thinning=1)),
+    "FedAvg": (model, fb.FedAvg(local_steps=2)),
+    "one shot": (model, fb.OneShot(combine="consensus")),
+}
+
+
+def data(rows, dim):
+    """Three sites with so many rows; no number of theirs is a round one."""
+    rng = np.random.default_rng(dim)
+    clients = {}
+    for name in NAMES:
+        x = rng.normal(size=(rows, dim))
+        clients[name] = {"x": x, "y": x.sum(axis=1) + rng.normal(size=rows)}
+    return clients
+
+
+def rehearse(folder, clients, which="EP", site=Site):
+    """All answers of a fit, and the sites."""
+    program, method = METHODS[which]
+    study = Study(program, method)
+    configs = [{"site-id": name, "state-dir": str(folder / name)} for name in clients]
+    network = Rehearsal(*(site(study, lambda config: clients[config["site-id"]], each) for each in configs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        warnings.simplefilter("ignore", UnreliableWarning)
+        options = {"num_rounds": None if which == "FA-LD" else 3, "num_draws": 8}
+        fit_over(network, study, key=jax.random.key(0), num_clients=len(clients), progress=False, **options)
+    return network
+
+
+def sizes(answers):
+    """(kind, bytes) of each answer, in order, without the digits of the numbers of rows, which are told as text."""
+    found = []
+    for answer in answers:
+        header = unpack(answer).header
+        digits = 0
+        if header["kind"] == "hello":
+            digits = sum(len(str(shape[0])) for shape, *_ in header["told"]["arrays"].values())
+        found.append((header["kind"], len(answer) - digits))
+    return sorted(found)
+
+
+def values_in(answers, clients):
+    """Numbers of the data that are somewhere among the bytes, as numbers of either size or as text."""
+    sent = b"".join(answers)
+    values = np.concatenate([np.ravel(array) for client in clients.values() for array in client.values()])
+    assert not np.isin(values, [0.0, 1.0]).any()
+
+    def forms(value):
+        for kind in ("<f8", ">f8", "<f4", ">f4"):
+            yield np.asarray(value).astype(kind).tobytes()
+        for text in (repr(float(value)), f"{abs(value):.6f}", f"{abs(value):.6g}", repr(np.float32(value).item())):
+            yield text.encode()
+
+    return [float(value) for value in values if any(form in sent for form in forms(value))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", METHODS)
+def test_no_number_of_the_data_leaves(which, tmp_path):
+    clients = data(40, 2)
+    network = rehearse(tmp_path, clients, which)
+    assert {unpack(answer).header["kind"] for answer in network.answered} == set(KINDS)
+    assert values_in(network.answered, clients) == []
+
+
+def test_the_size_of_answers_depends_on_the_dimension_and_not_on_rows(tmp_path):
+    few, many, wide = (
+        sizes(rehearse(tmp_path / f"{rows}-{dim}", data(rows, dim)).answered)
+        for rows, dim in ((20, 2), (3000, 2), (20, 5))
+    )
+    assert few == many
+    two, five = ({kind: {size for name, size in found if name == kind} for kind in KINDS} for found in (few, wide))
+    assert all(len(found) == 1 for found in two.values())  # whatever is in them
+    assert max(two["round"]) < min(five["round"])
+    assert two["after"] == five["after"]  # which depends on the number of draws alone
+
+
+D, TRIANGLE, REPLICATES = 5, 15, 2
+MODE = D + TRIANGLE + 3
+NUMBERS = {  # of the page's table, for each kind of round that a fit has
+    "EP": {REPLICATES * (D + TRIANGLE + 8)},
+    "EP with locals": {MODE, REPLICATES * (D + TRIANGLE + 8)},
+    "FA-LD": {MODE, REPLICATES * (3 * D + 5)},
+    "FedAvg": {3, 2 * D + 4, MODE},
+    "one shot": {4 * (1024 * D + D + TRIANGLE + 4), 4 * 513},
+}
+
+
+@pytest.mark.parametrize(
+    "which", [name if name == "EP" else pytest.param(name, marks=pytest.mark.slow) for name in NUMBERS]
+)
+def test_a_round_carries_as_many_numbers_as_the_page_says(which, tmp_path):
+    network = rehearse(tmp_path, data(20, D), which)
+    rounds = [unpack(answer) for answer in network.answered if unpack(answer).header["kind"] == "round"]
+    assert {sum(array.size for array in arrays_of(message.body).values()) for message in rounds} == NUMBERS[which]
+    assert all(set(message.header) == {"format", "kind", "study", "run", "order", "site", "told"} for message in rounds)
+    if which == "EP":
+        sizes_of = {len(answer) for answer in network.answered if unpack(answer).header["kind"] == "round"}
+        (least,) = sizes_of
+        assert 3250 < least - 8 * max(NUMBERS[which]) < 3350  # the names of the arrays
+
+
+def test_the_last_answers_and_those_after_the_rounds_are_counted(tmp_path):
+    network = rehearse(tmp_path, data(20, 2))
+    for answer in network.answered:
+        message = unpack(answer)
+        if message.header["kind"] == "conclude":
+            assert message.header["told"] == {}
+            assert message.body == b""
+        if message.header["kind"] == "after":
+            arrays = arrays_of(message.body)
+            draws = max(array.size for array in arrays.values())
+            assert sum(array.size for array in arrays.values()) <= 2 * draws + 1
+
+
+@pytest.mark.parametrize("which", ["EP", pytest.param("EP with locals", marks=pytest.mark.slow)])
+def test_secrets_and_private_states_stay(which, tmp_path):
+    network = rehearse(tmp_path, data(20, 2), which)
+    sent = b"".join(network.answered)
+    for name in NAMES:
+        secret = (tmp_path / name / "secret").read_text()
+        assert secret.encode() not in sent
+        assert bytes.fromhex(secret) not in sent
+        files = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+        assert [path for path in [tmp_path / name, *files] if path.stat().st_mode & 0o077] == []
+    if which == "EP with locals":
+        from fedbayes.network.conclusion import client_posterior
+
+        for site in network.sites.values():
+            theta = client_posterior(site)["posterior"]["theta"].to_numpy().ravel()
+            assert [value for value in theta if value.tobytes() in sent] == []
+
+
+def test_an_error_leaves_as_a_code(tmp_path):
+    clients = data(20, 2)
+    value = float(clients["east"]["x"][0, 0])
+
+    def load_data(config):
+        raise ValueError(f"patient 17 has {value!r}")
+
+    site = Site(Study(*METHODS["EP"]), load_data, {"site-id": "east", "state-dir": str(tmp_path)})
+    answer = site.answer(pack({"kind": "hello", "study": site.study.digest}))
+    assert unpack(answer).header["reason"] == "DATA"
+    assert values_in([answer], clients) == []
+    assert b"patient" not in answer
+
+
+class SendsARow(Site):
+    """Planted: the first row goes along, among the diagnostics."""
+
+    def _reply(self, header, told, body=b""):
+        return super()._reply(header, told, body + self._client().arrays["x"][0].tobytes() * (header["kind"] == "join"))
+
+
+class SendsText(Site):
+    """Planted: an innocent sentence with a number in it."""
+
+    def _reply(self, header, told, body=b""):
+        told = (
+            {**told, "note": f"largest {self._client().arrays['y'].max():.6g}"}
+            if header["kind"] == "conclude"
+            else told
+        )
+        return super()._reply(header, told, body)
+
+
+class SendsMore(Site):
+    """Planted: something for every row, of which none is a number of the data."""
+
+    def _reply(self, header, told, body=b""):
+        more = np.square(self._client().arrays["y"]).tobytes() if header["kind"] == "conclude" else b""
+        return super()._reply(header, told, body + more)
+
+
+@pytest.mark.parametrize("leak", [SendsARow, SendsText])
+def test_a_planted_leak_of_a_number_is_found(leak, tmp_path):
+    clients = data(20, 2)
+    assert values_in(rehearse(tmp_path, clients, site=leak).answered, clients) != []
+
+
+def test_a_planted_leak_by_size_is_found(tmp_path):
+    few, many = (sizes(rehearse(tmp_path / str(rows), data(rows, 2), site=SendsMore).answered) for rows in (20, 30))
+    assert few != many
