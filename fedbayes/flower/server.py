@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Context
@@ -14,6 +14,10 @@ from fedbayes.flower.grid import GridTransport
 from fedbayes.flower.programs import parts
 from fedbayes.flower.settings import Settings
 
+if TYPE_CHECKING:
+    from fedbayes.results.fit import FederatedFit
+
+_LOG = logging.getLogger(__name__)
 _SECONDS_A_ROUND = 3.0  # a node looks for messages every three seconds
 
 
@@ -84,18 +88,32 @@ def server_app(
             checkpoint=output / "checkpoint",
             seconds_a_round=_SECONDS_A_ROUND,
         )
-        fit.save(output)
+        _write(fit, output)
+        _LOG.info("%s", fit)
         if report:
             report(fit)
 
     return app
 
 
+def _write(fit: "FederatedFit", folder: Path) -> None:
+    """The posterior and the rounds, and the rest of the fit where its method can be written to a file."""
+    try:
+        fit.save(folder)
+    except ValueError as error:  # an option is a function
+        _LOG.warning("Only posterior.nc and rounds.nc are written: %s", error)
+        folder.mkdir(parents=True, exist_ok=True)
+        fit.idata.to_netcdf(str(folder / "posterior.nc"))
+        fit.rounds.to_netcdf(folder / "rounds.nc", engine="h5netcdf")
+
+
 def _show_progress() -> None:
-    """What fedbayes logs goes to the terminal of ``flwr run``."""
-    logger = logging.getLogger("fedbayes")
-    logger.setLevel(logging.INFO)
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-        logger.addHandler(handler)
+    """What fedbayes logs and warns of goes to the terminal of ``flwr run``."""
+    logging.captureWarnings(capture=True)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    for name in ("fedbayes", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        if not logger.handlers:
+            logger.addHandler(handler)

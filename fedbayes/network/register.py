@@ -5,6 +5,8 @@ its data counted twice the posterior would be too narrow, and nothing would tell
 """
 
 import logging
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +17,9 @@ from fedbayes.network.study import Study, difference
 from fedbayes.network.transport import Address, Failure, NodeKey, Transport
 
 log = logging.getLogger(__name__)
+
+_PATIENCE = 60.0  # seconds to say whose data a node holds; one that is still reading them is asked again
+_AGAIN = 60.0  # seconds after which a node that took no part is asked again
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Register:
     seated: dict[str, Address] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     _sites: dict[Address, str] = field(default_factory=dict)
-    _refused: set[Address] = field(default_factory=set)
+    _not_before: dict[Address, float] = field(default_factory=dict)  # when a node that takes no part is greeted again
     closed: bool = False
 
     def look(self) -> Mapping[str, Address]:
@@ -58,10 +63,16 @@ class Register:
             Two nodes that are there claim the data of one site, or a node with another key claims a site.
         """
         live = self.transport.addresses()
-        unknown = [address for address in live if address not in self._sites and address not in self._refused]
-        for address, hello in self._greeted(unknown).items():
+        for address, hello in self._greeted([each for each in live if self._may_be_greeted(each)]).items():
             self._seat(address, live[address], hello, live)
         return {site: address for site, address in self.seated.items() if address in live}
+
+    def _may_be_greeted(self, address: Address) -> bool:
+        return address not in self._sites and self._not_before.get(address, 0.0) <= time.monotonic()
+
+    def _leave_out(self, address: Address, seconds: float = _AGAIN) -> None:
+        """Do not greet a node for a while; one that is set right under the same address can come then."""
+        self._not_before[address] = time.monotonic() + seconds
 
     def _greeted(self, addresses: list[Address]) -> dict[Address, Hello]:
         """What the nodes tell of themselves; those who do not answer are asked again the next time."""
@@ -69,9 +80,11 @@ class Register:
             return {}
         request = pack({"kind": "hello", "study": self.study.digest})
         found = {}
-        for address, answer in self.transport.send(dict.fromkeys(addresses, request), self.timeout):
+        timeout = min(self.timeout, _PATIENCE)
+        for address, answer in self.transport.send(dict.fromkeys(addresses, request), timeout):
             if isinstance(answer, Failure):
                 log.warning("A node %s before it has said whose data it holds; it will be asked again.", answer.value)
+                self._leave_out(address, _AGAIN if self.closed else 0.0)  # in which no round waits for it
                 continue
             hello = self._understood(address, answer)
             if hello is not None:
@@ -83,12 +96,12 @@ class Register:
             header = unpack(answer).header
             if header["kind"] == "refusal":
                 self._explain(header)
-                self._refused.add(address)
+                self._leave_out(address)
                 return None
             return Hello.read(header["told"])
         except (ValueError, KeyError, TypeError):
             log.exception("A node's first message can't be read; it takes no part.")
-            self._refused.add(address)
+            self._leave_out(address)
             return None
 
     def _explain(self, header: Mapping[str, object]) -> None:
@@ -110,14 +123,14 @@ class Register:
                 key.name,
                 site,
             )
-            self._refused.add(address)
+            self._leave_out(address)
             return
         if self.closed and site not in self.hellos:
             log.warning(
                 "Site %s came after the first round and takes no part in this run. Start the run again to include it.",
                 site,
             )
-            self._refused.add(address)
+            self._leave_out(address, math.inf)
             return
         if key is not None and self.keys.setdefault(site, key.fingerprint) != key.fingerprint:
             raise FederatedError(
@@ -133,7 +146,7 @@ class Register:
         if before is not None:
             log.warning("Site %s is back as another node.", site)
             self._sites.pop(before, None)
-            self._refused.add(before)
+            self._leave_out(before, math.inf)
         if site in self.hellos and self.hellos[site] != hello:
             raise FederatedError(
                 f"Site '{site}' has come back with other data: it had {self.hellos[site].arrays}, and has "
@@ -147,6 +160,5 @@ class Register:
     def _answers(self, address: Address) -> bool:
         """Whether a node is alive, and not only listed."""
         request = pack({"kind": "hello", "study": self.study.digest})
-        return any(
-            not isinstance(answer, Failure) for _, answer in self.transport.send({address: request}, self.timeout)
-        )
+        answers = self.transport.send({address: request}, min(self.timeout, _PATIENCE))
+        return any(not isinstance(answer, Failure) for _, answer in answers)

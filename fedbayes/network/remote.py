@@ -61,6 +61,13 @@ class Remote(InProcess):
         How long to wait.
     resumable
         Whether a checkpoint is written after the rounds, to which the server may go back.
+
+    Attributes
+    ----------
+    lenient
+        Whether what follows the rounds may do without clients that are not there: NaN then stands for their answers.
+    bytes_down, bytes_up
+        Sent to and by all clients.
     """
 
     def __init__(self, register: Register, seats: tuple[Seat, ...], patience: Patience, *, resumable: bool) -> None:
@@ -75,6 +82,7 @@ class Remote(InProcess):
         self._records = False
         self._templates: dict[Any, Any] = {}
         self.bytes_down = self.bytes_up = 0
+        self.lenient = False
 
     def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
         """See :class:`~fedbayes.rounds.executors.InProcess`; the clients' secrets are their own."""
@@ -206,13 +214,17 @@ class Remote(InProcess):
             answered = [place for place in active if not isinstance(found[place], ResultCode)]
             if len(answered) >= needed:
                 return found
-            self._wait(order, answered, needed, started)
+            if not self._wait(order, answered, needed, started):
+                return found
 
-    def _wait(self, order: Round, answered: list[int], needed: int, started: float) -> None:
+    def _wait(self, order: Round, answered: list[int], needed: int, started: float) -> bool:
+        """Whether to ask again."""
         absent = [name for place, name in enumerate(self._problem.names) if place not in answered]
         waited = time.monotonic() - started
         what = "a round" if order.phase is not None else "what follows the rounds"
         if waited > self._patience.give_up_after:
+            if order.phase is None and self.lenient:
+                return False
             raise FederatedError(
                 f"{len(answered)} clients have answered for {what}, and {needed} are needed: nothing was heard of "
                 f"{absent} for {waited:.0f} s. The checkpoint, where one was asked for, holds the state after the last "
@@ -220,6 +232,7 @@ class Remote(InProcess):
             )
         log.warning("Waiting for %s: %d of %d clients that are needed have answered.", absent, len(answered), needed)
         time.sleep(min(1.0, self._patience.give_up_after / 10.0))
+        return True
 
     def _send(
         self, requests: Mapping[int, bytes], read: Callable[[int, bytes], Any]
@@ -311,7 +324,10 @@ class Remote(InProcess):
     def _nothing(self, order: Round, place: int, code: ResultCode) -> Reply:
         """The reply of a client that has not answered: zeros, and the reason."""
         template = self._template(order, place)
-        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), template)
+        zero = 0.0 if order.phase is not None else np.nan  # which no result may be made of unnoticed
+        nothing = jax.tree.map(
+            lambda leaf: np.full(leaf.shape, zero if leaf.dtype.kind == "f" else 0, leaf.dtype), template
+        )
         info = {
             name: np.full_like(value, np.nan) if value.dtype.kind == "f" else value
             for name, value in nothing.info.items()

@@ -72,6 +72,20 @@ def test_a_client_that_dies_for_good_keeps_its_last_message(federation):
     assert fit.rounds.sel(client="cy")["staleness"].values.tolist() == [0, 0, 1, 2]
 
 
+def test_a_client_that_is_away_after_the_rounds_costs_the_check_and_not_the_posterior(federation, undisturbed, caplog):
+    """Its message counts; what needs it in person is NaN, and the log says so."""
+    after = undisturbed.rounds.sizes["round"] + ROUND
+    network = federation().network(disturb=lambda n, at, answer: Failure.GONE if at == CY and n >= after else answer)
+    fit = federation().fit(network)
+    assert_same(fit, undisturbed, rtol=1e-10)
+    assert fit.correction is None
+    assert "The posterior is not checked" in caplog.text
+    log_likelihood = fit.idata.log_likelihood["client"]
+    assert np.isnan(log_likelihood.sel(client_name="cy")).all()
+    assert np.isfinite(log_likelihood.sel(client_name="ada")).all()
+    assert np.isfinite(fit.idata.posterior["mu"]).all()
+
+
 def test_a_restarted_client_goes_on_from_its_disk(federation, tmp_path, monkeypatch):
     """Each request may meet a new process, as it does with Flower: the answer is the same bit for bit."""
     world = federation(fb.EP(solver="importance", num_samples=64, num_replicates=2))
