@@ -1,5 +1,6 @@
 """How the process of one message gets its answer: from the site's worker, which it starts where there is none."""
 
+import contextlib
 import json
 import logging
 import socket
@@ -16,10 +17,16 @@ from fedbayes.network.naming import Config
 
 logger = logging.getLogger(__name__)
 
-_STARTED: "list[subprocess.Popen[bytes]]" = []  # kept, for Python warns of a forgotten process that still runs
 _PAUSE = 0.05  # seconds between two looks for a worker that starts
 # what runs in the new process: first the same places for modules as here, which may be where this package is found
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fedbayes.flower.worker import main; main()"
+
+
+class _Outliving(subprocess.Popen[bytes]):
+    """A process that outlives this one, which is nothing to warn of."""
+
+    def __del__(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -114,16 +121,15 @@ class Caller:
             "idle": self.idle,
         }
         with open(self.state.open_log(), "ab") as log:
-            process = subprocess.Popen(  # noqa: S603  (this Python, and code of ours)
+            process = _Outliving(
                 [sys.executable, "-c", _START, json.dumps(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        _STARTED.append(process)
         assert process.stdin  # noqa: S101  (for the type checker: it is a pipe)
-        with process.stdin as file:
+        with contextlib.suppress(BrokenPipeError), process.stdin as file:  # it has ended: its exit status says why
             file.write(json.dumps(task).encode())
         return process
 
