@@ -98,7 +98,7 @@ def followed(tmp_path):
             done = subprocess.run(
                 ["bash", "-c", script()],
                 cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True, timeout=1200,
+                start_new_session=True, timeout=1800,
             )  # fmt: skip
         assert done.returncode == 0, "the page's commands have failed"
         yield log.read_text(errors="replace")
@@ -122,7 +122,7 @@ def in_one_process(project, monkeypatch, sites, seed):
 @in_checkout
 @needs_tools
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2200)
 def test_the_page_word_for_word(followed, tmp_path, monkeypatch):
     project = tmp_path / "heart"
     assert followed.rstrip().endswith("the page is done")
