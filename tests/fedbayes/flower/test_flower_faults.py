@@ -53,9 +53,9 @@ def test_processes_killed_over_a_request(federate, echo, rounds, output):
     assert again["site-1"]["pid"] == before["site-1"]
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["open", "TLS and keys"])
-def test_a_node_killed_and_restarted_is_served_by_its_worker(secure, federate, echo, rounds, output):
-    federation = federate(sites=2, tls=secure, keys=secure).start()
+def test_a_node_killed_and_restarted_is_served_by_its_worker(federate, echo, rounds, output):
+    """Without a key of its own it comes back under another address; with one see the fits."""
+    federation = federate(sites=2).start()
     shorter = " ".join(f"{i}:12.0" for i in range(1, 40))
     settings = {"num-nodes": 2, "num-rounds": 40, "shorter": shorter, "order": "1:site-1:4.0"}
     run = federation.run(echo, output | settings)
@@ -70,21 +70,4 @@ def test_a_node_killed_and_restarted_is_served_by_its_worker(secure, federate, e
     assert failures(second)
     assert by_site(again)["site-1"]["pid"] == worker  # it has outlived the node
     nodes = [by_site(answers)["site-1"]["node"] for answers in (first, again)]
-    assert (nodes[0] == nodes[1]) == secure  # without a key of its own the node is a new one
-    assert (by_site(first)["site-1"]["key"] == by_site(again)["site-1"]["key"]) or not secure
-
-
-def test_the_workers_outlive_the_server(federate, echo, rounds, output):
-    federation = federate(sites=2).start()
-    settings = output | {"num-nodes": 2, "num-rounds": 3, "order": "1:site-0:4.0"}
-    run = federation.run(echo, settings)
-    wait_for_sleep(federation, "site-0", 1)
-    workers = federation.workers()
-    federation.kill_server()
-    wait_until(lambda: not run.running, 60, "the end of the run")
-    assert len(rounds()) == 1
-    federation.start_server()
-    again = federation.run(echo, settings | {"order": ""})
-    assert again.wait(300) == "finished:completed", again.log()
-    assert len(rounds()) == 4
-    assert federation.workers() == workers
+    assert nodes[0] != nodes[1]
