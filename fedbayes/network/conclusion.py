@@ -36,7 +36,7 @@ def telling(fit: FederatedFit, current: RunState) -> Callable[[int], tuple[Mappi
     personal: Any = answer.coupled.told if answer.coupled is not None else answer.cavities()
     if personal is not None and answer.coupled is None:
         personal = jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), personal)
-    shown = fit._shown._asdict()
+    shown = fit._shown.plain()
     attrs = {name: value for name, value in fit._attrs().items() if isinstance(value, str | int | float)}
     key = jax.random.key_data(jax.random.fold_in(fit._key, 1))
 

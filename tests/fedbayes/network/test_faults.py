@@ -450,7 +450,11 @@ def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federat
 
 
 def test_a_fit_over_a_network_is_saved_and_says_what_it_is(federation, tmp_path):
-    fit = federation().fit()
+    world = federation()
+    network = world.network()
+    days = np.arange("2026-01-01", "2026-01-03", dtype="M8[D]")
+    fit = world.fit(network, coords={"visit": np.arange(3), "day": days})
+    assert set(client_posterior(network.sites[CY]).posterior) == {"mu", "tau", "own"}
     fit.save(tmp_path / "fit")
     assert (tmp_path / "fit" / "posterior.nc").exists()
     with pytest.raises(ValueError, match="made over a network"):
