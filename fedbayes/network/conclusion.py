@@ -41,7 +41,9 @@ def telling(fit: FederatedFit, current: RunState) -> Callable[[int], tuple[Mappi
     key = jax.random.key_data(jax.random.fold_in(fit._key, 1))
 
     def tell(place: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        header = {"how": how, "shown": shown, "attrs": attrs, "update": current.updates[place]}
+        without = how in ("given", "recorded") and not fit.roster.num_locals[place]  # where others have some
+        source = "globals" if without else how
+        header = {"how": source, "shown": shown, "attrs": attrs, "update": current.updates[place]}
         told = {} if personal is None else {"personal": jax.tree.map(lambda leaf: np.asarray(leaf)[place], personal)}
         return header, {"shared": np.asarray(theta), "key": key, **told}
 

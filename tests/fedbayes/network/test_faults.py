@@ -6,6 +6,8 @@ from functools import partial
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
@@ -468,3 +470,25 @@ def test_private_states_are_readable_by_their_owner_only(federation):
     assert files
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in (world.folder / "cy", world.folder / "cy" / "runs"))
+
+
+def some_have_their_own(y, has):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    own = 0.0
+    if has:
+        with fb.local():
+            own = numpyro.sample("own", dist.Normal(0.0, 0.5))
+    numpyro.sample("y", dist.Normal(mu + own, 0.7), obs=y)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning", "ignore::fedbayes.errors.UnreliableWarning")
+def test_a_client_without_latents_of_its_own_has_the_globals_as_its_posterior(federation, name):
+    """Where the others have some."""
+    world = federation(METHODS[name], program=some_have_their_own)
+    world.data = {site: {**data, "has": site != "bo"} for site, data in world.data.items()}
+    network = world.network()
+    fit = world.fit(network, num_draws=6, correct=False, num_rounds=3 if name == "ep" else 12)
+    found = {site.name: client_posterior(site).posterior for site in network.sites.values()}
+    assert [set(each.data_vars) for each in found.values()] == [{"mu", "own"}, {"mu"}, {"mu", "own"}]
+    np.testing.assert_array_equal(found["bo"]["mu"], fit.idata.posterior["mu"])
