@@ -112,7 +112,7 @@ class Session:
 
     def _template(self, phase: int, *, begins: bool) -> dict[str, Any]:
         if phase not in self._templates:
-            self._templates[phase] = told_template(self.programs, phase, self.executor.key(np.zeros(2)))
+            self._templates[phase] = told_template(self.programs, phase, self.executor.secret_key)
         shared, personal = self._templates[phase]
         key = jax.random.key_data(self.executor.secret_key)
         told = {"shared": shared, "personal": personal, "key": key, "phase_key": key}

@@ -47,8 +47,9 @@ def edited(answer, change):
     return pack(header, encode(change(arrays_of(message.body))))
 
 
-def test_a_network_gives_the_answer_of_one_process(federation, undisturbed):
-    fit = federation().fit()
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_a_network_gives_the_answer_of_one_process(federation, undisturbed, kind):
+    fit = federation().fit(key=jax.random.key(3, impl=kind))
     assert_same(fit, undisturbed, rtol=1e-10)
     assert fit.converged
     assert set(fit.idata.posterior.data_vars) == {"mu", "tau"}
