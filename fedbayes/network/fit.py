@@ -96,8 +96,7 @@ def fit_over(
         Too few clients have joined, or have answered; two nodes claim one site.
     """
     check_arguments(key, num_rounds, participation, num_draws)
-    if (num_clients is None) == (not sites):
-        raise ValueError("Say when the run begins: write either `num_clients=3`, or `sites=['north', 'south']`.")
+    _check_who(num_clients, sites)
     patience = patience or Patience()
     told = Terminal(seconds_a_round) if progress is True else progress or Silent()
     with computing():
@@ -136,6 +135,18 @@ def fit_over(
     return fit
 
 
+def _check_who(num_clients: int | None, sites: Sequence[str]) -> None:
+    """Raises ``ValueError`` where it is not clear with whom the run begins."""
+    if (num_clients is None) == (not sites):
+        raise ValueError("Say when the run begins: write either `num_clients=3`, or `sites=['north', 'south']`.")
+    if num_clients is not None and num_clients < 1:
+        raise ValueError(f"`num_clients` is {num_clients}; a run needs at least one client.")
+    if isinstance(sites, str):
+        raise ValueError(f"`sites` is the text {sites!r}; write a list of names, `sites=[{sites!r}]`.")
+    if twice := sorted({name for name in sites if list(sites).count(name) > 1}):
+        raise ValueError(f"`sites` names {twice} more than once; each holder of data takes part once.")
+
+
 def joined(
     register: Register,
     num: int,
@@ -172,6 +183,10 @@ def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float
         there = [name for name in sites if name in register.hellos] if sites else sorted(register.hellos)
         if len(there) >= num:
             register.closed = True
+            if left_out := sorted(register.hellos.keys() - there[:num]):
+                log.warning(
+                    "The sites %s are there and take no part: the run begins with %s, as asked.", left_out, there[:num]
+                )
             return [register.hellos[name] for name in there[:num]]
         if time.monotonic() > deadline:
             wanted = f"the sites {list(sites)}" if sites else f"{num} sites"

@@ -489,3 +489,25 @@ def test_a_client_without_latents_of_its_own_has_the_globals_as_its_posterior(fe
     found = {site.name: client_posterior(site).posterior for site in network.sites.values()}
     assert [set(each.data_vars) for each in found.values()] == [{"mu", "own"}, {"mu"}, {"mu", "own"}]
     np.testing.assert_array_equal(found["bo"]["mu"], fit.idata.posterior["mu"])
+
+
+WRONG = {
+    "no clients": {"num_clients": 0},
+    "less than none": {"num_clients": -1},
+    "a text": {"num_clients": None, "sites": "ada"},
+    "twice": {"num_clients": None, "sites": ["ada", "ada", "bo"]},
+    "both": {"num_clients": 2, "sites": ["ada", "bo"]},
+    "neither": {"num_clients": None},
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_who_takes_part_must_be_clear(federation, which):
+    with pytest.raises(ValueError, match=r"num_clients|sites"):
+        federation().fit(**WRONG[which])
+
+
+def test_a_site_that_is_there_and_not_wanted_is_named(federation, caplog):
+    """Whose data are in the answer is never a matter of who was first in the alphabet, unsaid."""
+    assert federation().fit(num_clients=2, num_rounds=40).client_names == ("ada", "bo")
+    assert "The sites ['cy'] are there and take no part" in caplog.text
