@@ -167,12 +167,27 @@ def joined(
         As for :func:`fit_over`.
     """
     study, remembered = register.study, _Remembered(checkpoint)
-    hellos = remembered.read(register) or _enrolled(register, num, sites, timeout)
+    hellos = remembered.read(register)
+    if hellos:
+        _check_same_sites([hello.site for hello in hellos], num, sites, checkpoint)
+    else:
+        hellos = _enrolled(register, num, sites, timeout)
     places = seats(hellos, np.dtype(study.dtype))
     found = remembered.joined or _joined(register, study, hellos, places, timeout)
     remembered.write(hellos, found, register.keys)
     problem = described_problem(study, hellos, places, found)
     return problem, Remote(register, tuple(places), patience or Patience(), resumable=checkpoint is not None)
+
+
+def _check_same_sites(known: Sequence[str], num: int, sites: Sequence[str], checkpoint: Any) -> None:
+    """A run that is resumed has its sites; who asks for others must not get the answer of these."""
+    if len(known) != num or (sites and set(sites) != set(known)):
+        wanted = list(sites) if sites else f"{num} sites"
+        raise FederatedError(
+            f"The run of which '{checkpoint}' holds the state has the sites {list(known)}, and {wanted} are asked for "
+            "now. Sites can't enter or leave a run that has begun: ask for the same ones to go on with it, or begin a "
+            "new run with another checkpoint (in a Flower project, another `output`)."
+        )
 
 
 def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float) -> list[Hello]:
@@ -253,4 +268,6 @@ class _Remembered:
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             told: dict[str, Any] = {"hellos": [hello.written() for hello in hellos], "keys": dict(keys)}
-            self._file.write_text(json.dumps({**told, "joined": [asdict(each) for each in joined]}))
+            unfinished = self._file.with_name(self._file.name + ".partial")
+            unfinished.write_text(json.dumps({**told, "joined": [asdict(each) for each in joined]}))
+            unfinished.replace(self._file)  # at once: a server that is killed here finds the old file or the new one

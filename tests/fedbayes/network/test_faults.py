@@ -511,3 +511,13 @@ def test_a_site_that_is_there_and_not_wanted_is_named(federation, caplog):
     """Whose data are in the answer is never a matter of who was first in the alphabet, unsaid."""
     assert federation().fit(num_clients=2, num_rounds=40).client_names == ("ada", "bo")
     assert "The sites ['cy'] are there and take no part" in caplog.text
+
+
+@pytest.mark.parametrize("asked", [{"num_clients": 2}, {"num_clients": None, "sites": ["ada", "bo", "dee"]}])
+def test_a_run_that_is_resumed_with_other_sites_is_refused(federation, tmp_path, asked):
+    """Its checkpoint would answer for the old ones."""
+    world, checkpoint = federation(), tmp_path / "fit.npz"
+    with pytest.raises(Killed):
+        world.fit(world.network(before=partial(kill_at, ROUND + 1)), checkpoint=checkpoint)
+    with pytest.raises(FederatedError, match=r"has the sites \['ada', 'bo', 'cy'\]"):
+        world.fit(checkpoint=checkpoint, **asked)
