@@ -147,7 +147,7 @@ class Site:
         The model and the method, as the server has them.
     load_data
         ``(config) -> data``: the model's keyword arguments, as for one client of :func:`fedbayes.fit_federated`. It is
-        called once per process.
+        called once for each run, and again when that is resumed.
     config
         Of the node: ``site-id`` names the holder of the data, ``state-dir`` the folder of its private states.
     """
@@ -157,6 +157,8 @@ class Site:
         self.vault = Vault(site_folder(config))
         self._load_data, self._config = load_data, config
         self._data: ClientArrays | None = None
+        self._digest = ""  # of the data that were read last
+        self._greeting: str | None = None  # for which they were read
         self._owns: dict[str, OwnProblem] = {}
         self._sessions: dict[str, Session] = {}
 
@@ -188,7 +190,7 @@ class Site:
             raise Refused(Refusal.STUDY)
         kind = header["kind"]
         if kind == "hello":
-            return self._reply(header, Hello.of(self.name, self._client()).written())
+            return self._reply(header, Hello.of(self.name, self._greeted(header.get("greeting"))).written())
         if kind == "join":
             joined = self._own(Seat.read(header["seat"])).joined
             return self._reply(header, asdict(joined))
@@ -206,14 +208,30 @@ class Site:
         return pack({**about, "site": self.name, "told": dict(told)}, body)
 
     def _client(self) -> ClientArrays:
-        """The data, read when they are asked for first."""
-        if self._data is None:
-            try:
-                data = self._load_data(self._config)
-            except Exception as error:
-                log.exception("`load_data` failed.")
-                raise Refused(Refusal.DATA) from error
-            self._data = read_own(self.study, self.name, data)
+        """The data as they were read last."""
+        return self._read() if self._data is None else self._data
+
+    def _greeted(self, greeting: str | None) -> ClientArrays:
+        """The data, read anew when a server greets this site for the first time: a file may have changed since a run.
+
+        A server that greets again, since reading takes long, does not wait for that twice.
+        """
+        if greeting is None or greeting != self._greeting:
+            self._data = None
+        data = self._client()
+        self._greeting = greeting
+        return data
+
+    def _read(self) -> ClientArrays:
+        """Read the data; what was made of others is forgotten."""
+        try:
+            data = self._load_data(self._config)
+        except Exception as error:
+            log.exception("`load_data` failed.")
+            raise Refused(Refusal.DATA) from error
+        self._data = read_own(self.study, self.name, data)
+        if (digest := digest_of(self._data)) != self._digest:
+            self._owns, self._sessions, self._digest = {}, {}, digest
         return self._data
 
     def _own(self, seat: Seat) -> OwnProblem:

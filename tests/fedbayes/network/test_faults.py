@@ -521,3 +521,22 @@ def test_a_run_that_is_resumed_with_other_sites_is_refused(federation, tmp_path,
         world.fit(world.network(before=partial(kill_at, ROUND + 1)), checkpoint=checkpoint)
     with pytest.raises(FederatedError, match=r"has the sites \['ada', 'bo', 'cy'\]"):
         world.fit(checkpoint=checkpoint, **asked)
+
+
+def test_a_site_reads_its_data_anew_for_each_run(federation):
+    """Its process may live on between two runs, and its file be corrected meanwhile."""
+    world, reads = federation(), Counter()
+    network = world.network()
+
+    def load(config):
+        reads[config["site-id"]] += 1
+        return world.data[config["site-id"]]
+
+    network.sites[CY] = world.site("cy", load=load)
+    before = world.fit(network)
+    assert reads["cy"] == 1
+    world.data["cy"]["y"] += 1.0  # in place
+    after = world.fit(network)
+    assert reads["cy"] == 2
+    assert_same(after, world.here(), rtol=1e-10)
+    assert not np.allclose(theta(after)[0], theta(before)[0], rtol=1e-3)
