@@ -168,6 +168,7 @@ class Remote(InProcess):
             if records or header["how"] == "own":
                 told_last["broadcast"] = _part(self._last if records else self._first, place)
             about = {**self._about(place), "phase": self._phase, "records": records, **header}
+            about["begun"] = place in self._begun
             requests[place] = pack({"kind": "conclude", **about}, encode({**arrays, **told_last}))
         for place, answer in self._send(requests, self._checked):
             if isinstance(answer, ResultCode):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedbayes.computing import computing
-from fedbayes.errors import ClientDataError, ModelError
+from fedbayes.errors import ClientDataError, FederatedError, ModelError
 from fedbayes.fit import updates_after
 from fedbayes.network.alone import Alone, after_template, told_template
 from fedbayes.network.charter import Hello, Seat, read_roster
@@ -76,7 +76,19 @@ class Session:
             self._record(header, int(header["phase"]), int(header["order"]), broadcast)
 
     def last_private(self, message: Message) -> Any:
-        """The private state at the end of a run, of which its last message tells."""
+        """The private state at the end of a run, of which its last message tells.
+
+        Raises
+        ------
+        FederatedError
+            It is lost.
+        """
+        header = message.header
+        if header["begun"] and self.vault.last_order(int(header["phase"]), int(header["order"])) is None:
+            raise FederatedError(
+                "The site's own point of this run is lost: it was in its state folder, and is not there any more. "
+                "Run the fit again."
+            )
         self._at_the_end(message)
         return self.executor.private(self.place)
 

@@ -195,6 +195,10 @@ def test_below_the_fewest_clients_the_server_waits_and_stops_with_its_state_save
     assert_same(federation().fit(checkpoint=checkpoint), undisturbed, **ANOTHER_WAY)
 
 
+def shared_mean(y):
+    numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 2.0)), 0.7), obs=y)
+
+
 class Killed(BaseException):
     """Stands for SIGKILL."""
 
@@ -540,3 +544,22 @@ def test_a_site_reads_its_data_anew_for_each_run(federation):
     assert reads["cy"] == 2
     assert_same(after, world.here(), rtol=1e-10)
     assert not np.allclose(theta(after)[0], theta(before)[0], rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
+def test_a_point_of_its_own_that_is_lost_is_not_made_up(federation, tmp_path):
+    """A personalised client's own point is in its private state; the first one of the run would look like an answer."""
+    world = federation(fb.FedAvg(local_steps=2, fairness=fb.GIFAIR(personalised=True)), program=shared_mean)
+    network = world.network()
+
+    def replaced(count):
+        if count == told_last:
+            network.sites[CY] = world.site("cy", folder=tmp_path / "new")
+
+    told_last = 0
+    world.fit(network, num_rounds=3)
+    told_last, network.count, network.before = network.count, 0, replaced
+    world.fit(network, num_rounds=3)
+    assert "mu" in client_posterior(network.sites[1]).posterior
+    with pytest.raises(FederatedError, match="own point of this run is lost"):
+        client_posterior(network.sites[CY])
