@@ -36,12 +36,14 @@ def telling(fit: FederatedFit, current: RunState) -> Callable[[int], tuple[Mappi
     personal: Any = answer.coupled.told if answer.coupled is not None else answer.cavities()
     if personal is not None and answer.coupled is None:
         personal = jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), personal)
-    shown = fit._shown._asdict()
+    shown = fit._shown.plain()
     attrs = {name: value for name, value in fit._attrs().items() if isinstance(value, str | int | float)}
     key = jax.random.key_data(jax.random.fold_in(fit._key, 1))
 
     def tell(place: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        header = {"how": how, "shown": shown, "attrs": attrs, "update": current.updates[place]}
+        without = how in ("given", "recorded") and not fit.roster.num_locals[place]  # where others have some
+        source = "globals" if without else how
+        header = {"how": source, "shown": shown, "attrs": attrs, "update": current.updates[place]}
         told = {} if personal is None else {"personal": jax.tree.map(lambda leaf: np.asarray(leaf)[place], personal)}
         return header, {"shared": np.asarray(theta), "key": key, **told}
 

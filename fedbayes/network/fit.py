@@ -96,8 +96,7 @@ def fit_over(
         Too few clients have joined, or have answered; two nodes claim one site.
     """
     check_arguments(key, num_rounds, participation, num_draws)
-    if (num_clients is None) == (not sites):
-        raise ValueError("Say when the run begins: write either `num_clients=3`, or `sites=['north', 'south']`.")
+    _check_who(num_clients, sites)
     patience = patience or Patience()
     told = Terminal(seconds_a_round) if progress is True else progress or Silent()
     with computing():
@@ -136,6 +135,18 @@ def fit_over(
     return fit
 
 
+def _check_who(num_clients: int | None, sites: Sequence[str]) -> None:
+    """Raises ``ValueError`` where it is not clear with whom the run begins."""
+    if (num_clients is None) == (not sites):
+        raise ValueError("Say when the run begins: write either `num_clients=3`, or `sites=['north', 'south']`.")
+    if num_clients is not None and num_clients < 1:
+        raise ValueError(f"`num_clients` is {num_clients}; a run needs at least one client.")
+    if isinstance(sites, str):
+        raise ValueError(f"`sites` is the text {sites!r}; write a list of names, `sites=[{sites!r}]`.")
+    if twice := sorted({name for name in sites if list(sites).count(name) > 1}):
+        raise ValueError(f"`sites` names {twice} more than once; each holder of data takes part once.")
+
+
 def joined(
     register: Register,
     num: int,
@@ -156,12 +167,27 @@ def joined(
         As for :func:`fit_over`.
     """
     study, remembered = register.study, _Remembered(checkpoint)
-    hellos = remembered.read(register) or _enrolled(register, num, sites, timeout)
+    hellos = remembered.read(register)
+    if hellos:
+        _check_same_sites([hello.site for hello in hellos], num, sites, checkpoint)
+    else:
+        hellos = _enrolled(register, num, sites, timeout)
     places = seats(hellos, np.dtype(study.dtype))
     found = remembered.joined or _joined(register, study, hellos, places, timeout)
     remembered.write(hellos, found, register.keys)
     problem = described_problem(study, hellos, places, found)
     return problem, Remote(register, tuple(places), patience or Patience(), resumable=checkpoint is not None)
+
+
+def _check_same_sites(known: Sequence[str], num: int, sites: Sequence[str], checkpoint: Any) -> None:
+    """A run that is resumed has its sites; who asks for others must not get the answer of these."""
+    if len(known) != num or (sites and set(sites) != set(known)):
+        wanted = list(sites) if sites else f"{num} sites"
+        raise FederatedError(
+            f"The run of which '{checkpoint}' holds the state has the sites {list(known)}, and {wanted} are asked for "
+            "now. Sites can't enter or leave a run that has begun: ask for the same ones to go on with it, or begin a "
+            "new run with another checkpoint (in a Flower project, another `output`)."
+        )
 
 
 def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float) -> list[Hello]:
@@ -172,6 +198,10 @@ def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float
         there = [name for name in sites if name in register.hellos] if sites else sorted(register.hellos)
         if len(there) >= num:
             register.closed = True
+            if left_out := sorted(register.hellos.keys() - there[:num]):
+                log.warning(
+                    "The sites %s are there and take no part: the run begins with %s, as asked.", left_out, there[:num]
+                )
             return [register.hellos[name] for name in there[:num]]
         if time.monotonic() > deadline:
             wanted = f"the sites {list(sites)}" if sites else f"{num} sites"
@@ -238,4 +268,6 @@ class _Remembered:
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             told: dict[str, Any] = {"hellos": [hello.written() for hello in hellos], "keys": dict(keys)}
-            self._file.write_text(json.dumps({**told, "joined": [asdict(each) for each in joined]}))
+            unfinished = self._file.with_name(self._file.name + ".partial")
+            unfinished.write_text(json.dumps({**told, "joined": [asdict(each) for each in joined]}))
+            unfinished.replace(self._file)  # at once: a server that is killed here finds the old file or the new one

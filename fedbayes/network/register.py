@@ -6,6 +6,7 @@ its data counted twice the posterior would be too narrow, and nothing would tell
 
 import logging
 import math
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Register:
     keys: dict[str, str] = field(default_factory=dict)
     _sites: dict[Address, str] = field(default_factory=dict)
     _not_before: dict[Address, float] = field(default_factory=dict)  # when a node that takes no part is greeted again
+    _greeting: str = field(default_factory=lambda: secrets.token_hex(8))  # another one for each start of the server
     closed: bool = False
 
     def look(self) -> Mapping[str, Address]:
@@ -78,7 +80,7 @@ class Register:
         """What the nodes tell of themselves; those who do not answer are asked again the next time."""
         if not addresses:
             return {}
-        request = pack({"kind": "hello", "study": self.study.digest})
+        request = pack({"kind": "hello", "study": self.study.digest, "greeting": self._greeting})
         found = {}
         timeout = min(self.timeout, _PATIENCE)
         for address, answer in self.transport.send(dict.fromkeys(addresses, request), timeout):
@@ -159,6 +161,6 @@ class Register:
 
     def _answers(self, address: Address) -> bool:
         """Whether a node is alive, and not only listed."""
-        request = pack({"kind": "hello", "study": self.study.digest})
+        request = pack({"kind": "hello", "study": self.study.digest, "greeting": self._greeting})
         answers = self.transport.send({address: request}, min(self.timeout, _PATIENCE))
         return any(not isinstance(answer, Failure) for _, answer in answers)

@@ -114,13 +114,16 @@ class Remote(InProcess):
         known = np.frombuffer(bytes.fromhex(self.run_name), np.uint8)
         place = {"order": np.asarray(self._order), "records": np.asarray(self._records)}
         begun = np.asarray(sorted(self._begun), np.int64)
-        return encode({"run": known, **place, "begun": begun, "first": self._first})
+        last = {"last": self._last} if self._records else {}  # of a draw that clients have yet to hear of
+        return encode({"run": known, **place, "begun": begun, "first": self._first, **last})
 
     def restore(self, saved: bytes) -> None:
         """See :class:`~fedbayes.rounds.executors.Executor`."""
         arrays = arrays_of(saved)
-        first = {name: arrays[name] for name in arrays if name.split("/")[0] == "first"}
-        self._first = from_arrays(first, {"first": self._first})["first"]
+        told = {name: array for name, array in arrays.items() if name.split("/")[0] in ("first", "last")}
+        like = {"first": self._first, "last": self._first} if arrays["records"] else {"first": self._first}
+        found = from_arrays(told, like)
+        self._first, self._last = found["first"], found.get("last", ())
         self.run_name = arrays["run"].tobytes().hex()
         self._order = self._saved = int(arrays["order"])
         self._records, self._begun = bool(arrays["records"]), set(arrays["begun"].tolist())
@@ -165,6 +168,7 @@ class Remote(InProcess):
             if records or header["how"] == "own":
                 told_last["broadcast"] = _part(self._last if records else self._first, place)
             about = {**self._about(place), "phase": self._phase, "records": records, **header}
+            about["begun"] = place in self._begun
             requests[place] = pack({"kind": "conclude", **about}, encode({**arrays, **told_last}))
         for place, answer in self._send(requests, self._checked):
             if isinstance(answer, ResultCode):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedbayes.computing import computing
-from fedbayes.errors import ClientDataError, ModelError
+from fedbayes.errors import ClientDataError, FederatedError, ModelError
 from fedbayes.fit import updates_after
 from fedbayes.network.alone import Alone, after_template, told_template
 from fedbayes.network.charter import Hello, Seat, read_roster
@@ -76,7 +76,19 @@ class Session:
             self._record(header, int(header["phase"]), int(header["order"]), broadcast)
 
     def last_private(self, message: Message) -> Any:
-        """The private state at the end of a run, of which its last message tells."""
+        """The private state at the end of a run, of which its last message tells.
+
+        Raises
+        ------
+        FederatedError
+            It is lost.
+        """
+        header = message.header
+        if header["begun"] and self.vault.last_order(int(header["phase"]), int(header["order"])) is None:
+            raise FederatedError(
+                "The site's own point of this run is lost: it was in its state folder, and is not there any more. "
+                "Run the fit again."
+            )
         self._at_the_end(message)
         return self.executor.private(self.place)
 
@@ -112,7 +124,7 @@ class Session:
 
     def _template(self, phase: int, *, begins: bool) -> dict[str, Any]:
         if phase not in self._templates:
-            self._templates[phase] = told_template(self.programs, phase, self.executor.key(np.zeros(2)))
+            self._templates[phase] = told_template(self.programs, phase, self.executor.secret_key)
         shared, personal = self._templates[phase]
         key = jax.random.key_data(self.executor.secret_key)
         told = {"shared": shared, "personal": personal, "key": key, "phase_key": key}
@@ -147,7 +159,7 @@ class Site:
         The model and the method, as the server has them.
     load_data
         ``(config) -> data``: the model's keyword arguments, as for one client of :func:`fedbayes.fit_federated`. It is
-        called once per process.
+        called once for each run, and again when that is resumed.
     config
         Of the node: ``site-id`` names the holder of the data, ``state-dir`` the folder of its private states.
     """
@@ -157,6 +169,8 @@ class Site:
         self.vault = Vault(site_folder(config))
         self._load_data, self._config = load_data, config
         self._data: ClientArrays | None = None
+        self._digest = ""  # of the data that were read last
+        self._greeting: str | None = None  # for which they were read
         self._owns: dict[str, OwnProblem] = {}
         self._sessions: dict[str, Session] = {}
 
@@ -188,7 +202,7 @@ class Site:
             raise Refused(Refusal.STUDY)
         kind = header["kind"]
         if kind == "hello":
-            return self._reply(header, Hello.of(self.name, self._client()).written())
+            return self._reply(header, Hello.of(self.name, self._greeted(header.get("greeting"))).written())
         if kind == "join":
             joined = self._own(Seat.read(header["seat"])).joined
             return self._reply(header, asdict(joined))
@@ -206,14 +220,30 @@ class Site:
         return pack({**about, "site": self.name, "told": dict(told)}, body)
 
     def _client(self) -> ClientArrays:
-        """The data, read when they are asked for first."""
-        if self._data is None:
-            try:
-                data = self._load_data(self._config)
-            except Exception as error:
-                log.exception("`load_data` failed.")
-                raise Refused(Refusal.DATA) from error
-            self._data = read_own(self.study, self.name, data)
+        """The data as they were read last."""
+        return self._read() if self._data is None else self._data
+
+    def _greeted(self, greeting: str | None) -> ClientArrays:
+        """The data, read anew when a server greets this site for the first time: a file may have changed since a run.
+
+        A server that greets again, since reading takes long, does not wait for that twice.
+        """
+        if greeting is None or greeting != self._greeting:
+            self._data = None
+        data = self._client()
+        self._greeting = greeting
+        return data
+
+    def _read(self) -> ClientArrays:
+        """Read the data; what was made of others is forgotten."""
+        try:
+            data = self._load_data(self._config)
+        except Exception as error:
+            log.exception("`load_data` failed.")
+            raise Refused(Refusal.DATA) from error
+        self._data = read_own(self.study, self.name, data)
+        if (digest := digest_of(self._data)) != self._digest:
+            self._owns, self._sessions, self._digest = {}, {}, digest
         return self._data
 
     def _own(self, seat: Seat) -> OwnProblem:

@@ -44,6 +44,15 @@ class Presentation(NamedTuple):
     local: tuple[str, ...]
     correct: bool = True
 
+    def plain(self) -> dict[str, Any]:
+        """The same as JSON knows it: labels in arrays, also numbers and dates, as lists."""
+        labels = {name: [_label(each) for each in np.asarray(values).tolist()] for name, values in self.coords.items()}
+        return self._asdict() | {"coords": labels}
+
+
+def _label(value: Any) -> Any:
+    return value if isinstance(value, str | int | float) else str(value)
+
 
 class Saved(NamedTuple):
     """What ``fit.json`` holds: all that is needed to make the fit again, except its state.
@@ -113,7 +122,7 @@ def write_fit(
         "key": np.asarray(jax.random.key_data(saved.key)).tolist(),
         "key_impl": str(jax.random.key_impl(saved.key)),
         "dtype": saved.dtype,
-        "shown": saved.shown._asdict(),
+        "shown": saved.shown.plain(),
         "about": saved.about,
         "cost": list(saved.cost),
     }

@@ -6,6 +6,8 @@ from functools import partial
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
@@ -45,8 +47,9 @@ def edited(answer, change):
     return pack(header, encode(change(arrays_of(message.body))))
 
 
-def test_a_network_gives_the_answer_of_one_process(federation, undisturbed):
-    fit = federation().fit()
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_a_network_gives_the_answer_of_one_process(federation, undisturbed, kind):
+    fit = federation().fit(key=jax.random.key(3, impl=kind))
     assert_same(fit, undisturbed, rtol=1e-10)
     assert fit.converged
     assert set(fit.idata.posterior.data_vars) == {"mu", "tau"}
@@ -192,6 +195,10 @@ def test_below_the_fewest_clients_the_server_waits_and_stops_with_its_state_save
     assert_same(federation().fit(checkpoint=checkpoint), undisturbed, **ANOTHER_WAY)
 
 
+def shared_mean(y):
+    numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 2.0)), 0.7), obs=y)
+
+
 class Killed(BaseException):
     """Stands for SIGKILL."""
 
@@ -218,16 +225,12 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_answer(federation, na
     locals_ = [np.asarray(client_posterior(site).posterior["own"]) for site in network.sites.values()]
     total = network.count
     assert total > 6
-    for moment in range(ROUND, total + 1, 2 if name == "ep" else 5):
+    for moment in {*range(ROUND, total, 2 if name == "ep" else 5), total}:  # the last one ends the run
         folder = tmp_path / f"killed{moment}"
         world.folder = folder
         world.same_secrets(tmp_path / "sites")  # and so the same draws
 
-        def kill(count, moment=moment):
-            if count == moment:
-                raise Killed
-
-        interrupted = world.network(before=partial(kill_at, ROUND + 1))
+        interrupted = world.network(before=partial(kill_at, moment))
         run = {"checkpoint": folder / "fit.npz", **options}
         with pytest.MonkeyPatch.context() as patch:  # the same run's name, of which secrets are made
             patch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: expected._executor.run_name)
@@ -450,7 +453,11 @@ def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federat
 
 
 def test_a_fit_over_a_network_is_saved_and_says_what_it_is(federation, tmp_path):
-    fit = federation().fit()
+    world = federation()
+    network = world.network()
+    days = np.arange("2026-01-01", "2026-01-03", dtype="M8[D]")
+    fit = world.fit(network, coords={"visit": np.arange(3), "day": days})
+    assert set(client_posterior(network.sites[CY]).posterior) == {"mu", "tau", "own"}
     fit.save(tmp_path / "fit")
     assert (tmp_path / "fit" / "posterior.nc").exists()
     with pytest.raises(ValueError, match="made over a network"):
@@ -464,3 +471,95 @@ def test_private_states_are_readable_by_their_owner_only(federation):
     assert files
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in (world.folder / "cy", world.folder / "cy" / "runs"))
+
+
+def some_have_their_own(y, has):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    own = 0.0
+    if has:
+        with fb.local():
+            own = numpyro.sample("own", dist.Normal(0.0, 0.5))
+    numpyro.sample("y", dist.Normal(mu + own, 0.7), obs=y)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning", "ignore::fedbayes.errors.UnreliableWarning")
+def test_a_client_without_latents_of_its_own_has_the_globals_as_its_posterior(federation, name):
+    """Where the others have some."""
+    world = federation(METHODS[name], program=some_have_their_own)
+    world.data = {site: {**data, "has": site != "bo"} for site, data in world.data.items()}
+    network = world.network()
+    fit = world.fit(network, num_draws=6, correct=False, num_rounds=3 if name == "ep" else 12)
+    found = {site.name: client_posterior(site).posterior for site in network.sites.values()}
+    assert [set(each.data_vars) for each in found.values()] == [{"mu", "own"}, {"mu"}, {"mu", "own"}]
+    np.testing.assert_array_equal(found["bo"]["mu"], fit.idata.posterior["mu"])
+
+
+WRONG = {
+    "no clients": {"num_clients": 0},
+    "less than none": {"num_clients": -1},
+    "a text": {"num_clients": None, "sites": "ada"},
+    "twice": {"num_clients": None, "sites": ["ada", "ada", "bo"]},
+    "both": {"num_clients": 2, "sites": ["ada", "bo"]},
+    "neither": {"num_clients": None},
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_who_takes_part_must_be_clear(federation, which):
+    with pytest.raises(ValueError, match=r"num_clients|sites"):
+        federation().fit(**WRONG[which])
+
+
+def test_a_site_that_is_there_and_not_wanted_is_named(federation, caplog):
+    """Whose data are in the answer is never a matter of who was first in the alphabet, unsaid."""
+    assert federation().fit(num_clients=2, num_rounds=40).client_names == ("ada", "bo")
+    assert "The sites ['cy'] are there and take no part" in caplog.text
+
+
+@pytest.mark.parametrize("asked", [{"num_clients": 2}, {"num_clients": None, "sites": ["ada", "bo", "dee"]}])
+def test_a_run_that_is_resumed_with_other_sites_is_refused(federation, tmp_path, asked):
+    """Its checkpoint would answer for the old ones."""
+    world, checkpoint = federation(), tmp_path / "fit.npz"
+    with pytest.raises(Killed):
+        world.fit(world.network(before=partial(kill_at, ROUND + 1)), checkpoint=checkpoint)
+    with pytest.raises(FederatedError, match=r"has the sites \['ada', 'bo', 'cy'\]"):
+        world.fit(checkpoint=checkpoint, **asked)
+
+
+def test_a_site_reads_its_data_anew_for_each_run(federation):
+    """Its process may live on between two runs, and its file be corrected meanwhile."""
+    world, reads = federation(), Counter()
+    network = world.network()
+
+    def load(config):
+        reads[config["site-id"]] += 1
+        return world.data[config["site-id"]]
+
+    network.sites[CY] = world.site("cy", load=load)
+    before = world.fit(network)
+    assert reads["cy"] == 1
+    world.data["cy"]["y"] += 1.0  # in place
+    after = world.fit(network)
+    assert reads["cy"] == 2
+    assert_same(after, world.here(), rtol=1e-10)
+    assert not np.allclose(theta(after)[0], theta(before)[0], rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
+def test_a_point_of_its_own_that_is_lost_is_not_made_up(federation, tmp_path):
+    """A personalised client's own point is in its private state; the first one of the run would look like an answer."""
+    world = federation(fb.FedAvg(local_steps=2, fairness=fb.GIFAIR(personalised=True)), program=shared_mean)
+    network = world.network()
+
+    def replaced(count):
+        if count == told_last:
+            network.sites[CY] = world.site("cy", folder=tmp_path / "new")
+
+    told_last = 0
+    world.fit(network, num_rounds=3)
+    told_last, network.count, network.before = network.count, 0, replaced
+    world.fit(network, num_rounds=3)
+    assert "mu" in client_posterior(network.sites[1]).posterior
+    with pytest.raises(FederatedError, match="own point of this run is lost"):
+        client_posterior(network.sites[CY])
