@@ -96,6 +96,8 @@ def described(value: Any, depth: int = 0) -> str:
         return str({str(name): deeper(each) for name, each in value.items()})
     if isinstance(value, tuple | list):
         return str([deeper(each) for each in value])
+    if isinstance(value, set | frozenset):  # in an order that is the same in each process
+        return f"{type(value).__name__}({sorted(deeper(each) for each in value)})"
     if isinstance(value, partial):
         return f"partial({deeper(value.func)}, {deeper(value.args)}, {deeper(value.keywords)})"
     if isinstance(value, FunctionType):
@@ -118,15 +120,39 @@ def _sources(function: FunctionType, seen: set[int], depth: int = 0) -> Iterator
     for name in _names(function.__code__):
         if name in function.__globals__ and not hasattr(builtins, name):
             used.setdefault(name, function.__globals__[name])
+    used |= _of_modules(used, function)
     for name, value in sorted(used.items()):
         if isinstance(value, ModuleType | type):
             continue
         inner = inspect.unwrap(value) if callable(value) else value
         if isinstance(inner, FunctionType):
-            if inner.__module__.split(".")[0] == function.__module__.split(".")[0]:
+            if _same_package(inner.__module__, function):
                 yield from _sources(inner, seen, depth + 1)
-        elif not callable(value):
+        elif isinstance(value, partial) or not callable(value):
             yield f"{name} = {described(value, depth + 1)}"
+
+
+def _of_modules(used: Mapping[str, Any], function: FunctionType) -> dict[str, Any]:
+    """What a function uses of its own package by the modules' names, as in ``constants.PRIOR_SD``."""
+    names, found = _names(function.__code__), {}
+    modules = {id(value): value for value in used.values() if isinstance(value, ModuleType)}
+    left = list(modules.values())
+    while left:
+        module = left.pop()
+        if not _same_package(module.__name__, function):
+            continue
+        inside = {name: value for name, value in vars(module).items() if name in names}
+        new = {
+            id(value): value for value in inside.values() if isinstance(value, ModuleType) and id(value) not in modules
+        }
+        modules |= new
+        left += new.values()
+        found |= {f"{module.__name__}.{name}": value for name, value in inside.items()}
+    return found
+
+
+def _same_package(module: str, function: FunctionType) -> bool:
+    return module.split(".")[0] == function.__module__.split(".")[0]
 
 
 def _names(code: Any) -> set[str]:
