@@ -146,7 +146,7 @@ def written(costs: list[Cost]) -> str:
         "# What a network costs",
         "",
         "EP (one replicate) on the heart data, 740 patients and 14 globals, by `python benchmarks/network.py`;",
-        f"{machine()}.",
+        machine(),
         "All processes share one machine on loopback. Seconds of an EP round are medians without the first one, in",
         "which programs are compiled. Computing is one client's by itself; messages are its request and its answer,",
         "written and read. The rest is the engine: a new process for each message, and nodes that look for messages",

@@ -76,10 +76,10 @@ class Remote(InProcess):
         self.run_name = secrets.token_hex(8)
         self._order = self._saved = self._phase = 0
         self._first: Shared = ()
-        self._last: Shared = ()
+        self._broadcasts: dict[int, Shared] = {}  # at the draws of which some client has yet to hear
+        self._unrecorded: dict[int, list[int]] = {}  # the numbers of these, by client
         self._phase_key: Key
         self._begun: set[int] = set()
-        self._records = False
         self._templates: dict[Any, Any] = {}
         self.bytes_down = self.bytes_up = 0
         self.lenient = False
@@ -93,11 +93,18 @@ class Remote(InProcess):
     def begin(self, phase: int, shared: Shared, key: Key) -> None:
         """See :class:`~fedbayes.rounds.executors.Executor`: the first broadcast goes out with the first order."""
         self._phase, self._first, self._phase_key = phase, jax.tree.map(np.asarray, shared), key
-        self._begun, self._records = set(), False
+        self._begun, self._broadcasts, self._unrecorded = set(), {}, {}
 
     def record(self, phase: int, shared: Shared) -> None:
-        """See :class:`~fedbayes.rounds.executors.Executor`: the next order has the same broadcast, and says so."""
-        self._records, self._last = True, jax.tree.map(np.asarray, shared)
+        """See :class:`~fedbayes.rounds.executors.Executor`: each client is told with its next order.
+
+        Its private state does not change before that, however many rounds go on without it.
+        """
+        mine = np.flatnonzero(self._problem.roster.num_locals).tolist()
+        if mine:
+            self._broadcasts[self._order] = jax.tree.map(np.asarray, shared)
+        for place in mine:
+            self._unrecorded.setdefault(place, []).append(self._order)
 
     def recorded(self, place: int) -> NoReturn:
         """Refused: a client's own draws are at the client."""
@@ -112,21 +119,28 @@ class Remote(InProcess):
         """See :class:`~fedbayes.rounds.executors.Executor`."""
         self._saved = self._order
         known = np.frombuffer(bytes.fromhex(self.run_name), np.uint8)
-        place = {"order": np.asarray(self._order), "records": np.asarray(self._records)}
         begun = np.asarray(sorted(self._begun), np.int64)
-        last = {"last": self._last} if self._records else {}  # of a draw that clients have yet to hear of
-        return encode({"run": known, **place, "begun": begun, "first": self._first, **last})
+        pending = [(place, number) for place, numbers in self._unrecorded.items() for number in numbers]
+        draws = {
+            "numbers": np.asarray(sorted(self._broadcasts), np.int64),
+            "unrecorded": np.asarray(pending, np.int64).reshape(-1, 2),
+            "broadcasts": [self._broadcasts[number] for number in sorted(self._broadcasts)],
+        }
+        return encode({"run": known, "order": np.asarray(self._order), "begun": begun, "first": self._first, **draws})
 
     def restore(self, saved: bytes) -> None:
         """See :class:`~fedbayes.rounds.executors.Executor`."""
         arrays = arrays_of(saved)
-        told = {name: array for name, array in arrays.items() if name.split("/")[0] in ("first", "last")}
-        like = {"first": self._first, "last": self._first} if arrays["records"] else {"first": self._first}
-        found = from_arrays(told, like)
-        self._first, self._last = found["first"], found.get("last", ())
+        told = {name: array for name, array in arrays.items() if name.split("/")[0] in ("first", "broadcasts")}
+        numbers = arrays["numbers"].tolist()
+        found = from_arrays(told, {"first": self._first, "broadcasts": [self._first] * len(numbers)})
+        self._first, self._broadcasts = found["first"], dict(zip(numbers, found["broadcasts"], strict=True))
+        self._unrecorded = {}
+        for place, number in arrays["unrecorded"].tolist():
+            self._unrecorded.setdefault(place, []).append(number)
         self.run_name = arrays["run"].tobytes().hex()
         self._order = self._saved = int(arrays["order"])
-        self._records, self._begun = bool(arrays["records"]), set(arrays["begun"].tolist())
+        self._begun = set(arrays["begun"].tolist())
 
     def run(self, order: Round) -> Heard:
         """See :class:`~fedbayes.rounds.executors.Executor`.
@@ -142,8 +156,7 @@ class Remote(InProcess):
         active = order.active.tolist()
         answers = self._answers(order, active)
         if order.phase is not None:
-            self._begun |= {place for place in active if not isinstance(answers[place], ResultCode)}
-            self._records = False
+            self._heard_of({place for place in active if not isinstance(answers[place], ResultCode)})
         heard = Collected(order, len(self._problem.names))
         for place in active:
             reply, places = answers[place], np.asarray([place])
@@ -151,6 +164,13 @@ class Remote(InProcess):
             alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
             heard.add(places, alone._replace(total=summed(alone, np.ones(1, bool), order.shared, places)))
         return heard.finish()
+
+    def _heard_of(self, places: set[int]) -> None:
+        """These clients have begun the phase, and know of all draws."""
+        self._begun |= places
+        self._unrecorded = {place: numbers for place, numbers in self._unrecorded.items() if place not in places}
+        waiting = {number for numbers in self._unrecorded.values() for number in numbers}
+        self._broadcasts = {number: each for number, each in self._broadcasts.items() if number in waiting}
 
     def _refuse_private(self, order: Round) -> None:
         for place in order.active.tolist():
@@ -163,12 +183,9 @@ class Remote(InProcess):
         requests = {}
         for place in range(len(self._problem.names)):
             header, arrays = tell(place)
-            records = self._records and bool(self._problem.roster.num_locals[place])
-            told_last = {"phase_key": jax.random.key_data(self._phase_key)}
-            if records or header["how"] == "own":
-                told_last["broadcast"] = _part(self._last if records else self._first, place)
-            about = {**self._about(place), "phase": self._phase, "records": records, **header}
-            about["begun"] = place in self._begun
+            told_last = {"phase_key": jax.random.key_data(self._phase_key), "broadcast": _part(self._first, place)}
+            about = {**self._about(place), "phase": self._phase, "begun": place in self._begun, **header}
+            about["records"], told_last["recorded"] = self._draws_for(place)
             requests[place] = pack({"kind": "conclude", **about}, encode({**arrays, **told_last}))
         for place, answer in self._send(requests, self._checked):
             if isinstance(answer, ResultCode):
@@ -193,14 +210,15 @@ class Remote(InProcess):
         if begins:
             arrays["first"] = _part(self._first, place)
         oldest = self._saved if self._resumable else self._order - 1
-        header |= {
-            "phase": order.phase,
-            "begins": begins,
-            "records": self._records and bool(self._problem.roster.num_locals[place]),
-            "oldest": oldest,
-        }
+        header |= {"phase": order.phase, "begins": begins, "oldest": oldest}
+        header["records"], arrays["recorded"] = self._draws_for(place)
         arrays["phase_key"] = jax.random.key_data(self._phase_key)
         return pack({"kind": "round", **header}, encode(arrays))
+
+    def _draws_for(self, place: int) -> tuple[list[int], list[Shared]]:
+        """The draws of which a client has yet to hear: their numbers, and the broadcasts there."""
+        numbers = self._unrecorded.get(place, [])
+        return numbers, [_part(self._broadcasts[number], place) for number in numbers]
 
     def _answers(self, order: Round, active: list[int]) -> dict[int, Reply | ResultCode]:
         """Each active client's reply, or why there is none; those without one are asked again where too few answer."""

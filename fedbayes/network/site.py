@@ -60,20 +60,19 @@ class Session:
         """One round: the private state before it, the reply, the state after it."""
         header = message.header
         phase, order = int(header["phase"]), int(header["order"])
-        told = message.read(self._template(phase, begins=bool(header["begins"])))
+        template = self._template(phase, begins=bool(header["begins"]))
+        told = message.read({**template, "recorded": self._recorded(header)})
         self._go_to(phase, order, told)
-        self._record(header, phase, order, told["shared"])
+        self._record(header, told["recorded"])
         reply = self.executor.reply(self._round(phase, told, str(header["update"])))
         self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
         self.at = (phase, order)
         return encode(reply)
 
     def record_last(self, message: Message) -> None:
-        """The client's own part of the last draw, of which the last message of a run tells."""
-        header = message.header
-        if header["records"]:
-            broadcast = self._at_the_end(message)
-            self._record(header, int(header["phase"]), int(header["order"]), broadcast)
+        """The client's own part of the last draws, of which the last message of a run tells."""
+        if message.header["records"]:
+            self._record(message.header, self._at_the_end(message))
 
     def last_private(self, message: Message) -> Any:
         """The private state at the end of a run, of which its last message tells.
@@ -93,13 +92,18 @@ class Session:
         return self.executor.private(self.place)
 
     def _at_the_end(self, message: Message) -> Any:
-        """Go to the last private state; the last broadcast."""
-        phase, order = int(message.header["phase"]), int(message.header["order"])
-        arrays, template = arrays_of(message.body), {"broadcast": self._template(phase, begins=False)["shared"]}
-        broadcast = {name: array for name, array in arrays.items() if name.split("/")[0] == "broadcast"}
-        shared = from_arrays(broadcast, template)["broadcast"]
-        self._go_to(phase, order, {"shared": shared, "phase_key": arrays["phase_key"]})
-        return shared
+        """Go to the last private state; the broadcasts of draws that are still to be recorded."""
+        header, arrays = message.header, arrays_of(message.body)
+        phase, order = int(header["phase"]), int(header["order"])
+        shared = self._template(phase, begins=False)["shared"]
+        mine = {name: array for name, array in arrays.items() if name.split("/")[0] in ("broadcast", "recorded")}
+        told = from_arrays(mine, {"broadcast": shared, "recorded": self._recorded(header)})
+        self._go_to(phase, order, {"shared": told["broadcast"], "phase_key": arrays["phase_key"]})
+        return told["recorded"]
+
+    def _recorded(self, header: Mapping[str, Any]) -> list[Any]:
+        """Shapes of the broadcasts at the draws of which a message tells."""
+        return [self._template(int(header["phase"]), begins=False)["shared"]] * len(header["records"])
 
     def after(self, message: Message) -> bytes:
         """What is asked once the rounds are over."""
@@ -138,11 +142,12 @@ class Session:
         if (states := self.vault.state_before(phase, order)) is not None:
             self.executor.load(states)
 
-    def _record(self, header: Mapping[str, Any], phase: int, order: int, shared: Any) -> None:
-        """The client's own part of the draw that was made before this order, if one was."""
+    def _record(self, header: Mapping[str, Any], broadcasts: list[Any]) -> None:
+        """The client's own parts of the draws since its last order; its private state is still that of all of them."""
+        phase, order = int(header["phase"]), int(header["order"])
         self.vault.forget_draws(order)
-        if header["records"]:
-            self.vault.keep_draw(order, encode(self.executor.own_draw(phase, shared)))
+        for number, shared in zip(header["records"], broadcasts, strict=True):
+            self.vault.keep_draw(int(number), order, encode(self.executor.own_draw(phase, shared)))
 
     def _round(self, phase: int | None, told: Mapping[str, Any], update: str) -> Round:
         num = len(self.problem.names)

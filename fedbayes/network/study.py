@@ -134,7 +134,8 @@ def _sources(function: FunctionType, seen: set[int], depth: int = 0) -> Iterator
 
 def _of_modules(used: Mapping[str, Any], function: FunctionType) -> dict[str, Any]:
     """What a function uses of its own package by the modules' names, as in ``constants.PRIOR_SD``."""
-    names, found = _names(function.__code__), {}
+    names = _names(function.__code__)
+    found: dict[str, Any] = {}
     modules = {id(value): value for value in used.values() if isinstance(value, ModuleType)}
     left = list(modules.values())
     while left:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _STATE = re.compile(r"state-(\d+)-(\d+)\.npz")
-_DRAW = re.compile(r"draw-(\d+)\.npz")
+_DRAW = re.compile(r"draw-(\d+)-(\d+)\.npz")
 _KEPT_RUNS = 20  # folders of earlier runs
 
 
@@ -88,19 +88,20 @@ class RunVault:
             if seq > order or (at, seq) < before:
                 file.unlink(missing_ok=True)
 
-    def keep_draw(self, order: int, content: bytes) -> None:
-        """Write the client's own part of a draw, recorded just before an order."""
-        _write(self.folder / f"draw-{order}.npz", content)
+    def keep_draw(self, number: int, order: int, content: bytes) -> None:
+        """Write the client's own part of a draw, of which an order has told; what an earlier one has told of stays."""
+        if all(known != number for known, _, _ in self._draws()):
+            _write(self.folder / f"draw-{number}-{order}.npz", content)
 
     def forget_draws(self, order: int) -> None:
-        """Forget the draws from an order on: it is asked for again."""
-        for seq, file in self._draws():
-            if seq >= order:
+        """Forget the draws that were recorded from an order on: it is asked for again."""
+        for _, told, file in self._draws():
+            if told >= order:
                 file.unlink(missing_ok=True)
 
     def draws(self) -> list[bytes]:
         """The client's own parts of all draws."""
-        return [file.read_bytes() for _, file in sorted(self._draws())]
+        return [file.read_bytes() for _, _, file in sorted(self._draws())]
 
     def same_data(self, digest: str) -> bool:
         """Whether the client's data are those with which it came into the run."""
@@ -123,10 +124,10 @@ class RunVault:
             if found := _STATE.fullmatch(file.name):
                 yield int(found[1]), int(found[2]), file
 
-    def _draws(self) -> Iterator[tuple[int, Path]]:
+    def _draws(self) -> Iterator[tuple[int, int, Path]]:
         for file in self.folder.glob("draw-*"):
             if found := _DRAW.fullmatch(file.name):
-                yield int(found[1]), file
+                yield int(found[1]), int(found[2]), file
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -16,8 +16,10 @@ from fedbayes.network.conclusion import client_posterior
 from fedbayes.network.messages import pack, unpack
 from fedbayes.network.remote import Patience
 from fedbayes.network.transport import Failure, NodeKey
+from fedbayes.rounds.programs import client_secrets
 from fedbayes.rounds.wire import arrays_of, encode
 
+KEY = jax.random.key(3)  # of all fits here
 ROUND = 3  # the third exchange is the first round: before it sites say hello, and read the model
 CY = 3  # an address
 ANOTHER_WAY = {
@@ -441,9 +443,6 @@ def test_what_is_a_clients_own_never_leaves_it(federation):
     assert told["reason"] == "PRIVATE"
 
 
-KEY = jax.random.key(1)
-
-
 def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federation, undisturbed):
     """What needs the clients' log-likelihoods at the server's draws alone."""
     fit = federation().fit()
@@ -563,3 +562,25 @@ def test_a_point_of_its_own_that_is_lost_is_not_made_up(federation, tmp_path):
     assert "mu" in client_posterior(network.sites[1]).posterior
     with pytest.raises(FederatedError, match="own point of this run is lost"):
         client_posterior(network.sites[CY])
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
+def test_clients_that_sit_rounds_out_keep_their_part_of_every_draw(federation, monkeypatch):
+    """A client hears with its next order of the draws that were made without it: it has the draws of one process."""
+    method = fb.FALD(
+        num_chains=2, local_steps=2, thinning=1, num_warmup=0, step_size=0.01, scheme="with_replacement", num_active=1
+    )
+    world = federation(method)
+    options = {"num_draws": 12, "num_rounds": 12}
+    expected = world.here(**options)
+    secrets = jax.random.key_data(client_secrets(KEY, 3))
+    network = world.network()
+    for site, secret in zip(network.sites.values(), np.asarray(secrets), strict=True):
+        monkeypatch.setattr(site.vault, "secret", lambda run, data, secret=secret: secret.tobytes().hex())
+    fit = world.fit(network, **options)
+    np.testing.assert_allclose(fit.theta, expected.theta, rtol=1e-10)
+    for site in network.sites.values():
+        ours, theirs = (
+            np.asarray(each.posterior["own"]) for each in (client_posterior(site), expected.client_posterior(site.name))
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
