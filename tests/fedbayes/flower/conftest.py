@@ -33,7 +33,7 @@ def federate(tmp_path, request):
     for federation in made:
         federation.stop()
         print(federation.logs())  # pytest shows it where the test has failed
-        wait_until(lambda: not federation.processes(), 10, "the end of all processes")  # noqa: B023
+        wait_until(lambda: not federation.processes(), 60, "the end of all processes")  # noqa: B023
 
 
 @pytest.fixture

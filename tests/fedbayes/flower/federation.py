@@ -250,9 +250,13 @@ class Federation:
         """End every process that this federation has started, and all that these have: in whatever session."""
         for process in [*self._others, *self._nodes.values(), *([self._server] if self._server else [])]:
             process.kill()
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for _ in range(100):  # one that is being started while the others end is found the next time
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not self.processes():
+                return
+            time.sleep(0.1)
 
     def processes(self) -> list[int]:
         """All that this federation has started and that still run."""

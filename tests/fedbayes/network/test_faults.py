@@ -446,8 +446,8 @@ def test_what_is_a_clients_own_never_leaves_it(federation):
 def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federation, undisturbed):
     """What needs the clients' log-likelihoods at the server's draws alone."""
     fit = federation().fit()
-    ours, theirs = (np.asarray(each.loo()["loo"] if "loo" in each.loo() else 0.0) for each in (fit, undisturbed))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    ours, theirs = (each.leave_one_out() for each in (fit, undisturbed))
+    np.testing.assert_allclose(ours["elpd"], theirs["elpd"], atol=5.0 * float(theirs["mcse"].max()) + 1e-6)
     assert fit.exact(num_draws=20, max_exchanges=20, progress=False).posterior["mu"].shape[1] == 20
 
 
