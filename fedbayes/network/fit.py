@@ -204,9 +204,9 @@ def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float
                 )
             return [register.hellos[name] for name in there[:num]]
         if time.monotonic() > deadline:
-            wanted = f"the sites {list(sites)}" if sites else f"{num} sites"
+            wanted = f"the sites {list(sites)}" if sites else f"{num} in all"
             raise FederatedError(
-                f"After {timeout:.0f} s {sorted(register.hellos) or 'no sites'} have joined, and {wanted} are needed. "
+                f"After {timeout:g} s {sorted(register.hellos) or 'no sites'} have joined, and {wanted} are needed. "
                 "Start the others, or ask for fewer; the log says who was refused."
             )
         time.sleep(min(_LOOK_EVERY, timeout / 10.0))

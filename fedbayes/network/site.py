@@ -1,7 +1,8 @@
 """A client: it answers requests, holds its data, and keeps its private states; nothing but its answers leaves it."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -26,6 +27,18 @@ from fedbayes.rounds.wire import arrays_of, encode, from_arrays
 
 LoadData = Callable[[Config], Mapping[str, Any]]
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def _model_of() -> Iterator[None]:
+    """Where the user's model runs: what it raises is the model's failure; the log has the text."""
+    try:
+        yield
+    except (ClientDataError, ModelError, Refused):
+        raise
+    except Exception as error:
+        log.exception("The model can't be run on this site's data.")
+        raise Refused(Refusal.MODEL) from error
 
 
 class Session:
@@ -172,6 +185,7 @@ class Site:
     def __init__(self, study: Study, load_data: LoadData, config: Config) -> None:
         self.study, self.name = study, site_name(config)
         self.vault = Vault(site_folder(config))
+        self.vault.claim(self.name)
         self._load_data, self._config = load_data, config
         self._data: ClientArrays | None = None
         self._digest = ""  # of the data that were read last
@@ -246,7 +260,8 @@ class Site:
         except Exception as error:
             log.exception("`load_data` failed.")
             raise Refused(Refusal.DATA) from error
-        self._data = read_own(self.study, self.name, data)
+        with _model_of():
+            self._data = read_own(self.study, self.name, data)
         if (digest := digest_of(self._data)) != self._digest:
             self._owns, self._sessions, self._digest = {}, {}, digest
         return self._data
@@ -254,7 +269,9 @@ class Site:
     def _own(self, seat: Seat) -> OwnProblem:
         key = repr(seat)
         if key not in self._owns:
-            self._owns = {key: own_problem(self.study, self.name, self._client(), seat)}
+            client = self._client()
+            with _model_of():
+                self._owns = {key: own_problem(self.study, self.name, client, seat)}
         return self._owns[key]
 
     def session(self, header: Mapping[str, Any]) -> Session:

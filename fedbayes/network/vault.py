@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedbayes.errors import ClientDataError
+
 _STATE = re.compile(r"state-(\d+)-(\d+)\.npz")
 _DRAW = re.compile(r"draw-(\d+)-(\d+)\.npz")
 _KEPT_RUNS = 20  # folders of earlier runs
@@ -29,6 +31,23 @@ class Vault:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
+
+    def claim(self, site: str) -> None:
+        """Make the folder that of one site.
+
+        Raises
+        ------
+        ClientDataError
+            It is another's.
+        """
+        file = self.folder / "site"
+        if not file.exists():
+            _write(file, site.encode())
+        if (owner := file.read_text()) != site:
+            raise ClientDataError(
+                f"The folder '{self.folder}' keeps the private states of site '{owner}', and this is site '{site}'. "
+                "Give each site a `state-dir` of its own."
+            )
 
     def secret(self, run: str, data: str) -> str:
         """The client's secret for a run and its present data, as hexadecimal digits; nobody else knows it.

@@ -105,7 +105,7 @@ class Process:
             os.killpg(self.popen.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.popen.wait(10)
+        self.popen.wait(60)
 
 
 class Run:

@@ -8,6 +8,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -70,7 +71,7 @@ def marked(mark):
 
 def end_all(mark):
     """SIGKILL until nobody is left who could start another."""
-    for _ in range(10):
+    for _ in range(300):
         pids = list(marked(mark))
         for pid in pids:
             try:
@@ -79,6 +80,7 @@ def end_all(mark):
                 continue
         if not pids:
             return
+        time.sleep(0.1)  # the end of a process takes its time
     raise AssertionError(f"processes are left: {list(marked(mark))}")
 
 

@@ -347,7 +347,7 @@ def test_a_node_that_was_registered_under_another_name_takes_no_part(federation,
     world = federation()
     network = world.network()
     network.keys = {1: NodeKey("a", "ada"), 2: NodeKey("b", "bo"), CY: NodeKey("c", "dee")}
-    with pytest.raises(FederatedError, match="and 3 sites are needed"):
+    with pytest.raises(FederatedError, match="and 3 in all are needed"):
         world.fit(network, join_timeout=0.2)
     assert "registered as 'dee' says that it holds the data of site 'cy'" in caplog.text
 
@@ -394,7 +394,7 @@ def test_a_client_built_for_another_study_is_refused_with_the_difference(federat
     world, other = federation(), federation(fb.EP(solver="laplace", damping=0.25, num_replicates=1))
     network = world.network()
     network.sites[CY] = other.site("cy")
-    with pytest.raises(FederatedError, match="and 3 sites are needed"):
+    with pytest.raises(FederatedError, match="and 3 in all are needed"):
         world.fit(network, join_timeout=0.2)
     assert "The method differs" in caplog.text
     assert "damping=0.25" in caplog.text
@@ -585,3 +585,18 @@ def test_clients_that_sit_rounds_out_keep_their_part_of_every_draw(federation, m
             np.asarray(each.posterior["own"]) for each in (client_posterior(site), expected.client_posterior(site.name))
         )
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
+def test_a_folder_belongs_to_one_site(federation, tmp_path):
+    world = federation()
+    world.site("ada", folder=tmp_path / "one")
+    world.site("ada", folder=tmp_path / "one")
+    with pytest.raises(fb.ClientDataError, match="keeps the private states of site 'ada', and this is site 'bo'"):
+        world.site("bo", folder=tmp_path / "one")
+
+
+def test_a_model_that_does_not_take_the_data_is_named_as_the_cause(federation):
+    world = federation()
+    world.data = {name: {"z": np.ones(3)} for name in world.data}
+    with pytest.raises(FederatedError, match="can't run the model on its data; its own log says why"):
+        world.fit()
