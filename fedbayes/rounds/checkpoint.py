@@ -3,10 +3,7 @@
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +13,10 @@ from jax.typing import ArrayLike
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.state import Record, RunState
 from fedbayes.rounds.wire import arrays_of, decode, encode
+from fedbayes.sources import described, without_places
 
 _META = {"fingerprint", "phase", "rounds_in_phase", "updates", "converged", "num_records"}
 _CONTENT = {"meta", "settled", "state", "private", "history", "draws"}
-_DEEPEST = 40  # functions within functions that a fingerprint looks into
 
 
 class Advice(NamedTuple):
@@ -159,33 +156,5 @@ def _records(content: bytes, num_records: int) -> list[Record]:
 
 def fingerprint(problem_text: str, method: object, seed: ArrayLike) -> str:
     """What is being fitted, as text: clients, layout, method and key."""
-    inside = hashlib.sha256(_described(method).encode()).hexdigest()[:16]
-    return f"{problem_text}; {_without_places(method)} {inside}; key {np.asarray(seed).tolist()}"
-
-
-def _described(value: Any, depth: int = 0) -> str:
-    """All that a method is made of: two schedules or optimisers of one name differ in what they close over."""
-    deeper = partial(_described, depth=depth + 1)
-    if depth > _DEEPEST:
-        return "..."
-    if is_dataclass(value):
-        return str([deeper(getattr(value, field.name)) for field in fields(value)])
-    if isinstance(value, Mapping):
-        return str([(str(name), deeper(each)) for name, each in value.items()])
-    if isinstance(value, tuple | list):
-        return str([deeper(each) for each in value])
-    if isinstance(value, partial):
-        return deeper((value.func, value.args, value.keywords))
-    if code := getattr(value, "__code__", None):
-        numbers = [each for each in code.co_consts if isinstance(each, int | float | str)]
-        inside = [cell.cell_contents for cell in value.__closure__ or ()]
-        return f"{value.__qualname__} {code.co_code.hex()} {numbers} {deeper((value.__defaults__, inside))}"
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        return f"{array.shape} {array.dtype} {hashlib.sha256(array.tobytes()).hexdigest()}"
-    return _without_places(value)
-
-
-def _without_places(value: object) -> str:
-    """Its ``repr`` without memory addresses, which differ from run to run."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    inside = hashlib.sha256(described(method).encode()).hexdigest()[:16]
+    return f"{problem_text}; {without_places(method)} {inside}; key {np.asarray(seed).tolist()}"

@@ -4,9 +4,10 @@ import sys
 from functools import partial
 from importlib import import_module
 
+import optax
 import pytest
 
-from fedbayes.network.study import described
+from fedbayes.sources import described
 
 FILES = {
     "__init__.py": "",
@@ -52,3 +53,16 @@ def test_arguments_kept_by_a_closure_are_compared():
 def test_sets_are_the_same_in_any_order():
     assert described({"b", "a", "c"}) == described({"c", "b", "a"})
     assert described({"b", "a"}).index("'a'") < described({"b", "a"}).index("'b'")
+
+
+def test_defaults_and_what_a_foreign_function_closes_over_are_compared():
+    def wrapping(rate):
+        schedule = optax.exponential_decay(rate, 10, 0.9)
+        return lambda step: schedule(step)
+
+    def with_default(value):
+        return lambda y, scale=value: y * scale
+
+    for make in (wrapping, with_default):
+        assert described(make(0.1)) == described(make(0.1))
+        assert described(make(0.1)) != described(make(0.2))
