@@ -5,12 +5,12 @@ import fcntl
 import hashlib
 import os
 import secrets
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedbayes.errors import ClientDataError
+from fedbayes.files import private_folder, replace_private_file
 from fedbayes.flower.codes import SiteError, SiteFailure
 from fedbayes.network.naming import Config, site_folder, site_name
 
@@ -28,9 +28,7 @@ class StateFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.expanduser().absolute()
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _close_to_others(self.path)
+        self.path = private_folder(path.expanduser().absolute())
 
     @classmethod
     def of(cls, config: Config) -> "StateFolder":
@@ -55,9 +53,7 @@ class StateFolder:
         path = str(self.path / "worker.socket")
         if len(os.fsencode(path)) <= _LONGEST_SOCKET:
             return path
-        folder = Path(tempfile.gettempdir()) / f"fedbayes-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        _close_to_others(folder)
+        folder = private_folder(Path(tempfile.gettempdir()) / f"fedbayes-{os.getuid()}")
         return str(folder / (hashlib.sha256(path.encode()).hexdigest()[:24] + ".socket"))
 
     @property
@@ -72,12 +68,8 @@ class StateFolder:
 
     def new_token(self) -> bytes:
         """A new secret that callers must know; it replaces the one before."""
-        token, draft = secrets.token_bytes(32), self.path / "worker.token.new"
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(token)
-        draft.replace(self.path / "worker.token")
+        token = secrets.token_bytes(32)
+        replace_private_file(self.path / "worker.token", token)
         return token
 
     def token(self) -> bytes:
@@ -100,12 +92,3 @@ class StateFolder:
                 yield True
         finally:
             os.close(descriptor)
-
-
-def _close_to_others(folder: Path) -> None:
-    """Raises ``PermissionError`` where the folder is somebody else's, or no folder."""
-    status = folder.lstat() if not folder.is_symlink() else folder.stat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(f"{folder} must be a folder that belongs to the user who runs the node")
-    if stat.S_IMODE(status.st_mode) != 0o700:
-        folder.chmod(0o700)

@@ -16,6 +16,7 @@ from jax import Array
 
 from fedbayes.computing import computing
 from fedbayes.errors import FederatedError, NotConvergedWarning, UnreliableWarning
+from fedbayes.files import replace_file
 from fedbayes.fit import check_arguments, updates_after
 from fedbayes.network.charter import Hello, Joined, Seat
 from fedbayes.network.conclusion import telling
@@ -268,6 +269,4 @@ class _Remembered:
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             told: dict[str, Any] = {"hellos": [hello.written() for hello in hellos], "keys": dict(keys)}
-            unfinished = self._file.with_name(self._file.name + ".partial")
-            unfinished.write_text(json.dumps({**told, "joined": [asdict(each) for each in joined]}))
-            unfinished.replace(self._file)  # at once: a server that is killed here finds the old file or the new one
+            replace_file(self._file, json.dumps({**told, "joined": [asdict(each) for each in joined]}).encode())

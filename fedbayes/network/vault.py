@@ -4,7 +4,6 @@ Losing it costs time and not correctness: a client without its state starts from
 """
 
 import hashlib
-import os
 import re
 import secrets
 import shutil
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedbayes.errors import ClientDataError
+from fedbayes.files import private_folder, replace_private_file
 
 _STATE = re.compile(r"state-(\d+)-(\d+)\.npz")
 _DRAW = re.compile(r"draw-(\d+)-(\d+)\.npz")
@@ -28,9 +28,7 @@ class Vault:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        self.folder = private_folder(folder)
 
     def claim(self, site: str) -> None:
         """Make the folder that of one site.
@@ -42,7 +40,7 @@ class Vault:
         """
         file = self.folder / "site"
         if not file.exists():
-            _write(file, site.encode())
+            replace_private_file(file, site.encode())
         if (owner := file.read_text()) != site:
             raise ClientDataError(
                 f"The folder '{self.folder}' keeps the private states of site '{owner}', and this is site '{site}'. "
@@ -56,16 +54,14 @@ class Vault:
         """
         file = self.folder / "secret"
         if not file.exists():
-            _write(file, secrets.token_hex(32).encode())
+            replace_private_file(file, secrets.token_hex(32).encode())
         return hashlib.sha256(f"{file.read_text()} {run} {data}".encode()).hexdigest()
 
     def run(self, name: str) -> "RunVault":
         """What belongs to one run; the folders of the oldest runs make room."""
         if not re.fullmatch(r"[0-9a-f]{1,64}", name):
             raise ValueError(f"A run is called {name!r}; expected hexadecimal digits.")
-        folder = self.folder / "runs" / name
-        for each in (folder.parent, folder):
-            each.mkdir(mode=0o700, exist_ok=True)
+        folder = private_folder(private_folder(self.folder / "runs") / name)
         for old in self.runs()[_KEPT_RUNS:]:
             shutil.rmtree(old.folder, ignore_errors=True)
         return RunVault(folder)
@@ -101,7 +97,7 @@ class RunVault:
         States from which no order can be asked for again are removed: those of a future that was given up, and those
         before the last one at ``oldest``, the earliest order to which the server may go back.
         """
-        _write(self.folder / f"state-{phase}-{order}.npz", content)
+        replace_private_file(self.folder / f"state-{phase}-{order}.npz", content)
         before = max(((at, seq) for at, seq, _ in self._states() if seq <= oldest), default=(0, 0))
         for at, seq, file in self._states():
             if seq > order or (at, seq) < before:
@@ -110,7 +106,7 @@ class RunVault:
     def keep_draw(self, number: int, order: int, content: bytes) -> None:
         """Write the client's own part of a draw, of which an order has told; what an earlier one has told of stays."""
         if all(known != number for known, _, _ in self._draws()):
-            _write(self.folder / f"draw-{number}-{order}.npz", content)
+            replace_private_file(self.folder / f"draw-{number}-{order}.npz", content)
 
     def forget_draws(self, order: int) -> None:
         """Forget the draws that were recorded from an order on: it is asked for again."""
@@ -126,12 +122,12 @@ class RunVault:
         """Whether the client's data are those with which it came into the run."""
         file = self.folder / "data"
         if not file.exists():
-            _write(file, digest.encode())
+            replace_private_file(file, digest.encode())
         return file.read_text() == digest
 
     def conclude(self, content: bytes) -> None:
         """Keep the server's last message, from which the client computes its own posterior."""
-        _write(self.folder / "conclusion", content)
+        replace_private_file(self.folder / "conclusion", content)
 
     def conclusion(self) -> bytes | None:
         """The server's last message; ``None`` before it has come."""
@@ -147,14 +143,3 @@ class RunVault:
         for file in self.folder.glob("draw-*"):
             if found := _DRAW.fullmatch(file.name):
                 yield int(found[1]), int(found[2]), file
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Replace a file at once, readable by its owner only."""
-    unfinished = file.with_name(file.name + ".partial")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as handle:
-        handle.write(content)
-        handle.flush()
-        os.fsync(handle.fileno())
-    unfinished.replace(file)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.typing import ArrayLike
 
+from fedbayes.files import replace_file
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.state import Record, RunState
 from fedbayes.rounds.wire import arrays_of, decode, encode
@@ -78,12 +79,7 @@ class Checkpoint:
             "draws": np.concatenate(current.draws) if current.draws else np.zeros(0),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(self.path.name + ".partial")
-        with unfinished.open("wb") as file:
-            file.write(encode(content))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self.path)
+        replace_file(self.path, encode(content))
 
     def read(self, begin: Callable[[int], RunState], executor: Executor) -> RunState | None:
         """The state in the file, or ``None`` without one.
