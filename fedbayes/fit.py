@@ -154,11 +154,16 @@ def fit_federated(
         finally:
             bar.close()
     fit = FederatedFit(problem, configured, current, programs, runner, key, shown)
-    if not fit.converged:
-        warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=2)
-    elif fit.correction is not None and not fit.correction.reliable:
-        warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=2)
+    warn_of_trouble(fit, stacklevel=3)
     return fit
+
+
+def warn_of_trouble(fit: FederatedFit, stacklevel: int) -> None:
+    """Warn of a fit that has not converged, or whose answer can't be trusted."""
+    if not fit.converged:
+        warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=stacklevel)
+    elif fit.correction is not None and not fit.correction.reliable:
+        warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=stacklevel)
 
 
 def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mapping[str, Any]]) -> FederatedFit:

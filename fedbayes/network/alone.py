@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbayes.algorithm import Key, Reply, Shared, Teams, Update
-from fedbayes.errors import usable
 from fedbayes.problem.problem import Problem
-from fedbayes.rounds.exchange import Round, sum_of_used
+from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.executors import Sequential
 from fedbayes.rounds.programs import Programs
-from fedbayes.rounds.wire import decode, encode
+from fedbayes.rounds.wire import decode, encode, named_arrays
 
 
 class Alone(Sequential):
@@ -62,11 +61,10 @@ class Alone(Sequential):
         return draw
 
     def reply(self, order: Round) -> Reply:
-        """The client's half of a round; sums count the usable replicates alone."""
+        """The client's half of a round."""
         client = jax.tree.map(lambda leaf: leaf[0], self._problem.buckets[0].clients)
-        reply = jax.tree.map(np.asarray, self._one(self._place, order, client))
-        alone = jax.tree.map(lambda leaf: leaf[None], reply.total)
-        return reply._replace(total=jax.tree.map(np.asarray, sum_of_used(alone, usable(reply.code)[None])))
+        found: Reply = jax.tree.map(np.asarray, self._one(self._place, order, client))
+        return found
 
 
 def told_template(programs: Programs, phase: int, key: Key) -> tuple[Any, Any]:
@@ -97,9 +95,8 @@ def after_template(update: Update, arrays: dict[str, np.ndarray]) -> tuple[Any, 
         raise ValueError("After the rounds a client is asked at draws `shared` of shape (chain, draw, d) in float64.")
     personal: Any = ()
     if any(name.startswith("personal") for name in arrays):
-        paths, structure = jax.tree_util.tree_flatten_with_path({"personal": update.personal})
-        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        names = named_arrays({"personal": update.personal})
         if missing := [name for name in names if name not in arrays]:
             raise ValueError(f"A message lacks the arrays {missing}.")
-        personal = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in names])["personal"]
+        personal = jax.tree.unflatten(jax.tree.structure(update.personal), [arrays[name] for name in names])
     return shared, personal

@@ -4,7 +4,6 @@ Each draw of the globals gets one draw of the client's locals given it and the c
 the joint posterior, ``p(theta | all data) p(z | theta, own data)``.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,26 +15,22 @@ from fedbayes.errors import FederatedError
 from fedbayes.network.messages import Message, unpack
 from fedbayes.network.site import Session, Site
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.personal import Personal
+from fedbayes.results.personal import Personal, addressed
 from fedbayes.results.presented import presented_client
 from fedbayes.results.saved import Presentation
 from fedbayes.rounds.state import RunState
 from fedbayes.rounds.wire import arrays_of
 
-log = logging.getLogger(__name__)
-
-_FEW = 1  # draws of a point, to each of which belongs one draw of a client's locals
+_POINT = 1  # draws in a chain of an answer that is a point
 
 
 def telling(fit: FederatedFit, current: RunState) -> Callable[[int], tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """What each client is told at the end: the draws of the globals, and what it needs for its locals."""
     answer, theta = fit._answer, fit.theta
     how = _how(fit)
-    if how == "given" and theta.shape[1] == _FEW:
+    if how == "given" and theta.shape[1] == _POINT:
         theta = np.repeat(theta, fit._shown.num_draws, axis=1)
-    personal: Any = answer.coupled.told if answer.coupled is not None else answer.cavities()
-    if personal is not None and answer.coupled is None:
-        personal = jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), personal)
+    personal = addressed(answer)
     shown = fit._shown.plain()
     attrs = {name: value for name, value in fit._attrs().items() if isinstance(value, str | int | float)}
     key = jax.random.key_data(jax.random.fold_in(fit._key, 1))
@@ -44,8 +39,8 @@ def telling(fit: FederatedFit, current: RunState) -> Callable[[int], tuple[Mappi
         without = how in ("given", "recorded") and not fit.roster.num_locals[place]  # where others have some
         source = "globals" if without else how
         header = {"how": source, "shown": shown, "attrs": attrs, "update": current.updates[place]}
-        told = {} if personal is None else {"personal": jax.tree.map(lambda leaf: np.asarray(leaf)[place], personal)}
-        return header, {"shared": np.asarray(theta), "key": key, **told}
+        mine = jax.tree.map(lambda leaf: np.asarray(leaf)[place], personal)
+        return header, {"shared": np.asarray(theta), "key": key, "personal": mine}
 
     return tell
 
@@ -59,7 +54,7 @@ def _how(fit: FederatedFit) -> str:
         return "given_coupled"
     if answer.records_locals():
         return "recorded"
-    ensemble = fit.posterior is None and fit.theta.shape[1] > _FEW
+    ensemble = fit.posterior is None and fit.theta.shape[1] > _POINT
     return "given" if fit.roster.num_locals.any() and not ensemble else "globals"
 
 

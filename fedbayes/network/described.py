@@ -25,10 +25,7 @@ class Described(Problem):
 
     def held(self, name: str) -> NoReturn:
         """See :meth:`fedbayes.problem.problem.Problem.held`."""
-        raise ClientDataError(
-            f"The data of client '{name}' are not in this process: they stay with the client. What is about its own "
-            "rows or latents is computed there; `fedbayes client-posterior` writes the client's posterior."
-        )
+        raise elsewhere(name)
 
     def description(self) -> str:
         """Clients and globals in words, with a digest of names, shapes and precision."""
@@ -36,6 +33,14 @@ class Described(Problem):
         for name, client in zip(self.names, self.arrays, strict=True):
             digest.update(repr(sorted(asdict(Hello.of(name, client)).items())).encode())
         return f"{len(self.names)} clients, globals {dict(self.globals.shapes)}, shapes {digest.hexdigest()[:16]}"
+
+
+def elsewhere(name: str) -> ClientDataError:
+    """The refusal of what only the client itself can answer."""
+    return ClientDataError(
+        f"The data of client '{name}' are not in this process: they stay with the client. What is about its own rows "
+        "or latents is computed there; `fedbayes client-posterior` writes the client's posterior."
+    )
 
 
 def seats(hellos: Sequence[Hello], dtype: np.dtype) -> list[Seat]:

@@ -15,9 +15,9 @@ import numpy as np
 from jax import Array
 
 from fedbayes.computing import computing
-from fedbayes.errors import FederatedError, NotConvergedWarning, UnreliableWarning
+from fedbayes.errors import FederatedError
 from fedbayes.files import replace_file
-from fedbayes.fit import check_arguments, updates_after
+from fedbayes.fit import check_arguments, updates_after, warn_of_trouble
 from fedbayes.network.charter import Hello, Joined, Seat
 from fedbayes.network.conclusion import telling
 from fedbayes.network.described import Described, described_problem, seats
@@ -129,10 +129,7 @@ def fit_over(
         fit.idata  # noqa: B018
     with computing():
         executor.conclude(telling(fit, current))
-    if not fit.converged:
-        warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=2)
-    elif fit.correction is not None and not fit.correction.reliable:
-        warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=2)
+    warn_of_trouble(fit, stacklevel=3)
     return fit
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from fedbayes.algorithm import Key, Reply, Shared, Teams
 from fedbayes.errors import FederatedError, ResultCode, usable
 from fedbayes.network.charter import Seat, written_roster
+from fedbayes.network.described import elsewhere
 from fedbayes.network.messages import Refusal, pack, unpack
 from fedbayes.network.register import Register
 from fedbayes.network.transport import Failure
@@ -108,8 +109,7 @@ class Remote(InProcess):
 
     def recorded(self, place: int) -> NoReturn:
         """Refused: a client's own draws are at the client."""
-        self._problem.held(self._problem.names[place])
-        raise AssertionError
+        raise elsewhere(self._problem.names[place])
 
     def private(self, place: int) -> NoReturn:
         """Refused: a client's private state is at the client."""
@@ -175,7 +175,7 @@ class Remote(InProcess):
     def _refuse_private(self, order: Round) -> None:
         for place in order.active.tolist():
             if self._programs.after[order.updates[place]].stays:
-                self._problem.held(self._problem.names[place])
+                raise elsewhere(self._problem.names[place])
 
     def conclude(self, tell: Callable[[int], tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
         """Send each client what its own posterior is computed from; ``tell(place)`` gives a header and arrays."""

@@ -98,17 +98,21 @@ class Clients:
 
     def _ask(self, update: str, shared: Any, active: np.ndarray, turn: int = 0) -> Heard:
         key = jax.random.fold_in(self._key, turn) if turn else self._key
-        roster, coupled = self._problem.roster, self._answer.coupled
-        personal: Any = ()
-        if coupled is not None:
-            personal = coupled.told
-        elif (cavities := self._answer.cavities()) is not None:
-            personal = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), cavities)
+        roster = self._problem.roster
+        personal = addressed(self._answer)
         if update == "log_likelihood" and not roster.num_locals.any():
             personal = ()  # without locals no client needs its cavity
         order = Round(None, shared, personal, key, active, [update] * roster.num_clients)
         with memory_explained(f"The clients' answer '{update}'"):
             return self._executor.run(order)
+
+
+def addressed(answer: Answer) -> Any:
+    """What each client is told beside the draws of the globals, leading axes client and chain; ``()``: nothing."""
+    if answer.coupled is not None:
+        return answer.coupled.told
+    cavities = answer.cavities()
+    return () if cavities is None else jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), cavities)
 
 
 def like_first(fitted: Problem, data: Mapping[str, Any]) -> ClientArrays:

@@ -153,6 +153,7 @@ def test_a_worker_whose_socket_is_gone_ends(caller):
     ask(caller)
     os.unlink(caller.state.socket)
     wait_until(lambda: not running(caller), 20, "the end of the worker")
+    assert "its socket is gone" in caller.state.log.read_text()
 
 
 def test_a_caller_without_the_token_is_turned_away(caller):
