@@ -1,5 +1,5 @@
 # make demo         a fresh machine with Python >= 3.11: set up .venv and run the demonstration
-# make test         every test, the slow ones too        make test-fast   without those marked slow
+# make test         all but the tests marked slow        make test-all    every test
 # make check        formatting, lint, types              make format      apply the formatter
 # make benchmark    measured comparisons                 make clean       remove what make made
 
@@ -23,7 +23,7 @@ ENVIRONMENT = XLA_FLAGS="$$XLA_FLAGS $$(cat $(VENV)/xla-flags)" \
 # A worker that dies takes its tests with it: report that and stop, rather than wait for them.
 PYTEST = $(BIN)/python tests/limited.py $(LIMIT) $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0
 
-.PHONY: demo test test-fast check format benchmark clean
+.PHONY: demo test test-all check format benchmark clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -32,8 +32,8 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-test
 	$(ENVIRONMENT) $(PYTEST) $(ARGS)
 
-test-fast: $(VENV)/.installed-test
-	$(ENVIRONMENT) $(PYTEST) -m "not slow" $(ARGS)
+test-all: $(VENV)/.installed-test
+	$(ENVIRONMENT) $(PYTEST) -m "" $(ARGS)
 
 # mypy prefers what it finds in the current directory, and the repository root is not the package: look from elsewhere.
 check: $(VENV)/.installed-test

@@ -56,6 +56,21 @@ def _let_go_of_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """All tests, before the slow ones are left out: for the table of statistical tests."""
+    config.stash[COLLECTED] = list(items)
+
+
+@pytest.fixture(scope="session")
+def collected(request: pytest.FixtureRequest) -> list[pytest.Item]:
+    """Every test that was collected, also those that this run leaves out."""
+    return request.config.stash[COLLECTED]
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     """How much memory a worker has grown to."""
     largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
