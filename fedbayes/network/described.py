@@ -8,6 +8,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from fedbayes.errors import ClientDataError
+from fedbayes.kept import Kept
 from fedbayes.network.charter import Hello, Joined, Seat
 from fedbayes.network.study import Study
 from fedbayes.problem import checks
@@ -15,6 +16,9 @@ from fedbayes.problem.buckets import Bucket
 from fedbayes.problem.clients import Client, ClientArrays, check_like, common_kinds
 from fedbayes.problem.padding import bucket_lengths, num_rows, row_arguments
 from fedbayes.problem.problem import Problem, known_program, prior_of, shapes_of_client
+from fedbayes.problem.program import Program
+
+_SEATED: Kept[Program] = Kept(64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +146,7 @@ def _bucket(
     program = known_program(study.options, first, names[members[0]]).program
     rows = {name: first.arrays[name].shape[0] for name in joined.row_arguments}
     if joined.row_axes is not None:
-        program = replace(program, row_axes=joined.row_axes, row_arguments=joined.row_arguments)
+        program = _with_rows(program, joined)
         length = seat.padded if seat.row_arguments else next(iter(rows.values()))
         counts = np.asarray([arrays[place].arrays[joined.row_arguments[0]].shape[0] for place in members])
         mask = np.arange(length) < counts[:, None]
@@ -155,6 +159,13 @@ def _bucket(
     }
     place = np.asarray(members)
     return Bucket(Client(data, mask, place, program, joined.independent), place)  # type: ignore[arg-type]
+
+
+def _with_rows(program: Program, joined: Joined) -> Program:
+    """The program with what the clients have found of its rows; kept, as whatever was compiled for it is."""
+    axes, arguments = dict(joined.row_axes or {}), tuple(joined.row_arguments)
+    key = (program, tuple(sorted(axes.items())), arguments)
+    return _SEATED.get(key, lambda: replace(program, row_axes=axes, row_arguments=arguments))
 
 
 def _padded_shape(array: np.ndarray, length: int | None) -> tuple[int, ...]:

@@ -81,7 +81,6 @@ class Remote(InProcess):
         self._unrecorded: dict[int, list[int]] = {}  # the numbers of these, by client
         self._phase_key: Key
         self._begun: set[int] = set()
-        self._templates: dict[Any, Any] = {}
         self.bytes_down = self.bytes_up = 0
         self.lenient = False
 
@@ -324,10 +323,8 @@ class Remote(InProcess):
             jax.tree.structure((order.shared, order.personal)),
             str(jax.tree.map(np.shape, (order.shared, order.personal))),
         )
-        key = (order.phase, order.updates[place], id(client.program), *asked)
-        if key not in self._templates:
-            self._templates[key] = self._made_template(order, place)
-        return self._templates[key]
+        key = ("reply", order.phase, order.updates[place], client.program, *asked)
+        return self._programs.kept(key, lambda: self._made_template(order, place))
 
     def _made_template(self, order: Round, place: int) -> Reply:
         client = self._problem.client(self._problem.names[place])
