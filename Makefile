@@ -1,7 +1,8 @@
 # make demo         a fresh machine with Python >= 3.11: set up .venv and run the demonstration
-# make test         all but the tests marked slow        make test-all    every test
+# make test         all but the tests marked slow        make test-slow   those alone
+# make test-all     every test                           make benchmark   measured comparisons
 # make check        formatting, lint, types              make format      apply the formatter
-# make benchmark    measured comparisons                 make clean       remove what make made
+#                                                        make clean       remove what make made
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -21,9 +22,10 @@ ENVIRONMENT = XLA_FLAGS="$$XLA_FLAGS $$(cat $(VENV)/xla-flags)" \
               JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 # A worker that dies takes its tests with it: report that and stop, rather than wait for them.
-PYTEST = $(BIN)/python tests/limited.py $(LIMIT) $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0
+# Files that take long come first: tests/conftest.py orders them.
+PYTEST = $(BIN)/python tests/limited.py $(LIMIT) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test test-all check format benchmark clean
+.PHONY: demo test test-slow test-all check format benchmark clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -31,6 +33,9 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-test
 	$(ENVIRONMENT) $(PYTEST) $(ARGS)
+
+test-slow: $(VENV)/.installed-test
+	$(ENVIRONMENT) $(PYTEST) -m slow $(ARGS)
 
 test-all: $(VENV)/.installed-test
 	$(ENVIRONMENT) $(PYTEST) -m "" $(ARGS)

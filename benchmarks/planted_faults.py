@@ -1,11 +1,12 @@
-"""Faults planted one by one in EP's server half and its local solvers: which test notices?
+"""Faults planted one by one in EP's server half and its local solvers: which test of `make test` notices?
 
-    python benchmarks/planted_faults.py                     # all of them, about twenty minutes
+    python benchmarks/planted_faults.py                     # all of them
     python benchmarks/planted_faults.py --only damping      # those whose name contains this
     python benchmarks/planted_faults.py --slow              # with the slow tests, too
 
-Each fault is one replacement in a copy of the package, which the tests of ``tests/inference`` import in its place. They
-stop at the first one that fails. Results go to ``planted_faults.json``, and all of them into ``PLANTED_FAULTS.md``.
+Each fault is one replacement in a copy of the package, which the tests of ``tests/inference`` import in its place. The
+test that has caught it before is tried first; where it passes, or none is known, all tests run, up to the first one
+that fails. Results go to ``planted_faults.json``, and all of them into ``PLANTED_FAULTS.md``.
 """
 
 import json
@@ -24,6 +25,8 @@ import typer
 import fedbayes
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+NO_SUCH_TEST, NO_TESTS_RUN = 4, 5  # pytest's exit codes
 TESTS = ("tests/inference/local", "tests/inference/test_mode.py", "tests/inference/ep")
 STORE, PAGE = HERE / "planted_faults.json", HERE / "PLANTED_FAULTS.md"
 
@@ -138,21 +141,34 @@ def plant(fault: Fault, folder: Path) -> None:
     path.write_text(text.replace(fault.right, fault.wrong))
 
 
-def caught_by(fault: Fault, *, slow: bool) -> str:
-    """The first test that fails; empty if none does."""
+def caught_by(fault: Fault, known: str, *, slow: bool) -> str:
+    """The first test that fails; empty if none does. ``known`` is tried before all others."""
     with tempfile.TemporaryDirectory() as folder:
         plant(fault, Path(folder))
-        tests = [str(HERE.parent / name) for name in TESTS]
-        options = ["-x", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
-        options += [] if slow else ["-m", "not slow"]
-        done = subprocess.run(  # noqa: S603
-            [sys.executable, "-m", "pytest", *options, *tests],
-            env={**os.environ, "PYTHONPATH": folder},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        caught = _failing(folder, _where(known), slow=slow) if _where(known) else ""
+        return caught or _failing(folder, [str(ROOT / name) for name in TESTS], slow=slow)
+
+
+def _where(known: str) -> list[str]:
+    """The address of a test that a page names by its file's name alone; empty where it is no more."""
+    name, _, test = known.strip("`").partition("::")
+    found = sorted(ROOT.glob(f"tests/inference/**/{name}")) if name else []
+    return [f"{found[0]}::{test}"] if found and test.partition("[")[0] in found[0].read_text() else []
+
+
+def _failing(folder: str, tests: list[str], *, slow: bool) -> str:
+    """The first of these tests that fails on the package in a folder."""
+    workers = ["-n", "2", "--dist", "loadfile"] if len(tests) > 1 else []
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "pytest", "-x", "-q", *workers, "-p", "no:cacheprovider", *(["-m", ""] * slow), *tests],
+        env={**os.environ, "PYTHONPATH": folder},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode in (NO_SUCH_TEST, NO_TESTS_RUN) and len(tests) == 1:
+        return ""
     failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py)::(\S+)", done.stdout, re.MULTILINE)
     if done.returncode and failed is None:
         raise RuntimeError(f"pytest ended with {done.returncode} and names no test:\n{done.stdout[-2000:]}")
@@ -162,7 +178,7 @@ def caught_by(fault: Fault, *, slow: bool) -> str:
 _HEAD = """\
 # Planted faults
 
-Written by `planted_faults.py`. Each row is one replacement in a copy of the package, and the first test of
+Written by `planted_faults.py`. Each row is one replacement in a copy of the package, and a test of `make test` in
 `tests/inference/ep`, `tests/inference/local` or `tests/inference/test_mode.py` that fails on it. Other tests may fail
 too. The first three are faults that the tests once let pass.
 """
@@ -185,7 +201,7 @@ def main(
     found = json.loads(STORE.read_text()) if STORE.exists() else {}
     for fault in FAULTS:
         if only in fault.name:
-            found[fault.name] = caught_by(fault, slow=slow)
+            found[fault.name] = caught_by(fault, found.get(fault.name, ""), slow=slow)
             print(f"{fault.name}: {found[fault.name] or 'NOTHING'}", flush=True)
             STORE.write_text(json.dumps(found, indent=1) + "\n")
     PAGE.write_text(page(found))

@@ -1,5 +1,13 @@
-"""What holds for every test: two CPU devices, a compilation cache, the installed package."""
+"""What holds for every test: two CPU devices, a compilation cache, the installed package, and a bound on memory.
 
+Nearly all the time of a test goes into tracing and compiling. So the tests outside the slow lane are compiled without
+XLA's optimisations, which halves it (`optimised` brings them back for programs that run long), and programs are shared
+by the tests of a process as far as its memory allows.
+"""
+
+import ctypes
+import gc
+import json
 import os
 import resource
 import subprocess
@@ -45,15 +53,69 @@ hide_checkout()
 
 import jax  # noqa: E402  (after the environment it reads)
 
+import fedbayes  # noqa: E402
 from fedbayes.rounds.programs import forget_programs  # noqa: E402
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _let_go_of_programs() -> Iterator[None]:
-    """A worker's memory stays that of one test file: compiled programs don't outlive it."""
-    yield
+M_ARENA_MAX = -8  # of glibc's malloc.h
+C_LIBRARY = ctypes.CDLL("libc.so.6") if sys.platform == "linux" else None
+ROOM = 1.2e9  # bytes: a process that has grown to these lets go of its programs after a test file
+DURATIONS = Path(__file__).parent / "durations.json"
+
+
+def pytest_sessionstart() -> None:
+    """Collect garbage rarely: tracing makes many small objects, and what has been imported is not looked at again.
+
+    Compilers' threads share two arenas of memory: with one each, a worker grew by a gigabyte that nobody used.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    if C_LIBRARY is not None:
+        C_LIBRARY.mallopt(M_ARENA_MAX, 2)
+
+
+def resident() -> int:
+    """Memory of this process in bytes; zero where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def let_go_of_programs() -> None:
+    """Forget compiled programs, and give their memory back to the system."""
     forget_programs()
     jax.clear_caches()
+    gc.collect()
+    if C_LIBRARY is not None:
+        C_LIBRARY.malloc_trim(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bound_of_memory() -> Iterator[None]:
+    yield
+    if not 0 < resident() < ROOM:
+        let_go_of_programs()
+
+
+@pytest.fixture(autouse=True)
+def _effort_of_compilation(request: pytest.FixtureRequest) -> None:
+    """Programs of short tests are compiled quickly, those of long ones and of `optimised` ones as a user's are."""
+    long = any(request.node.get_closest_marker(name) for name in ("slow", "optimised"))
+    if jax.config.read("jax_disable_most_optimizations") == long:
+        jax.config.update("jax_disable_most_optimizations", not long)
+
+
+@pytest.fixture(scope="module")
+def rounds_alone() -> Iterator[None]:
+    """Fits end with their rounds unless a test writes ``correct=True``: the check after them is not what it asks.
+
+    Its folder's conftest asks for this. The check has tests of its own, and costs a third of a small fit.
+    """
+    fedbayes.fit_federated.__kwdefaults__["correct"] = False
+    yield
+    fedbayes.fit_federated.__kwdefaults__["correct"] = True
 
 
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
@@ -61,8 +123,17 @@ COLLECTED = pytest.StashKey[list[pytest.Item]]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All tests, before the slow ones are left out: for the table of statistical tests."""
+    """Files that take long come first, so that no worker ends minutes after the other.
+
+    All tests are kept for the table of statistical ones, before the slow ones are left out.
+    """
+    seconds = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -seconds.get(_file_of(item), 0.0))
     config.stash[COLLECTED] = list(items)
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0].removeprefix("tests/")
 
 
 @pytest.fixture(scope="session")

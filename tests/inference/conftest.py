@@ -7,6 +7,11 @@ import pytest
 from fedbayes.rounds.programs import forget_programs
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _rounds_alone(rounds_alone: None) -> None:
+    """What these tests are about ends with the rounds; the check of the answer has tests of its own."""
+
+
 @pytest.fixture(autouse=True)
 def _programs_of_their_own(request: pytest.FixtureRequest) -> Iterator[None]:
     """Programs are kept for the process: where a test patches the source, none from before serves it, nor its others.
