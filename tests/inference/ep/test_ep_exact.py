@@ -228,6 +228,7 @@ def fixed_point_of(log_factors: list[np.ndarray], grid: np.ndarray) -> tuple[flo
     return shifts.sum() / precisions.sum(), 1.0 / np.sqrt(precisions.sum())
 
 
+@pytest.mark.statistical(key=0, numbers=2, errors=10.0)
 def test_a_prior_that_is_not_gaussian_is_one_more_factor() -> None:
     """The server refines its site in every round: the log of a half-normal scale, with two rows at each client."""
     rng, grid = np.random.default_rng(5), np.linspace(-8.0, 6.0, 4001)
@@ -238,5 +239,6 @@ def test_a_prior_that_is_not_gaussian_is_one_more_factor() -> None:
     mean, sd = fixed_point_of([prior, *factors], grid)
     found, covariance = (value.mean(axis=0) for value in fit.moments())
     assert fit.converged
+    # ten times the error of four replicates, 0.0021 sds, beside the tolerance of the rounds
     np.testing.assert_allclose((found[0] - mean) / sd, 0.0, atol=0.03)
     np.testing.assert_allclose(np.sqrt(covariance[0, 0]) / sd, 1.0, atol=0.03)

@@ -22,6 +22,7 @@ def _float64():
 
 
 @pytest.mark.parametrize("noise", [0.15, 0.5, 3.0])
+@pytest.mark.statistical(key=0, numbers=1, errors=9.0)
 def test_damping_leaves_the_target_of_stationary_noise(noise) -> None:
     """An iteration ``x <- x + eta (noise - x)`` has the stationary variance ``eta / (2 - eta)`` of its noise."""
     eta = float(damping(jnp.asarray(noise), jnp.asarray(0.0)))
@@ -31,6 +32,7 @@ def test_damping_leaves_the_target_of_stationary_noise(noise) -> None:
     for i, drawn in enumerate(noise * rng.normal(size=num - 1)):
         path[i + 1] = path[i] + eta * (drawn - path[i])
     independent = num * eta / (2.0 - eta)  # of an autoregression with coefficient 1 - eta
+    # the sd of so many has the error 1 / sqrt(2 independent), and of this path less: nine errors
     np.testing.assert_allclose(path.std(), 0.1, rtol=5.0 / np.sqrt(independent))
 
 

@@ -97,6 +97,7 @@ def by_round():
 
 
 @pytest.mark.parametrize("number", [50, 100, 200])
+@pytest.mark.statistical(key=1, numbers=9, errors=7.5)
 def test_one_local_step_is_worst_per_round(by_round, number):
     """The smallest gap, in accuracy at round 200, is eight Monte Carlo standard errors wide."""
     accuracy, brier, calibration = np.transpose([by_round[1e-3, steps][number] for steps in LOCAL_STEPS])
@@ -106,6 +107,7 @@ def test_one_local_step_is_worst_per_round(by_round, number):
 
 
 @pytest.mark.parametrize("case", NOTES, ids=lambda case: f"eta={case[0]:g}-K={case[1]}-round={case[2]}")
+@pytest.mark.statistical(key=1, numbers=3, errors=4.0)
 def test_scores_are_those_of_the_notes(by_round, case):
     """Within four standard errors: 30 comparisons."""
     step_size, steps, number = case

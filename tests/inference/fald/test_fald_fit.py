@@ -54,6 +54,8 @@ def exact(clients) -> tuple[np.ndarray, np.ndarray]:
     return covariance @ shift, covariance
 
 
+@pytest.mark.statistical(key=4, numbers=8, errors=4.0)
+@pytest.mark.statistical(key=4, numbers=1, errors=3.2)
 def test_globals_and_locals_follow_the_exact_posterior(fit, clients) -> None:
     """Within four Monte Carlo errors of 400 effective draws, and the two percent of bias that are allowed."""
     mean, covariance = exact(clients)
@@ -66,6 +68,7 @@ def test_globals_and_locals_follow_the_exact_posterior(fit, clients) -> None:
         assert abs(found.std() / sd[k] - 1.0) < 0.02 + 4.0 / np.sqrt(2.0 * effective)
     joint = fit.client_posterior("a").posterior
     correlation = np.corrcoef(joint["mu"].values.ravel(), joint["theta"].values.ravel())[0, 1]
+    # 3.2 errors of the 350 effective draws
     assert correlation == pytest.approx(covariance[0, 1] / (sd[0] * sd[1]), abs=0.15)
 
 
@@ -137,13 +140,14 @@ def test_saved_and_loaded_chains_are_the_same(fit, clients, tmp_path) -> None:
     assert repr(loaded) == repr(fit)
 
 
+@pytest.mark.statistical(key=4, numbers=4, errors=7.5)
 def test_adapt_and_predict(fit, clients) -> None:
     joined = fit.adapt({"x": np.ones(50), "y": np.full(50, 3.0)})
     assert float(joined.posterior["theta"].mean()) == pytest.approx(3.0, abs=0.1)
     assert float(joined.posterior["mu"].mean()) > float(fit.idata.posterior["mu"].mean())
     predicted = fit.predict("c", x=np.array([0.0, 2.0])).posterior_predictive["y"]
     slope = float(fit.client_posterior("c").posterior["theta"].mean())
-    np.testing.assert_allclose(predicted.mean(["chain", "draw"]), [0.0, 2.0 * slope], atol=0.15)
+    np.testing.assert_allclose(predicted.mean(["chain", "draw"]), [0.0, 2.0 * slope], atol=0.15)  # 8 errors
 
 
 def test_a_client_that_sits_out_keeps_its_state_and_sends_nothing(clients) -> None:

@@ -191,6 +191,7 @@ def test_amplification_by_clients_is_not_sound(ratio, round_epsilon, claim, trut
     assert true_delta > claimed_delta
 
 
+@pytest.mark.statistical(key=1, numbers=1, errors=4.0)
 def test_the_true_delta_of_the_counter_example_by_simulation():
     # Uploads near 0 (the other client) or near 10^6 + 1, with the other record 10^6 (the record's): 4 standard errors.
     rng, epsilon, size = np.random.default_rng(1), math.log1p(0.5 * math.expm1(1.0)), 400_000

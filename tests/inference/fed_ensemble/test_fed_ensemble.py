@@ -129,6 +129,7 @@ def test_gaussian_process_limit_has_its_special_case() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=0, numbers=9, errors=4.0)
 def test_modes_are_draws_of_the_gaussian_process() -> None:
     """500 modes: mean and covariance at new points within four Monte Carlo errors; none at the training points."""
     clients, num = wide(4, 2, 20), 500
@@ -257,6 +258,7 @@ def misfit(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float
     return max(np.abs(of_mean).max(), (np.abs(np.cov(draws.T) - covariance) / error).max())
 
 
+@pytest.mark.statistical(key=0, numbers=9, errors=4.0)
 def test_randomised_modes_are_draws_of_the_conjugate_posterior() -> None:
     """Mean and covariance of 1,000 modes within four Monte Carlo errors."""
     clients = narrow()
@@ -287,6 +289,7 @@ def test_randomised_modes_of_logistic_regression_have_the_posterior_s_spread() -
     np.testing.assert_allclose((draws.mean(axis=0) - mean[0]) / sd, 0.0, atol=0.3)
 
 
+@pytest.mark.statistical(key=0, numbers=9, errors=4.0)
 def test_independent_priors_need_no_matrix() -> None:
     independent = make_prior(lambda w: dist.Normal(0.0, jnp.array([1.0, 2.0])).log_prob(w).sum(), 2)
     joint = make_prior(lambda w: dist.MultivariateNormal(jnp.zeros(3), COVARIANCE).log_prob(w), 3)

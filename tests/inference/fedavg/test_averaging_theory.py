@@ -179,6 +179,7 @@ def test_coefficients_stay_within_their_bounds(steps) -> None:
 
 
 @every_way
+@pytest.mark.statistical(key=2, numbers=3, errors=5.0)
 def test_the_spread_of_fixed_points_is_the_sandwich(steps) -> None:
     """By 4,000 data sets; 5 standard errors of a variance."""
     sizes = (4, 9, 20)
@@ -259,6 +260,7 @@ def test_gain_against_subspaces() -> None:
         np.testing.assert_allclose(found["scarce", 100, steps], found["scarce", 100, 1], rtol=0.03)
 
 
+@pytest.mark.statistical(key=0, numbers=2, errors=5.0)
 def test_least_squares_risk_is_that_of_draws() -> None:
     """By 2,000 designs; 5 standard errors."""
     rng = np.random.default_rng(0)

@@ -70,6 +70,7 @@ CAVITY = Gaussian(jnp.array([0.25, 0.0]), jnp.array([[0.25, 0.0], [0.0, 1.0]]), 
 
 
 @pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.statistical(key=1, numbers=4, errors=5.0)
 def test_nested_draws_find_the_moments_of_a_hierarchical_scale(centred) -> None:
     """Against a grid over the globals, with the locals integrated out by hand: five errors of the mean of the runs."""
     tilted = Tilted(client_of(unknown_scale, centred=centred), CAVITY)

@@ -63,6 +63,7 @@ def by_quadrature(mu: np.ndarray, tau: np.ndarray) -> np.ndarray:
     return np.log(np.exp(logs) @ weights / weights.sum())
 
 
+@pytest.mark.statistical(key=0, numbers=8, errors=4.0)
 def test_estimates_are_unbiased_and_their_noise_is_known() -> None:
     """The mean of many estimates against quadrature, and their spread against what is reported of it."""
     client, theta = client_of(binary_locals, FLAGS), jnp.asarray(THETA[:8])
@@ -76,6 +77,7 @@ def test_estimates_are_unbiased_and_their_noise_is_known() -> None:
     assert 0.0 < float(np.mean(found.noise)) < 0.05
 
 
+@pytest.mark.statistical(key=1, numbers=2, errors=4.0)
 def test_locals_are_those_of_their_law_given_the_globals() -> None:
     client, num = client_of(gaussian_locals, Y), 4000
     theta = jnp.broadcast_to(jnp.array([0.4, -0.2]), (num, 2))

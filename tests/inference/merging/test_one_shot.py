@@ -81,6 +81,7 @@ def test_products_of_gaussian_clients_are_exact(name) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("combine", ["consensus", "density_product"])
+@pytest.mark.statistical(key=3, numbers=6, errors=5.0)
 def test_merged_draws_of_gaussian_clients(combine) -> None:
     """Within five Monte Carlo errors of 4 x 2,048 draws; the density estimate may add 12 percent to an sd."""
     found = fit(fb.OneShot(combine=combine, num_samples=2048), num_draws=2048)
