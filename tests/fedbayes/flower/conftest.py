@@ -10,18 +10,36 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # for the helpers beside this file; the package itself is found where it is installed
 
 
+FAILED = pytest.StashKey[bool]()
+
+
+def pytest_runtest_makereport(item, call):
+    """Remember what failed, for `shared`."""
+    item.stash[FAILED] = item.stash.get(FAILED, False) or call.excinfo is not None
+
+
 @pytest.fixture
-def echo(tmp_path):
-    """An app whose sites say what they were asked."""
+def echo(tmp_path, request):
+    """An app whose sites say what they were asked; no other test's, so that its workers are new."""
     from federation import copy_app
 
-    return copy_app(HERE / "echo", tmp_path / "echo")
+    app = copy_app(HERE / "echo", tmp_path / "echo")
+    with (app / "echo" / "client.py").open("a") as file:
+        file.write(f"# {request.node.nodeid}\n")
+    return app
+
+
+def end(federation):
+    from federation import wait_until
+
+    federation.stop()
+    wait_until(lambda: not federation.processes(), 60, "the end of all processes")
 
 
 @pytest.fixture
-def federate(tmp_path, request):
+def federate(tmp_path):
     """Makes a federation that ends with the test."""
-    from federation import Federation, wait_until
+    from federation import Federation
 
     made = []
 
@@ -31,9 +49,36 @@ def federate(tmp_path, request):
 
     yield make
     for federation in made:
-        federation.stop()
         print(federation.logs())  # pytest shows it where the test has failed
-        wait_until(lambda: not federation.processes(), 60, "the end of all processes")  # noqa: B023
+        end(federation)
+
+
+@pytest.fixture(scope="module")
+def _kept():
+    """The federation that the tests of a file share, once one of them has asked for it."""
+    kept = []
+    yield kept
+    for federation in kept:
+        end(federation)
+
+
+@pytest.fixture
+def shared(_kept, request, tmp_path_factory):
+    """The federation of all tests of a file, which runs already; a test that has failed takes it along."""
+    from federation import Federation
+
+    def give(options):
+        if not _kept:
+            _kept.append(Federation(tmp_path_factory.mktemp("federation"), **options()))
+            _kept[0].start()
+        return _kept[0]
+
+    yield give
+    for federation in _kept:
+        print(federation.logs())
+    if request.node.stash.get(FAILED, False):
+        while _kept:
+            end(_kept.pop())
 
 
 @pytest.fixture

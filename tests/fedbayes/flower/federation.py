@@ -23,11 +23,12 @@ from pathlib import Path
 from certificates import make_certificates, make_node_key
 
 BIN = Path(sys.executable).parent
+QUICK_NODE = Path(__file__).with_name("quick_node.py")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; by default 1
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; by default 1
     "PYTHONUNBUFFERED": "1",
 }
 Value = str | int | float | bool
@@ -111,8 +112,8 @@ class Process:
 class Run:
     """One ``flwr run``, which shows the server app's log until that ends."""
 
-    def __init__(self, process: Process, status: Callable[[], str]) -> None:
-        self._process, self._status = process, status
+    def __init__(self, process: Process, flwr: Callable[..., str]) -> None:
+        self._process, self._flwr = process, flwr
 
     @property
     def running(self) -> bool:
@@ -131,9 +132,26 @@ class Run:
     def wait(self, timeout: float) -> str:
         """Until the run has ended; its status, for instance ``finished:completed``."""
         wait_until(lambda: not self._process.running, timeout, f"the end of the run\n{self.log()}")
-        return self._status()
+        return self.status()
+
+    def number(self) -> str:
+        """Its name at the server."""
+        found = re.search(r"started run (\d+)", self.log())
+        assert found, f"no run has started:\n{self.log()}"
+        return found[1]
+
+    def status(self) -> str:
+        """As the server sees it."""
+        (run,) = json.loads(self._flwr("list", "loopback", "--run-id", self.number(), "--format", "json"))["runs"]
+        return run["status"]
 
     def stop(self) -> None:
+        """End it at the server."""
+        self._flwr("stop", self.number(), "loopback")
+        self.leave()
+
+    def leave(self) -> None:
+        """End ``flwr run`` alone, which only shows the log."""
         self._process.kill()
 
 
@@ -213,11 +231,11 @@ class Federation:
 
     def restart(self, i: int) -> None:
         """Start node ``i``, again or for the first time; with keys a supervisor restarts it until it is let in."""
-        node = [BIN / "flower-supernode", *self._client_security(), "--superlink", f"127.0.0.1:{self.port}"]
+        node = [sys.executable, QUICK_NODE, *self._client_security(), "--superlink", f"127.0.0.1:{self.port}"]
         node += ["--host", "127.0.0.1", "--port", self._node_ports[i], "--node-config", as_config(self.configs[i])]
         if self.keys:
             node += ["--auth-supernode-private-key", self.folder / "certificates" / self.names[i]]
-            node = ["/bin/sh", "-c", 'while true; do "$@"; sleep 2; done', "supervisor", *node]
+            node = ["/bin/sh", "-c", 'while true; do "$@"; sleep 5; done', "supervisor", *node]
         self._nodes[i] = self._process(self.names[i], node)
 
     # faults
@@ -281,12 +299,7 @@ class Federation:
         command += ["--run-config", as_config(config)] if config else []
         process = self._process(f"run-{self._runs}", command, home="server")
         self._others.append(process)
-        return Run(process, self.status)
-
-    def status(self) -> str:
-        """Of the latest run."""
-        runs = json.loads(self.flwr("list", "loopback", "--format", "json"))["runs"]
-        return max(runs, key=lambda run: run.get("pending-at") or run.get("created-at") or "")["status"]
+        return Run(process, self.flwr)
 
     def flwr(self, *words: object, timeout: float = 60) -> str:
         """One command of Flower's, to its end; what it prints."""

@@ -1,7 +1,6 @@
 """A client's data from the file that its node's configuration names."""
 
 import sys
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -19,6 +18,9 @@ def config(path):
     return {"site-id": "north", "data-path": str(path)}
 
 
+NO_PYARROW = "pyarrow is not installed, by which pandas reads Parquet; the extra `test` brings it"
+
+
 def frame():
     pandas = pytest.importorskip("pandas")
     return pandas.DataFrame({"sick": SICK, "age": AGE, "bmi": BMI, "name": ["a", "b", "c"]})
@@ -29,8 +31,7 @@ def write_csv(path):
 
 
 def write_parquet(path):
-    if find_spec("pyarrow") is None:
-        pytest.skip("pyarrow is not installed, which Parquet needs")
+    pytest.importorskip("pyarrow", reason=NO_PYARROW)
     frame().to_parquet(path)
 
 
@@ -112,7 +113,7 @@ def test_an_ending_that_nobody_reads(tmp_path):
 @pytest.mark.parametrize("ending", ["csv", "parquet", "npz"])
 def test_a_file_that_is_not_what_its_ending_promises(ending, tmp_path):
     if ending == "parquet":
-        pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow", reason=NO_PYARROW)
     (tmp_path / f"north.{ending}").write_bytes(b"" if ending == "csv" else b"something else")
     with pytest.raises(ClientDataError, match=rf"can't be read as its ending '\.{ending}' promises"):
         load_data(config(tmp_path / f"north.{ending}"))
@@ -132,13 +133,10 @@ def test_text_in_a_column_is_refused_without_quoting_it(tmp_path):
 
 
 def test_two_columns_of_one_name(tmp_path):
-    if find_spec("pyarrow") is None:
-        pytest.skip("pyarrow is not installed, which Parquet needs")
-    import pyarrow
-    import pyarrow.parquet
-
+    pyarrow = pytest.importorskip("pyarrow", reason=NO_PYARROW)
+    parquet = pytest.importorskip("pyarrow.parquet", reason=NO_PYARROW)
     twice = pyarrow.table([SICK, AGE, AGE], names=["sick", "age", "age"])
-    pyarrow.parquet.write_table(twice, tmp_path / "north.parquet")
+    parquet.write_table(twice, tmp_path / "north.parquet")
     with pytest.raises(ClientDataError):
         columns(x="age")(config(tmp_path / "north.parquet"))
 

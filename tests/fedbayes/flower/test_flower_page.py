@@ -33,7 +33,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 in_checkout = pytest.mark.skipif(not PAGE.exists(), reason="the page is in the checkout alone")
 needs_tools = pytest.mark.skipif(
     not (shutil.which("openssl") and shutil.which("ssh-keygen") and Path("/proc/self/environ").exists()),
-    reason="openssl, ssh-keygen and Linux are needed",
+    reason="openssl and ssh-keygen are not installed (Debian: apt-get install openssl openssh-client), or no Linux",
 )
 
 
@@ -212,7 +212,11 @@ def door(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+@pytest.mark.skipif(
+    NGINX is None,
+    reason="nginx is not installed (Debian: apt-get install nginx-light). pip can't do that, so CI may go without; "
+    "that the project's rule is the page's is tested there all the same",
+)
 def test_behind_nginx_nodes_work_and_nothing_else_is_reached(federate, echo, rounds, door, tmp_path):
     from federation import wait_until
 

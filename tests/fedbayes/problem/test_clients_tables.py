@@ -201,7 +201,7 @@ def test_a_table_with_the_methods_of_polars(monkeypatch):
 
 
 def test_a_table_of_polars(frame):
-    polars = pytest.importorskip("polars")
+    polars = pytest.importorskip("polars", reason="polars is not installed, which the extra `test` brings")
     table = polars.DataFrame({name: frame[name].to_list() for name in frame.columns if name != "weight"})
     ours = fb.clients_from_dataframe(table, by=["town", "year"], x=["age", "smoker", "visits"], y="sick")
     theirs = fb.clients_from_dataframe(frame, by=["town", "year"], x=["age", "smoker", "visits"], y="sick")

@@ -244,13 +244,17 @@ def test_tensors_are_read(options, monkeypatch):
 
 
 def test_tensors_of_pytorch_itself():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip(
+        "torch",
+        reason="PyTorch is not installed: too large for the extra `test`, so CI goes without, where the test before "
+        "this one reads stand-ins for its tensors; pip install torch",
+    )
     np.testing.assert_array_equal(read(x=torch.ones(2, requires_grad=True))["x"], [1.0, 1.0])
     np.testing.assert_array_equal(read(x=torch.ones(2, dtype=torch.bfloat16))["x"], [1.0, 1.0])
 
 
 def test_columns_of_polars():
-    polars = pytest.importorskip("polars")
+    polars = pytest.importorskip("polars", reason="polars is not installed, which the extra `test` brings")
     table = polars.DataFrame({"age": [1.5, 2.0], "smoker": [True, False], "n": [1, None]})
     np.testing.assert_array_equal(read(x=table[["age", "smoker"]])["x"], [[1.5, 1.0], [2.0, 0.0]])
     np.testing.assert_array_equal(read(x=table["smoker"])["x"], [True, False])
