@@ -1,4 +1,4 @@
-"""The import graph has no circle, and the rooms that all methods share know none of them by name."""
+"""Imports go down from room to room and in no circle, and the rooms that all methods share know none by name."""
 
 import ast
 import io
@@ -98,6 +98,108 @@ def test_a_planted_circle_is_found(case, tmp_path):
     first = next(iter(PLANTED[case]))
     (tmp_path / f"{first}.py").write_text("")
     assert circles(graph_of(modules_below("p", tmp_path))) == []
+
+
+# The order of the rooms, from the ground up. A module imports from its own room and from the floors below, never from
+# beside or above. Where a name begins another (`inference`, `inference.ep`), a module belongs to the longest.
+FLOORS = [
+    {"errors", "gaussian", "importance", "rounds.state", "compiling", "computing", "files", "kept", "sources"},
+    {"low_rank", "problem"},
+    {"answer", "models"},
+    {"algorithm"},
+    {"rounds"},
+    {"correction"},
+    {"results"},
+    {"inference.local", "inference.options"},
+    {"inference.mode"},
+    {"inference.coordinates"},
+    {"inference.fald", "inference.fedavg", "inference.merging"},
+    {"inference.ep", "inference.fed_ensemble", "inference.fedpa"},
+    {"inference.correlated"},
+    {"inference"},
+    {"fit"},
+    {"calibration", "demo", "gain", "network"},
+    {"flower"},
+    {"cli_network"},
+    {"cli"},
+    {"executors", "plots", "comparison", "privacy"},  # public names, passed on
+    {""},  # the package itself: it passes on all the others
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+# Imports that still go up. Each asks for one thing that stands too high, and is to go with a move of that thing.
+STILL_UP = {
+    # R-hat and effective draws of chains are numerics, written among the functions that make ArviZ's data
+    ("fedbayes.correction.exact", "fedbayes.results.arviz"),
+    # the energy of Langevin steps is the work of one client, but takes the types of the coordinates it is written in
+    ("fedbayes.inference.local.energy", "fedbayes.inference.coordinates"),
+}
+MAY_USE_METHODS = {"", "fit", "demo", "privacy"}
+
+
+def room_of(module: str) -> str:
+    inside = module.removeprefix("fedbayes").removeprefix(".")
+    return max((room for room in FLOOR if f"{inside}.".startswith(f"{room}.") or not room), key=len)
+
+
+def upward(graph: Graph) -> set[tuple[str, str]]:
+    """The imports from another room that is not below the module's own."""
+    pairs = {(name, other) for name, others in graph.items() for other in others}
+    return {(a, b) for a, b in pairs if room_of(a) != room_of(b) and FLOOR[room_of(a)] <= FLOOR[room_of(b)]}
+
+
+def users_of_methods(graph: Graph) -> set[str]:
+    """The rooms outside `inference/` that import from it."""
+    users = {name for name, others in graph.items() if any(map(is_inference, others))}
+    return {room_of(name) for name in users if not is_inference(name)}
+
+
+def is_inference(module: str) -> bool:
+    return room_of(module).split(".")[0] == "inference"
+
+
+def test_every_module_has_its_room():
+    inhabited = {room_of(name) for name in installed() if name != "fedbayes"}
+    assert inhabited == set(FLOOR) - {""}
+
+
+def test_imports_go_down():
+    # equal, so that an exception that is no longer needed fails as well
+    assert upward(graph_of(installed())) == STILL_UP
+
+
+def test_only_the_public_call_and_users_stand_on_the_methods():
+    assert users_of_methods(graph_of(installed())) == MAY_USE_METHODS
+
+
+UPWARD = {
+    "to the floor above": ("problem.planted", "from fedbayes.algorithm import Update", {"algorithm"}),
+    "to the top": ("results.planted", "from fedbayes import EP", {""}),
+    "beside": ("network.planted", "import fedbayes.calibration.fits", {"calibration.fits"}),
+    "by the name of a module": ("fit.planted", "from fedbayes import gain, errors", {"gain"}),
+    "from below the contract": ("rounds.state", "from fedbayes.rounds.loop import run", {"rounds.loop"}),
+    "inside a function": ("rounds.planted", "def f():\n    from fedbayes.results.fit import x", {"results.fit"}),
+    "for type checkers": ("fit", "if TYPE_CHECKING:\n    from fedbayes.network.fit import x", {"network.fit"}),
+    "between methods": ("inference.fald.planted", "from fedbayes.inference import ep", {"inference.ep"}),
+    "down": ("flower.planted", "from fedbayes.network.fit import x\nfrom fedbayes import fit, errors", set()),
+    "in the room": ("results.planted", "from fedbayes.results.fit import FederatedFit", set()),
+}
+
+
+@pytest.mark.parametrize("case", UPWARD)
+def test_a_planted_import_upward_is_found(case):
+    module, source, found = UPWARD[case]
+    imports = imports_of(source, set(installed()))
+    assert imports
+    above = {(f"fedbayes.{module}", f"fedbayes.{other}".removesuffix(".")) for other in found}
+    assert upward({f"fedbayes.{module}": imports}) == above
+
+
+def test_a_planted_use_of_a_method_is_found():
+    graph = graph_of(installed())
+    graph["fedbayes.network.fit"] |= imports_of("from fedbayes.inference.ep.ep import EP", set(graph))
+    assert upward(graph) == STILL_UP  # the direction alone would not tell
+    assert users_of_methods(graph) == MAY_USE_METHODS | {"network"}
 
 
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # FedPAState is Fed PA State
