@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,8 @@ class Study:
     @cached_property
     def description(self) -> dict[str, str]:
         """All that must be the same everywhere, as text: version of fedbayes, method, and the model's source."""
-        from fedbayes import __version__
-
         return {
-            "fedbayes": __version__,
+            "fedbayes": version("fedbayes"),
             "method": described(self.configured),
             "model": described(self.model),
             "local": str(sorted(self.local)),

@@ -56,7 +56,7 @@ def plot_fairness(reports: Mapping[str, Any], *, ax: "Axes | None" = None) -> "A
     known = isinstance(reports, Mapping) and all("group_score" in report for report in reports.values())
     if not known or not reports:
         raise ValueError(
-            '`reports` is no mapping from names to reports: write `plot_fairness({"FedAvg": '
+            '`reports` is no mapping from names to reports: write `plot_fairness({"my fit": '
             "fedbayes.fairness_report(fit, held_out, groups)})`."
         )
     first = next(iter(reports.values()))

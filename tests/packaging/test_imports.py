@@ -1,4 +1,4 @@
-"""The import graph has no circle, and the rooms that all methods share know none of them by name."""
+"""Imports go down from room to room and in no circle, and the rooms that all methods share know none by name."""
 
 import ast
 import io
@@ -6,8 +6,11 @@ import re
 import tokenize
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from fedbayes import inference
 
 Graph = dict[str, set[str]]
 
@@ -97,16 +100,132 @@ def test_a_planted_circle_is_found(case, tmp_path):
     assert circles(graph_of(modules_below("p", tmp_path))) == []
 
 
-WORDS = (
-    "ep|epanswer|epstate|expectation propagation|fald|fa-ld|langevin|fedpa|posterior.averaging|oneshot|one.shot|merging"
-    "|laplace|correlatedclients"
-)
-NAMES = re.compile(rf"(?<![a-z])({WORDS})(?![a-z])", re.IGNORECASE)
-# the public call, the public names, and the demonstration, which is a user like any other
-MAY_NAME_METHODS = {"fedbayes", "fedbayes.fit", "fedbayes.privacy", "fedbayes.demo"}
+# The order of the rooms, from the ground up. A module imports from its own room and from the floors below, never from
+# beside or above. Where a name begins another (`inference`, `inference.ep`), a module belongs to the longest.
+FLOORS = [
+    {"errors", "gaussian", "importance", "rounds.state", "compiling", "computing", "files", "kept", "sources"},
+    {"low_rank", "problem"},
+    {"answer", "models"},
+    {"algorithm"},
+    {"rounds"},
+    {"correction"},
+    {"results"},
+    {"inference.local", "inference.options"},
+    {"inference.mode"},
+    {"inference.coordinates"},
+    {"inference.fald", "inference.fedavg", "inference.merging"},
+    {"inference.ep", "inference.fed_ensemble", "inference.fedpa"},
+    {"inference.correlated"},
+    {"inference"},
+    {"fit"},
+    {"calibration", "demo", "gain", "network"},
+    {"flower"},
+    {"cli_network"},
+    {"cli"},
+    {"executors", "plots", "comparison", "privacy"},  # public names, passed on
+    {""},  # the package itself: it passes on all the others
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+# Imports that still go up. Each asks for one thing that stands too high, and is to go with a move of that thing.
+STILL_UP = {
+    # R-hat and effective draws of chains are numerics, written among the functions that make ArviZ's data
+    ("fedbayes.correction.exact", "fedbayes.results.arviz"),
+    # the energy of Langevin steps is the work of one client, but takes the types of the coordinates it is written in
+    ("fedbayes.inference.local.energy", "fedbayes.inference.coordinates"),
+}
+MAY_USE_METHODS = {"", "fit", "demo", "privacy"}
 
 
-def methods_in(source: str) -> list[str]:
+def room_of(module: str) -> str:
+    inside = module.removeprefix("fedbayes").removeprefix(".")
+    return max((room for room in FLOOR if f"{inside}.".startswith(f"{room}.") or not room), key=len)
+
+
+def upward(graph: Graph) -> set[tuple[str, str]]:
+    """The imports from another room that is not below the module's own."""
+    pairs = {(name, other) for name, others in graph.items() for other in others}
+    return {(a, b) for a, b in pairs if room_of(a) != room_of(b) and FLOOR[room_of(a)] <= FLOOR[room_of(b)]}
+
+
+def users_of_methods(graph: Graph) -> set[str]:
+    """The rooms outside `inference/` that import from it."""
+    users = {name for name, others in graph.items() if any(map(is_inference, others))}
+    return {room_of(name) for name in users if not is_inference(name)}
+
+
+def is_inference(module: str) -> bool:
+    return room_of(module).split(".")[0] == "inference"
+
+
+def test_every_module_has_its_room():
+    inhabited = {room_of(name) for name in installed() if name != "fedbayes"}
+    assert inhabited == set(FLOOR) - {""}
+
+
+def test_imports_go_down():
+    # equal, so that an exception that is no longer needed fails as well
+    assert upward(graph_of(installed())) == STILL_UP
+
+
+def test_only_the_public_call_and_users_stand_on_the_methods():
+    assert users_of_methods(graph_of(installed())) == MAY_USE_METHODS
+
+
+UPWARD = {
+    "to the floor above": ("problem.planted", "from fedbayes.algorithm import Update", {"algorithm"}),
+    "to the top": ("results.planted", "from fedbayes import EP", {""}),
+    "beside": ("network.planted", "import fedbayes.calibration.fits", {"calibration.fits"}),
+    "by the name of a module": ("fit.planted", "from fedbayes import gain, errors", {"gain"}),
+    "from below the contract": ("rounds.state", "from fedbayes.rounds.loop import run", {"rounds.loop"}),
+    "inside a function": ("rounds.planted", "def f():\n    from fedbayes.results.fit import x", {"results.fit"}),
+    "for type checkers": ("fit", "if TYPE_CHECKING:\n    from fedbayes.network.fit import x", {"network.fit"}),
+    "between methods": ("inference.fald.planted", "from fedbayes.inference import ep", {"inference.ep"}),
+    "down": ("flower.planted", "from fedbayes.network.fit import x\nfrom fedbayes import fit, errors", set()),
+    "in the room": ("results.planted", "from fedbayes.results.fit import FederatedFit", set()),
+}
+
+
+@pytest.mark.parametrize("case", UPWARD)
+def test_a_planted_import_upward_is_found(case):
+    module, source, found = UPWARD[case]
+    imports = imports_of(source, set(installed()))
+    assert imports
+    above = {(f"fedbayes.{module}", f"fedbayes.{other}".removesuffix(".")) for other in found}
+    assert upward({f"fedbayes.{module}": imports}) == above
+
+
+def test_a_planted_use_of_a_method_is_found():
+    graph = graph_of(installed())
+    graph["fedbayes.network.fit"] |= imports_of("from fedbayes.inference.ep.ep import EP", set(graph))
+    assert upward(graph) == STILL_UP  # the direction alone would not tell
+    assert users_of_methods(graph) == MAY_USE_METHODS | {"network"}
+
+
+CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # FedPAState is Fed PA State
+# what papers call a method, which neither the registry nor a class does
+IN_PAPERS = {"expectation propagation", "federated averaging", "FA-LD", "Langevin"}
+
+
+def names_of(package: ModuleType) -> set[str]:
+    """The methods' names: in the registry, of the exported classes, and of the folders where these stand."""
+    exported = {getattr(package, name) for name in package.__all__ if name != "METHODS"}
+    classes = {*package.METHODS.values(), *exported}
+    folders = {folder for cls in classes for folder in cls.__module__.split(".")[2:-1]}
+    return {*package.METHODS, *(cls.__name__ for cls in classes), *folders}
+
+
+def any_of(names: set[str]) -> re.Pattern:
+    """Finds the names in any spelling: OneShot, one_shot, one-shot."""
+    parts = [re.findall("[a-z0-9]+", CAMEL.sub(" ", name).lower()) for name in sorted(names)]
+    words = "|".join("[^a-z]?".join(part) for part in parts)
+    return re.compile(rf"(?<![a-z])({words})(?![a-z])", re.IGNORECASE)
+
+
+NAMES = names_of(inference)
+
+
+def methods_in(source: str, names: set[str] = NAMES | IN_PAPERS) -> set[str]:
     """The methods that a source names, in its code: comments and docstrings may."""
     statements = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
     docstrings = {(node.lineno, node.col_offset) for node in statements if isinstance(node, ast.Constant)}
@@ -115,30 +234,47 @@ def methods_in(source: str) -> list[str]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type != tokenize.COMMENT and token.start not in docstrings
     ]
-    return sorted({match.group().lower() for match in NAMES.finditer(" ".join(code))})
+    found = any_of(names).finditer(CAMEL.sub(" ", " ".join(code)))
+    return {squeezed(match.group()) for match in found}
 
 
-SHARED = {
-    name: path
-    for name, path in installed().items()
-    if name not in MAY_NAME_METHODS and not name.startswith(("fedbayes.inference", "fedbayes.models"))
+def squeezed(name: str) -> str:
+    """A name without case and separators, which is the same in every spelling."""
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+# Only files that speak to the user may name a method. (The template of `fedbayes new` is a user's own program.)
+MAY_NAME = {
+    "fedbayes": {squeezed(name) for name in inference.__all__ if name != "METHODS"},  # passes their classes on
+    "fedbayes.fit": {"ep"},  # the default method, and the example in messages on `method`
+    "fedbayes.privacy": {"fald"},  # passes on what is known of the privacy of this one method
+    "fedbayes.demo": {"ep", "expectationpropagation"},  # a user like any other: it chooses a method and says which
 }
 
 
+def shared_modules() -> dict[str, Path]:
+    methods_and_models = ("fedbayes.inference", "fedbayes.models")
+    return {name: path for name, path in installed().items() if not name.startswith(methods_and_models)}
+
+
 def test_the_shared_rooms_name_no_method():
-    assert len(SHARED) > 25
-    found = {name: methods_in(path.read_text()) for name, path in SHARED.items()}
-    assert {name: words for name, words in found.items() if words} == {}
+    shared = shared_modules()
+    assert len(shared) > 80
+    found = {name: methods_in(path.read_text()) for name, path in shared.items()}
+    # equal, so that a permission that is no longer needed fails as well
+    assert {name: words for name, words in found.items() if words} == MAY_NAME
 
 
 NAMING = {
-    "a message": ("def f():\n    raise ValueError(\"EP does: `method='ep'`\")", ["ep"]),
-    "an import": ("from fedbayes.inference.fald.method import FALD", ["fald"]),
-    "a part of a name": ("merging_options = fit_one_shot = langevin2", ["langevin", "merging", "one_shot"]),
-    "a formatted text": ('print(f"{x} by FA-LD and FedPA")', ["fa-ld", "fedpa"]),
-    "a comment": ("x = 1  # as in EP", []),
-    "docstrings": ('"""Of EP."""\n\nx = 1\n"""For FedPA."""\n\n\ndef f():\n    """As FALD."""', []),
-    "other words": ("step, epoch, merge, shot, keep, deep = sharp", []),
+    "a message": ("def f():\n    raise ValueError(\"EP does: `method='ep'`\")", {"ep"}),
+    "an import": ("from fedbayes.inference.fald.method import FALD", {"fald"}),
+    "a part of a name": ("merging_options = fit_one_shot = langevin2", {"langevin", "merging", "oneshot"}),
+    "a part of a class": ("EPState, GIFAIRWeights, TheFedPAAnswer", {"ep", "gifair", "fedpa"}),
+    "a formatted text": ('print(f"{x} by FA-LD, FedPA and one-shot merging")', {"fald", "fedpa", "oneshot", "merging"}),
+    "a name in a paper": ('"by federated averaging".title()', {"federatedaveraging"}),
+    "a comment": ("x = 1  # as in EP", set()),
+    "docstrings": ('"""Of EP."""\n\nx = 1\n"""For FedPA."""\n\n\ndef f():\n    """As FALD."""', set()),
+    "other words": ("step, epoch, merge, shot, keep, deep, fed, average = sharp", set()),
 }
 
 
@@ -146,3 +282,21 @@ NAMING = {
 def test_a_named_method_is_found(case):
     source, words = NAMING[case]
     assert methods_in(source) == words
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_method_is_found_in_a_shared_room(name):
+    source = installed()["fedbayes.results.plots"].read_text()
+    planted = f'{source}\n\ndef planted():\n    raise ValueError("`fit` is not by {name}.")\n'
+    assert methods_in(source) == set()
+    assert methods_in(planted) == {squeezed(name)}
+
+
+def test_a_new_method_is_known_by_the_registry_alone():
+    class MadeUp:
+        __module__ = "fedbayes.inference.gibbs.method"
+
+    package = ModuleType("inference")
+    package.METHODS, package.__all__ = {"made_by_test": MadeUp}, ["METHODS"]
+    assert names_of(package) == {"made_by_test", "MadeUp", "gibbs"}
+    assert methods_in("import gibbs\nmade_up = 'made by test'", names_of(package)) == {"gibbs", "madeup", "madebytest"}
