@@ -56,10 +56,9 @@ import jax  # noqa: E402  (after the environment it reads)
 import fedbayes  # noqa: E402
 from fedbayes.rounds.programs import forget_programs  # noqa: E402
 
-
 M_ARENA_MAX = -8  # of glibc's malloc.h
 C_LIBRARY = ctypes.CDLL("libc.so.6") if sys.platform == "linux" else None
-ROOM = 1.2e9  # bytes: a process that has grown to these lets go of its programs after a test file
+ROOM = 1.4e9  # bytes: a process that has grown to these lets go of its programs
 DURATIONS = Path(__file__).parent / "durations.json"
 
 
@@ -83,20 +82,24 @@ def resident() -> int:
         return 0
 
 
-def let_go_of_programs() -> None:
-    """Forget compiled programs, and give their memory back to the system."""
-    forget_programs()
-    jax.clear_caches()
-    gc.collect()
+def trim() -> None:
+    """Give freed memory back to the system, of which glibc keeps half."""
     if C_LIBRARY is not None:
         C_LIBRARY.malloc_trim(0)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _bound_of_memory() -> Iterator[None]:
+    """Programs are shared by the tests of a process, also of several files, while there is room for them."""
     yield
+    if 0 < resident() < ROOM:
+        return
+    trim()
     if not 0 < resident() < ROOM:
-        let_go_of_programs()
+        forget_programs()
+        jax.clear_caches()
+        gc.collect()
+        trim()
 
 
 @pytest.fixture(autouse=True)

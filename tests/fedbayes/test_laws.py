@@ -1,7 +1,7 @@
 """Laws that every federated algorithm obeys, over a table of algorithms and the executors."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -166,9 +166,9 @@ class Outcome:
             self.posterior = {name: values for name, (values, _) in answer.coupled.variables.items()}
 
 
-@cache
+@lru_cache(maxsize=4)
 def programs_of(name, problem):
-    """An algorithm's programs, which all its runs share."""
+    """An algorithm's programs, which runs one after the other share."""
     return Programs(make_phases(name, problem), AFTER, ALGORITHMS[name].num_replicates)
 
 
@@ -219,7 +219,8 @@ def reference(problem):
     @cache
     def made(name):
         counted = Compilations()
-        outcome, posterior = run(name, problem, phases=make_phases(name, problem), progress=counted)
+        programs_of.cache_clear()
+        outcome, posterior = run(name, problem, progress=counted)
         return Reference(outcome, posterior, counted)
 
     return made
@@ -240,10 +241,10 @@ EXECUTORS = {
 }
 
 
-# An executor knows no method, and a method no executor. What a method can get wrong (a draw that hangs on a place in the
-# batch, a sum that is no sum, a private state that does not travel) shows where clients run one by one behind bytes:
-# `test_a_network_agrees` is of all methods. What an executor can get wrong shows with one method of each kind: sites
-# client by client, chains with private states and sums alone, and broadcasts to teams.
+# An executor knows no method, and a method no executor. What a method can get wrong (a draw that hangs on a place in
+# the batch, a sum that is no sum, a private state that does not travel) shows where clients run one by one behind
+# bytes: `test_a_network_agrees` is of all methods. What an executor can get wrong shows with one method of each kind:
+# sites client by client, chains with private states and sums alone, and broadcasts to teams.
 PAIRS = [(name, executor) for name in ("ep", "fald", "fed-ensemble") for executor in EXECUTORS]
 
 

@@ -140,14 +140,15 @@ def test_variances_and_slopes_are_finite_and_positive(dtype: Any) -> None:
     """As far out as Newton strays; a difference of squares once made a variance of the elastic net negative."""
     u = np.linspace(-5.0, 5.0, 501, dtype=dtype) if dtype is np.float32 else U
     with jax.enable_x64(True):
+        net, places = mixtures.elastic_net_variance, (0, 1, 2)
+        both = jax.jit(jax.vmap(jax.value_and_grad(net, places), (0, None, None)))
+        curved = jax.jit(jax.vmap(jax.hessian(net, places), (0, None, None)))
         for ratio in (0.01, 1.0, 7.9, 8.1, 29.9, 31.0, 300.0):
             at = jnp.asarray(ratio, dtype), jnp.asarray(1.0, dtype)
-            both = jax.vmap(jax.value_and_grad(mixtures.elastic_net_variance, (0, 1, 2)), (0, None, None))
             value, slopes = both(jnp.asarray(u), *at)
             assert value.dtype == dtype
             assert np.all(np.asarray(value) > 0.0)
             assert all(np.all(np.isfinite(slope)) for slope in slopes)
-            curved = jax.vmap(jax.hessian(mixtures.elastic_net_variance, (0, 1, 2)), (0, None, None))
             assert all(np.all(np.isfinite(one)) for one in jax.tree.leaves(curved(jnp.asarray(u), *at)))
         assert np.all(np.asarray(mixtures.laplace_variance(jnp.asarray(u))) > 0.0)
 
@@ -163,17 +164,18 @@ def test_the_horseshoe_has_half_cauchy_scales() -> None:
 
 
 @pytest.mark.parametrize("name", ["lasso", "elastic_net", "horseshoe"])
-@pytest.mark.parametrize("far", [-7.0, 7.0])
-def test_gradients_are_finite_where_newton_may_stray(name: str, far: float) -> None:
+def test_gradients_are_finite_where_newton_may_stray(name: str) -> None:
     clients, _ = penalised.simulate(jax.random.key(0), 2, 20)
     with jax.enable_x64(True):
         problem = make_problem(getattr(penalised, name), clients)
         client = problem.client("client0")
         size = problem.roster.size + client.num_locals
-        at = jnp.concatenate([jnp.zeros(problem.roster.size), jnp.full(client.num_locals, far)])
-        assert at.shape == (size,)
-        assert np.isfinite(client.log_factor(at))
-        assert np.all(np.isfinite(jax.hessian(client.log_factor)(at)))
+        density, curvature = jax.jit(client.log_factor), jax.jit(jax.hessian(client.log_factor))
+        for far in (-7.0, 7.0):
+            at = jnp.concatenate([jnp.zeros(problem.roster.size), jnp.full(client.num_locals, far)])
+            assert at.shape == (size,)
+            assert np.isfinite(density(at))
+            assert np.all(np.isfinite(curvature(at)))
 
 
 def test_the_ridge_program_has_the_closed_form_factor() -> None:

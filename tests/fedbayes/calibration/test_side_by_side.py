@@ -29,9 +29,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) for case in list(CASES)[1:]] + [*CASES][:1]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_each_data_set_has_the_fit_it_has_alone(case):
     model, simulate, method = CASES[case]
     data_sets = [simulate(jax.random.key(number))[0] for number in range(NUM)]

@@ -216,7 +216,6 @@ METHODS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning", "ignore::fedbayes.errors.UnreliableWarning")
 def test_a_server_killed_at_any_moment_goes_on_to_the_same_answer(federation, name, tmp_path):

@@ -94,7 +94,6 @@ def values_in(answers, clients):
     return [float(value) for value in values if any(form in sent for form in forms(value))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", METHODS)
 def test_no_number_of_the_data_leaves(which, tmp_path):
     clients = data(40, 2)
@@ -126,9 +125,7 @@ NUMBERS = {  # of the page's table, for each kind of round that a fit has
 }
 
 
-@pytest.mark.parametrize(
-    "which", [name if name == "EP" else pytest.param(name, marks=pytest.mark.slow) for name in NUMBERS]
-)
+@pytest.mark.parametrize("which", NUMBERS)
 def test_a_round_carries_as_many_numbers_as_the_page_says(which, tmp_path):
     network = rehearse(tmp_path, data(20, D), which)
     rounds = [unpack(answer) for answer in network.answered if unpack(answer).header["kind"] == "round"]
@@ -153,7 +150,7 @@ def test_the_last_answers_and_those_after_the_rounds_are_counted(tmp_path):
             assert sum(array.size for array in arrays.values()) <= 2 * draws + 1
 
 
-@pytest.mark.parametrize("which", ["EP", pytest.param("EP with locals", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["EP", "EP with locals"])
 def test_secrets_and_private_states_stay(which, tmp_path):
     network = rehearse(tmp_path, data(20, 2), which)
     sent = b"".join(network.answered)

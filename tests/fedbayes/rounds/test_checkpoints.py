@@ -197,7 +197,6 @@ def sampled(chains, path=None, progress=None):
     return ended(chains, Batched(), path, "these chains", **options)
 
 
-@pytest.mark.slow
 def test_killed_chains_resume(chains, tmp_path):
     path, whole = tmp_path / "chains.npz", sampled(chains)
     assert len(whole.run.draws) == 30
@@ -300,7 +299,6 @@ MERGING = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MERGING)
 def test_killed_merges_resume(name, tmp_path):
     """Killed inside any round but the first: optimiser, kept draws and merged state all come back."""

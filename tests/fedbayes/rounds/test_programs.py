@@ -83,12 +83,10 @@ METHODS = {
     "fedavg": (model, fb.FedAvg(local_steps=2, max_rounds=3)),
     "fedpa": (shared_model, fb.FedPA(solver="laplace", num_replicates=1)),
 }
-QUICK = ("laplace",)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in METHODS])
+@pytest.mark.parametrize("name", METHODS)
 def test_a_second_fit_compiles_nothing(name):
     function, method = METHODS[name]
     forget_programs()
@@ -101,7 +99,6 @@ def test_a_second_fit_compiles_nothing(name):
     assert np.any(one.moments()[0] != two.moments()[0])
 
 
-@pytest.mark.slow
 def test_another_shape_or_method_or_model_compiles():
     """Negative control: what does change the programs is counted."""
     method, counts = fb.Laplace(), []
@@ -119,7 +116,6 @@ def test_another_shape_or_method_or_model_compiles():
     assert min(counts[1:]) > 0
 
 
-@pytest.mark.slow
 def test_a_kept_program_gives_what_a_fresh_one_gives():
     function, method = METHODS["ep"]
     kept = used(3, function, method)
@@ -219,7 +215,6 @@ def test_methods_of_equal_options_share_their_programs():
         assert scheduled(one) is not scheduled(other)
 
 
-@pytest.mark.slow
 def test_every_fit_repeats_the_warnings_of_its_method():
     method = fb.OneShot(num_samples=4, num_replicates=1, solver="importance", covariance="sample", check=False)
     for seed in (0, 1):

@@ -39,7 +39,6 @@ def error(run, clients) -> float:
     )
 
 
-@pytest.mark.slow
 def test_one_undamped_round_is_exact(rounds, model, clients) -> None:
     assert error(rounds(model, clients, EXACT).run(1), clients) < 1e-10
 
@@ -53,7 +52,6 @@ def test_damped_rounds_leave_exactly_the_damped_part_of_the_precision(rounds, mo
         np.testing.assert_allclose(left, 0.5**c * sites, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.slow
 def test_partial_participation_is_exact_once_every_client_was_seen(rounds, model, clients) -> None:
     run = rounds(model, clients, EXACT)
     for active in ([0, 1, 2], [3, 4, 5], [6, 7, 8]):
@@ -64,7 +62,6 @@ def test_partial_participation_is_exact_once_every_client_was_seen(rounds, model
         np.testing.assert_array_equal(old[:, :9], new[:, :9])  # an absent client's site is bit-identical
 
 
-@pytest.mark.slow
 def test_the_global_is_always_prior_times_sites(rounds, clients) -> None:
     run = rounds(
         partial(hm2.model, noise_sd=NOISE), clients, fb.EP(num_samples=64, num_replicates=1, solver="importance")
@@ -105,7 +102,6 @@ def prior_in_every_client(algorithm):
     return with_changed_sites(algorithm, add)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", [site_not_divided, prior_in_every_client])
 def test_planted_bugs_are_caught(rounds, clients, bug) -> None:
     run = rounds(partial(hm2.model, tau=TAU, noise_sd=NOISE), clients, EXACT, change=bug)
@@ -140,7 +136,6 @@ def test_client_posterior_uses_the_cavity_and_is_exact(rounds, clients) -> None:
         assert np.max(np.abs(twice - exact)) > 1e-3  # the client's data counted twice
 
 
-@pytest.mark.slow
 def test_a_new_client_is_what_the_joint_fit_says_of_it(rounds, clients) -> None:
     old = {name: data for name, data in clients.items() if name != list(clients)[-1]}
     name = list(clients)[-1]
@@ -154,7 +149,6 @@ def test_a_new_client_is_what_the_joint_fit_says_of_it(rounds, clients) -> None:
     np.testing.assert_allclose(covariance, spread, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "separate"), [(1e-8, False), (1e8, True)])
 def test_limits_of_the_spread_between_clients(rounds, clients, tau: float, separate: bool) -> None:
     """No spread: one pooled regression. Unlimited spread: each client on its own."""
@@ -176,7 +170,6 @@ def test_limits_of_the_spread_between_clients(rounds, clients, tau: float, separ
         np.testing.assert_allclose(np.asarray(joint[:3]) + 1e4 * mean, own, rtol=1e-3)
 
 
-@pytest.mark.slow
 def test_splitting_merging_and_reordering_clients_changes_nothing(rounds) -> None:
     clients, _ = linear.simulate(jax.random.key(5), rows=(20, 30, 40))
     exact, spread = linear.exact_posterior(clients)

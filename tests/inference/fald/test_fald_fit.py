@@ -109,7 +109,6 @@ def test_repr_says_rounds_mixing_and_bias(fit) -> None:
         assert text in repr(fit)
 
 
-@pytest.mark.slow
 def test_chains_that_have_not_mixed_say_so(clients) -> None:
     with pytest.warns(fb.NotConvergedWarning, match=r"have not mixed: R-hat is .*Raise `thinning`"):
         fit = fb.fit_federated(
@@ -120,7 +119,6 @@ def test_chains_that_have_not_mixed_say_so(clients) -> None:
     assert "NOT CONVERGED" in repr(fit)
 
 
-@pytest.mark.slow
 def test_a_budget_of_rounds_is_kept(clients) -> None:
     method = fb.FALD(local_steps=2, num_warmup=0)
     with pytest.warns(fb.NotConvergedWarning):
@@ -178,7 +176,6 @@ def test_a_client_that_sits_out_keeps_its_state_and_sends_nothing(clients) -> No
                 assert not np.any(reply.total.position)
 
 
-@pytest.mark.slow
 def test_another_generator_of_random_numbers(clients) -> None:
     """The shared noise's key travels as data: its kind must survive."""
     method = fb.FALD(local_steps=2, num_chains=2, num_warmup=0, thinning=1)
@@ -199,7 +196,6 @@ def test_a_budget_without_draws_is_refused(clients) -> None:
         fb.fit_federated(model, clients, method=METHOD, key=KEY, num_rounds=20, progress=False)
 
 
-@pytest.mark.slow
 def test_one_chain_has_no_r_hat(clients) -> None:
     with pytest.warns(fb.NotConvergedWarning, match=r"R-hat needs two chains at least: write `FALD\(num_chains=4\)`"):
         fb.fit_federated(
@@ -207,7 +203,6 @@ def test_one_chain_has_no_r_hat(clients) -> None:
         )
 
 
-@pytest.mark.slow
 def test_a_schedule_is_not_saved_by_halves(clients, tmp_path) -> None:
     method = fb.FALD(step_size=lambda k: 0.05 + 0.0 * k, local_steps=5, num_warmup=5, thinning=20)
     fit = fb.fit_federated(model, clients, method=method, key=KEY, num_draws=100, progress=False)
@@ -217,7 +212,6 @@ def test_a_schedule_is_not_saved_by_halves(clients, tmp_path) -> None:
     assert not (tmp_path / "fit").exists()
 
 
-@pytest.mark.slow
 def test_a_checkpoint_knows_a_schedule_again(clients, tmp_path) -> None:
     def run():
         method = fb.FALD(step_size=lambda k: 0.05 + 0.0 * k, local_steps=5, num_warmup=5, thinning=20)
@@ -234,7 +228,6 @@ def kinked(y):
     numpyro.sample("y", dist.Laplace(mu, 1.0), obs=y)
 
 
-@pytest.mark.slow
 def test_a_curvature_that_says_nothing_is_found_out() -> None:
     """The log density of a Laplace likelihood has no curvature: all that the plan sees is the prior's."""
     rng = np.random.default_rng(0)
@@ -251,7 +244,6 @@ def plain(y):
     numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"batch_size": 10}, {"scheme": "with_replacement", "num_active": 1, "noise_correlation": 0.0}]
 )
@@ -268,7 +260,6 @@ def test_noise_that_widens_the_posterior_is_found_out(options) -> None:
     assert 0.1 < sure < measured
 
 
-@pytest.mark.slow
 def test_a_client_that_drops_out_is_named() -> None:
     """Its log density is not defined where the others' draws go."""
 

@@ -153,7 +153,6 @@ def test_gradients_of_mini_batches_are_the_papers_biased_ones(size: int) -> None
     np.testing.assert_allclose(-np.asarray(found).mean(axis=0) / 8, BATCHES[size], atol=1e-8)
 
 
-@pytest.mark.slow
 def test_a_batch_of_all_rows_is_no_batch() -> None:
     clients = uneven((9, 9))
     batched = fitted(clients, averaging(optimizer=optax.sgd(0.1), local_steps=3, batch_size=9), 5)
@@ -161,7 +160,6 @@ def test_a_batch_of_all_rows_is_no_batch() -> None:
     np.testing.assert_allclose(point(batched), point(whole), atol=1e-11)
 
 
-@pytest.mark.slow
 def test_clients_that_differ_drift_with_local_steps() -> None:
     """T11 with fixed data: 600 steps of 0.4 in rounds of 2, 10 and 40; the gradient's norm at the end."""
     clients: Clients = {}
@@ -214,7 +212,6 @@ def test_opposite_functions_are_both_learnt(sd: float, limit: float) -> None:
     assert root_mean_square(np.sin(new[:, 0])) > 0.65
 
 
-@pytest.mark.slow
 def test_a_bad_start_is_left_behind() -> None:
     """Example 3: from a noise variance of 10, where the fit is a flat line; the sine's error after 100 rounds."""
     rng = np.random.default_rng(1)

@@ -79,10 +79,7 @@ def paths():
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["mode", "from zero", *(pytest.param(n, marks=pytest.mark.slow) for n in ("equal weights", "draws"))]
-)
+@pytest.mark.parametrize("name", ["mode", "from zero", "equal weights", "draws"])
 def test_fixed_point_and_posterior_are_exact(name, paths) -> None:
     """Heterogeneous covariances: the rounds end at the exact mean, and the merge is the exact posterior, to 1e-8."""
     found = fit(paths[name])
@@ -133,7 +130,6 @@ def test_one_sample_is_fedavg() -> None:
     np.testing.assert_allclose(path(found)[:, 0], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [optax.adam(0.3), optax.sgd(0.3, momentum=0.5)])
 def test_the_server_takes_any_optimiser(optimizer) -> None:
     """Its path is optax's own along the exact gradient."""
@@ -213,7 +209,6 @@ def test_iterate_averages_need_their_factor() -> None:
     np.testing.assert_allclose(covariance_factor(jnp.asarray(50.0), 10, 100), 25.0)
 
 
-@pytest.mark.slow
 @pytest.mark.statistical(key=4, numbers=12, errors=5.0)
 def test_low_rank_posterior_is_the_dense_one(monkeypatch, limit_dense) -> None:
     """Above so many globals the same samples are merged as factors: the same posterior to rounding."""
@@ -245,7 +240,6 @@ def test_low_rank_posterior_is_the_dense_one(monkeypatch, limit_dense) -> None:
     assert np.all(np.isnan(found.log_evidence))
 
 
-@pytest.mark.slow
 def test_rounds_of_fedavg_come_first() -> None:
     method = fb.FedPA(
         solver="sgld", num_samples=3, local_steps=30, burn_in=6, step_size=0.02, fedavg_rounds=2, check=False, **PLAIN
@@ -258,7 +252,6 @@ def test_rounds_of_fedavg_come_first() -> None:
     np.testing.assert_allclose(found.rounds["server"][1], path(alone)[1], rtol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # the Monte Carlo error shows in the check
 def test_local_latents_are_integrated_out() -> None:
     """Exact moments are exact; Langevin samples of globals and locals agree within their Monte Carlo error."""
@@ -280,7 +273,7 @@ def test_local_latents_are_integrated_out() -> None:
     assert np.all(np.abs(ratios - 1.0) < 0.15)
 
 
-@pytest.mark.parametrize("bug", ["identity", pytest.param("weight twice", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bug", ["identity", "weight twice"])
 def test_planted_bugs_are_seen(bug, monkeypatch, paths) -> None:
     """Negative controls: deltas without the covariance (FedAvg's), and weighted a second time."""
     correct = fedpa_clients._sampling

@@ -498,10 +498,7 @@ def test_too_few_samples_are_said(case):
         assert phases(method, problem_of(rows=method.needs_rows))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", ["score", *(pytest.param(c, marks=pytest.mark.slow) for c in ("fedpa", "fedpa, iasg"))]
-)
+@pytest.mark.parametrize("case", ["score", "fedpa", "fedpa, iasg"])
 @pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # so few draws are far off
 def test_too_few_samples_are_shrunk(case):
     """The posterior is that of shrinkage asked for: proper, and no other."""
@@ -555,17 +552,10 @@ MERGING = {combine: OneShot(**ONCE, combine=combine, check=False) for combine in
 RANDOM = ("consensus", "density_product")  # their variances are chi-square: 2.6e-5 beyond five errors of 64 draws
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name,
-            marks=[
-                *([pytest.mark.slow] if name not in ("consensus", "laplace", "checked") else []),
-                *([pytest.mark.statistical(key=0, numbers=2, alarm=3e-5)] if name in RANDOM else []),
-            ],
-        )
+        pytest.param(name, marks=[pytest.mark.statistical(key=0, numbers=2, alarm=3e-5)] if name in RANDOM else [])
         for name in MERGING
     ],
 )
@@ -606,7 +596,7 @@ TOO_THIN = {"covariance": "sample", "solver": "importance", "num_samples": 5, "n
     "method",
     [
         pytest.param(OneShot(combine="gaussian_product", **TOO_THIN), id="one-shot"),
-        pytest.param(FedPA(**TOO_THIN), id="fedpa", marks=pytest.mark.slow),
+        pytest.param(FedPA(**TOO_THIN), id="fedpa"),
     ],
 )
 def test_a_precision_that_is_not_positive(method):
@@ -680,7 +670,6 @@ def test_participation_is_not_for_a_single_round():
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("everybody", [False, True], ids=["nobody", "one by one"])
 def test_participation_is_for_fedpas_own_rounds(everybody):
     turns = lambda r, key: np.arange(2) == (r % 2 if everybody else -1)  # noqa: E731
@@ -783,7 +772,7 @@ SAVED = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in SAVED])
+@pytest.mark.parametrize("name", SAVED)
 @pytest.mark.filterwarnings("ignore:The merge is off:fedbayes.NotConvergedWarning")
 def test_saved_and_loaded(name, tmp_path):
     method, program = SAVED[name]

@@ -246,7 +246,7 @@ def test_density_product_is_the_mixture_over_all_choices(key, semiparametric, nu
     assert not agrees(merged, *other)
 
 
-@pytest.mark.parametrize("num_clients", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_clients", [2, 10])
 @pytest.mark.statistical(key=0, numbers=8, errors=5.0)
 def test_density_product_of_gaussian_subposteriors(key, num_clients: int) -> None:
     """The semiparametric product is unbiased, the other one wider by `1 + h^2`; the allowance is for n = 2,000: five

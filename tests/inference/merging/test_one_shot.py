@@ -62,11 +62,9 @@ EXACT = {
     ),
     "product, NUTS": fb.OneShot(combine="gaussian_product", num_samples=64, solver="nuts", num_replicates=1),
 }
-SLOW = ("product, NUTS", "product, prior whole")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else []) for n in EXACT])
+@pytest.mark.parametrize("name", EXACT)
 def test_products_of_gaussian_clients_are_exact(name) -> None:
     found = fit(EXACT[name])
     mean, covariance, evidence = exact_regression(regression_clients())
@@ -79,7 +77,6 @@ def test_products_of_gaussian_clients_are_exact(name) -> None:
     np.testing.assert_allclose(found.rounds["misfit"][-1], 0.0, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("combine", ["consensus", "density_product"])
 @pytest.mark.statistical(key=3, numbers=6, errors=5.0)
 def test_merged_draws_of_gaussian_clients(combine) -> None:
@@ -94,7 +91,6 @@ def test_merged_draws_of_gaussian_clients(combine) -> None:
     assert np.all(np.abs(draws.std(axis=(0, 1)) / sd - 1.0) < 5.0 / np.sqrt(2 * num) + allowed)
 
 
-@pytest.mark.slow
 def test_barycentre_of_gaussian_clients_is_theirs() -> None:
     clients = regression_clients()
     with pytest.warns(fb.NotConvergedWarning, match="it is the combination that is approximate"):
@@ -115,7 +111,6 @@ def test_barycentre_of_gaussian_clients_is_theirs() -> None:
     np.testing.assert_allclose(found.moments()[1][0], covariance, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_barycentre_of_clients_alike_is_the_posterior() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(12, 3))
@@ -155,9 +150,9 @@ def test_subposteriors_multiply_to_the_posterior() -> None:
 @pytest.mark.parametrize(
     ("combine", "model"),
     [
-        pytest.param("laplace", hm2.model, marks=pytest.mark.slow),
-        pytest.param("laplace", hm2.model_noncentered, marks=pytest.mark.slow),
-        pytest.param("gaussian_product", hm2.model_noncentered, marks=pytest.mark.slow),
+        ("laplace", hm2.model),
+        ("laplace", hm2.model_noncentered),
+        ("gaussian_product", hm2.model_noncentered),
     ],
 )
 def test_local_latents_are_integrated_out(combine, model) -> None:
@@ -274,7 +269,7 @@ def test_hospitals_are_as_far_off_as_the_check_says() -> None:
         assert abs(float(found.rounds["merge_error"][-1].max()) / error - 1.0) < 0.3
 
 
-@pytest.mark.parametrize("init", ["laplace", pytest.param("gaussian_product", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("init", ["laplace", "gaussian_product"])
 def test_ep_starts_from_a_combination(init) -> None:
     method = fb.EP(num_samples=64, num_replicates=2, init=init, solver="importance")
     found = fit(method)
