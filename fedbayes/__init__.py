@@ -6,6 +6,7 @@ and ``fit.idata`` is the global posterior for ArviZ.
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,6 +45,15 @@ if TYPE_CHECKING:
     from fedbayes.results.hypothesis import excludes, probability_of_direction
 
     __version__: str
+
+if __name__ != "fedbayes":
+    raise ImportError(f"this is `fedbayes`, not `{__name__}`: write `import fedbayes`")
+
+# In a checkout `inference/` and `models/` stand beside this folder; an installed package has them inside, and a linked
+# one (`pip install -e`) has a finder of its own. The folder above holds this one too: hence the check of the name.
+_CHECKOUT = Path(__file__).parent.parent
+if not importlib.util.find_spec("fedbayes.inference") and (_CHECKOUT / "inference" / "__init__.py").exists():
+    __path__.append(str(_CHECKOUT))
 
 __all__ = [
     "EP",

@@ -14,6 +14,8 @@ import fedbayes
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"fedbayes": "fedbayes", "inference": "fedbayes.inference", "models": "fedbayes.models"}
 
+SOURCES = tuple(f"{ROOT / folder}/" for folder in FOLDERS)
+
 in_checkout = pytest.mark.skipif(not (ROOT / "inference").is_dir(), reason="these tests run away from a checkout")
 
 
@@ -25,6 +27,69 @@ def test_importing_a_folder_by_its_own_name_fails(folder):
     assert result.returncode == 1
     assert last_line.startswith("ImportError")
     assert f"fedbayes.{folder}" in last_line
+
+
+# without site-packages: a linked package (`pip install -e`) has a finder there, which knows both folders
+ALONE = "-S"
+
+
+def python(program: str, cwd: Path, *flags: str) -> str:
+    result = subprocess.run([sys.executable, *flags, "-c", program], cwd=cwd, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@in_checkout
+@pytest.mark.parametrize("first", ["import fedbayes.inference", "import fedbayes.models.gp", "from fedbayes import EP"])
+def test_a_checkout_can_be_imported_as_it_stands(first):
+    program = f"""{first}
+import collections, sys, fedbayes, fedbayes.models.gp
+assert fedbayes.EP is fedbayes.inference.METHODS["ep"]
+files = {{name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}}
+ours = {{name: file for name, file in files.items() if file.startswith({SOURCES})}}
+assert {{"fedbayes", "fedbayes.inference", "fedbayes.inference.ep.ep", "fedbayes.models.gp"}} <= set(ours)
+assert all(name.split(".")[0] == "fedbayes" for name in ours), ours
+assert max(collections.Counter(ours.values()).values()) == 1, "a file was loaded twice"
+assert not [name for name in files if name.split(".")[0] == "fedbayes" and name not in ours], "a second copy"
+"""
+    python(program, ROOT)
+
+
+@in_checkout
+def test_a_checkout_is_imported_without_jax():
+    assert python("import sys, fedbayes; print({'jax', 'numpy'} & set(sys.modules))", ROOT) == "set()\n"
+
+
+@in_checkout
+def test_a_checkout_has_one_package_of_the_name():
+    """The folder that holds `inference/` holds `fedbayes/`, too."""
+    program = """
+import pkgutil, fedbayes
+assert {"inference", "models", "rounds"} <= {module.name for module in pkgutil.iter_modules(fedbayes.__path__)}
+try:
+    import fedbayes.fedbayes
+except ImportError as error:
+    print(error)
+"""
+    assert python(program, ROOT, ALONE) == "this is `fedbayes`, not `fedbayes.fedbayes`: write `import fedbayes`\n"
+
+
+def test_the_installed_package_is_one_folder(tmp_path):
+    """What stands beside it is never looked at: site-packages may hold another package called `inference`."""
+    program = "import fedbayes.inference; print(len(fedbayes.__path__), fedbayes.__file__)"
+    assert python(program, tmp_path) == f"1 {fedbayes.__file__}\n"
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_folder_beside_is_taken_only_where_none_is_inside(complete, tmp_path):
+    """A made-up installation: the face of the package, and folders called `inference` inside and beside."""
+    inside = [tmp_path / "fedbayes" / "inference"] if complete else []
+    for folder in [tmp_path / "fedbayes", tmp_path / "inference", *inside]:
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+    (tmp_path / "fedbayes" / "__init__.py").write_text(Path(fedbayes.__file__).read_text())
+    found = python("import fedbayes.inference; print(fedbayes.inference.__file__)", tmp_path, ALONE).strip()
+    assert Path(found).parent == [*inside, tmp_path / "inference"][0]
 
 
 @in_checkout
