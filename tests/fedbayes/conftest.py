@@ -1,20 +1,25 @@
-"""One small fit, for whatever is drawn or printed."""
+"""Stored fits, for whatever is drawn or printed."""
 
-import jax
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+
 import pytest
-
-import fedbayes
-from fedbayes.models import linear
 
 
 @pytest.fixture(scope="session")
-def small_fit():
-    clients, _ = linear.simulate(jax.random.key(0), rows=(5, 20, 60))
-    return fedbayes.fit_federated(
-        linear.model,
-        clients,
-        method=fedbayes.EP(num_replicates=2),
-        key=jax.random.key(1),
-        num_draws=200,
-        progress=False,
-    )
+def stored_fits():
+    """The module beside the stored fits: its recipes, and what reads them."""
+    path = Path(__file__).parent / "stored" / "fits.py"
+    spec = importlib.util.spec_from_file_location("stored_fits", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.read = cache(module.read)
+    return module
+
+
+@pytest.fixture(scope="session")
+def small_fit(stored_fits):
+    """A linear model of three clients; shared, so that no test may change it."""
+    return stored_fits.read("linear")

@@ -1,50 +1,32 @@
 """All clients in one ArviZ object: posterior predictive checks, and locals side by side."""
 
 import arviz as az
-import jax
 import matplotlib.pyplot as plt
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
-
-import fedbayes as fb
-
-KEY = jax.random.key(0)
-RNG = np.random.default_rng(0)
-
-
-def grouped(y, group, num_groups) -> None:
-    center = numpyro.sample("center", dist.Normal(0.0, 3.0))
-    with fb.local(), numpyro.plate("group", num_groups):
-        effect = numpyro.sample("effect", dist.Normal(center, 1.0))
-    numpyro.factor("soft", -(center**2))
-    with numpyro.plate("row", len(y)):
-        numpyro.sample("y", dist.Normal(effect[group], 1.0), obs=y)
-
-
-CLIENTS = {
-    name: {"y": 5.0 * k + RNG.normal(size=12), "group": np.arange(12) % n, "num_groups": n}
-    for k, (name, n) in enumerate({"north": 2, "south": 3}.items())
-}
 
 
 @pytest.fixture(scope="module")
-def fit():
-    return fb.fit_federated(grouped, CLIENTS, method=fb.EP(num_replicates=2), key=KEY, num_draws=200, progress=False)
+def fit(stored_fits):
+    return stored_fits.read("groups")
+
+
+@pytest.fixture(scope="module")
+def clients(stored_fits):
+    return stored_fits.read_clients("groups")
 
 
 @pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")  # ArviZ 0.23 with Matplotlib 3.11
-def test_a_check_is_for_plot_ppc(fit) -> None:
+def test_a_check_is_for_plot_ppc(fit, clients) -> None:
     found = fit.check(num_draws=50)
     assert found is fit.idata
     replicates, observed = found["posterior_predictive"]["y"], found["observed_data"]["y"]
     assert replicates.shape == (2, 50, 24)
-    np.testing.assert_array_equal(observed, np.concatenate([client["y"] for client in CLIENTS.values()]))
+    np.testing.assert_array_equal(observed, np.concatenate([client["y"] for client in clients.values()]))
     assert str(observed["y_row"].values[12]) == "south[0]"
     for name, rows in (("north", slice(0, 12)), ("south", slice(12, 24))):
         effect = fit.client_posterior(name).posterior["effect"].mean(("chain", "draw")).values
-        expected = effect[CLIENTS[name]["group"]]
+        expected = effect[clients[name]["group"]]
         error = np.sqrt((1.0 + 0.25) / 100)  # a replicate's variance is that of the rows plus the effect's, below 1/4
         np.testing.assert_allclose(replicates.mean(("chain", "draw")).values[rows], expected, atol=5.0 * error)
     az.plot_ppc(found) if hasattr(az, "plot_ppc") else az.plot_ppc_dist(found)

@@ -87,19 +87,12 @@ def test_rules_out_of_range_are_refused(options: dict[str, Any], told: str) -> N
 
 
 NAMES = [f"x{j}" for j in range(8)]
-CLIENTS, TRUTH = penalised.simulate(jax.random.key(0), 3, [40, 60, 30], noise_sd=1.0)
+CLIENTS, TRUTH = penalised.simulate(jax.random.key(0), 3, [40, 60, 30], noise_sd=1.0)  # those of the stored fit
 
 
 @pytest.fixture(scope="module")
-def fitted() -> fb.FederatedFit:
-    return fb.fit_federated(
-        penalised.ridge,
-        CLIENTS,
-        key=jax.random.key(0),
-        progress=False,
-        coords={"predictor": NAMES},
-        dims={"theta": ["predictor"]},
-    )
+def fitted(stored_fits: Any) -> fb.FederatedFit:
+    return stored_fits.read("ridge")
 
 
 def test_every_client_selects_from_its_own_posterior(fitted: fb.FederatedFit) -> None:
@@ -122,9 +115,9 @@ def test_the_clients_side_by_side(fitted: fb.FederatedFit) -> None:
     np.testing.assert_array_equal(together.sel(client_name="client1"), mine)
 
 
-def test_a_loaded_fit_selects_the_same(fitted: fb.FederatedFit, tmp_path: Any) -> None:
+def test_a_loaded_fit_selects_the_same(fitted: fb.FederatedFit, stored_fits: Any, tmp_path: Any) -> None:
     fitted.save(tmp_path / "fit")
-    again = fb.load_fit(tmp_path / "fit", penalised.ridge, CLIENTS)
+    again = fb.load_fit(tmp_path / "fit", penalised.ridge, stored_fits.read_clients("ridge"))
     xr.testing.assert_allclose(again.select(), fitted.select())
 
 
@@ -145,7 +138,7 @@ def test_a_newcomer_has_coefficients_too(fitted: fb.FederatedFit) -> None:
 def test_the_population_selects_by_its_mean() -> None:
     clients, _ = penalised.simulate(jax.random.key(1), 8, 40, theta=[2.0, 0.0, -1.5], spread=0.2)
     model = partial(penalised.ridge, mean_sd=2.0, intercept_sd=1.0)
-    fit = fb.fit_federated(model, clients, method="laplace", key=jax.random.key(0), progress=False)
+    fit = fb.fit_federated(model, clients, method="laplace", key=jax.random.key(0), correct=False, progress=False)
     found = fit.select(population="mu")
     mu = selected(fit.idata.posterior["mu"], Rule())
     assert found["population_mean"].dims == found["mean"].dims[1:]
@@ -168,7 +161,7 @@ def test_which_are_the_coefficients() -> None:
 
 def test_a_model_without_coefficients_of_the_clients_own_selects_for_the_population() -> None:
     clients, _ = linear.simulate(jax.random.key(2), beta=[1.0, 0.0])
-    fit = fb.fit_federated(linear.model, clients, key=jax.random.key(0), progress=False)
+    fit = fb.fit_federated(linear.model, clients, key=jax.random.key(0), correct=False, progress=False)
     assert fit.select(population="beta")["population_included"].values.tolist() == [True, False]
     for options in ({}, {"population": "beta", "vote": 0.5}):
         with pytest.raises(ValueError, match=r"no coefficients of their own. .* one of the globals \['beta'\]"):
@@ -177,7 +170,9 @@ def test_a_model_without_coefficients_of_the_clients_own_selects_for_the_populat
 
 def test_a_fit_that_did_not_converge_warns() -> None:
     with pytest.warns(NotConvergedWarning):
-        fit = fb.fit_federated(penalised.ridge, CLIENTS, key=jax.random.key(0), progress=False, num_rounds=1)
+        fit = fb.fit_federated(
+            penalised.ridge, CLIENTS, key=jax.random.key(0), correct=False, progress=False, num_rounds=1
+        )
     with pytest.warns(NotConvergedWarning, match="This selection is made from a fit that did not converge"):
         fit.select()
 

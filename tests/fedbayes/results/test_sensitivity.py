@@ -4,10 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import arviz as az
-import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from scipy import stats
 from scipy.special import ndtri
@@ -31,19 +28,9 @@ from fedbayes.results.sensitivity import (
 ALPHAS = (0.99, 1.01)
 
 
-def with_scale(y) -> None:
-    mu = numpyro.sample("mu", dist.Normal(1.0, 2.0).expand([2]).to_event(1))
-    sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 0.5))
-    numpyro.factor("soft", -0.5 * mu[0] ** 2)
-    numpyro.sample("y", dist.Normal(mu[0] + mu[1], sigma), obs=y)
-
-
 @pytest.fixture(scope="module")
-def fitted() -> fb.FederatedFit:
-    rng = np.random.default_rng(0)
-    clients = {name: {"y": rng.normal(1.0, 1.0, 15)} for name in ("north", "south")}
-    method = fb.EP(num_replicates=2)
-    return fb.fit_federated(with_scale, clients, method=method, key=jax.random.key(0), num_draws=500, progress=False)
+def fitted(stored_fits: Any) -> fb.FederatedFit:
+    return stored_fits.read("scale")
 
 
 def test_the_log_prior_is_that_of_the_constrained_globals(fitted) -> None:
@@ -182,12 +169,10 @@ def test_a_distance_by_hand() -> None:
     assert np.isnan(distance(np.ones(5), np.full(5, 0.2)))  # a constant has no scale
 
 
-def test_a_loaded_fit_is_as_sensitive(fitted, tmp_path) -> None:
+def test_a_loaded_fit_is_as_sensitive(fitted, stored_fits, tmp_path) -> None:
     ours = fitted.sensitivity()
     fitted.save(tmp_path / "fit")
-    rng = np.random.default_rng(0)
-    clients = {name: {"y": rng.normal(1.0, 1.0, 15)} for name in ("north", "south")}
-    again = fb.load_fit(tmp_path / "fit", with_scale, clients)
+    again = fb.load_fit(tmp_path / "fit", stored_fits.with_scale, stored_fits.read_clients("scale"))
     np.testing.assert_allclose(again.sensitivity()["sensitivity"], ours["sensitivity"], rtol=1e-6)
     np.testing.assert_allclose(again.conflict()["z"], fitted.conflict()["z"], rtol=1e-6)
 
