@@ -221,6 +221,7 @@ def joint_model(problem: Linear, rank):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.statistical(key=3, numbers=24, errors=4.0)
 def test_chain_agrees_with_nuts_of_the_joint_model(rank):
     problem = linear()
     drawn = chains(problem, rank)

@@ -108,6 +108,7 @@ def test_symmetry_entry_by_entry_is_seen(monkeypatch) -> None:
     assert found.rounds.sizes["round"] > 6 or float(found.rounds["step"].min()) < 1.0
 
 
+@pytest.mark.statistical(key=0, alarm=1e-6)
 def test_the_noise_of_uncentred_covariates_is_not_exaggerated() -> None:
     """Random numbers that are quasi-random make the noise smaller than is said, which takes them for independent."""
     found = fit(linear, uncentred())
@@ -137,6 +138,7 @@ def test_a_client_whose_likelihood_grows_for_ever_waits_for_the_others() -> None
 
 
 @pytest.mark.parametrize("damping", [0.2, 0.5])
+@pytest.mark.statistical(key=0, numbers=1, errors=4.0)
 def test_a_damped_fit_converges_no_sooner_than_it_is_there(in_intercepts, damping) -> None:
     """Small steps make small changes: what counts is the change that an undamped round would make."""
     found = fit(logistic, clinics(np.eye(3)), damping=damping, init="prior", num_replicates=2)

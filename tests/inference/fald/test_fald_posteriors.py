@@ -37,6 +37,7 @@ def coefficients(posterior) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=11, numbers=15, errors=5.0)
 def test_four_hospitals_match_pooled_nuts() -> None:
     """Means within 0.1 sd (rms) and sds within 10 percent, in R-hat below 1.01, with ten local steps."""
     clients = heart_disease.clients()
@@ -50,7 +51,7 @@ def test_four_hospitals_match_pooled_nuts() -> None:
     found, sd = coefficients(fit.idata.posterior), reference.std(axis=0)
     rms = np.sqrt(np.mean(((found.mean(axis=0) - reference.mean(axis=0)) / sd) ** 2))
     print(f"rms {rms:.4f}, sd ratios {np.round(found.std(axis=0) / sd, 3)}")
-    assert rms < 0.1
+    assert rms < 0.1  # of 1,600 effective draws at least: five errors, of the sds above their bias of 2 percent, too
     np.testing.assert_allclose(found.std(axis=0), sd, rtol=0.1)
     assert fit.rounds.attrs["sd_bias"] <= 0.02 + 1e-12
     # Stein's identity: without bias the position times the gradient has the temperature as its mean
@@ -105,6 +106,7 @@ def gaps(fit: fb.FederatedFit, reference: dict) -> tuple[np.ndarray, np.ndarray]
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=11, numbers=12, errors=5.0)
 def test_hierarchical_clients_match_pooled_nuts(hierarchical_reference) -> None:
     """Local latents step by the joint target, and come back on their client's own posterior alone."""
     method = fb.FALD(local_steps=10)

@@ -495,8 +495,14 @@ def test_a_network_of_two_hundred_thousand_weights() -> None:
     assert objective[-1] < objective[0]
 
 
-# passes, batch size, and the error at the end from a simulation with batches drawn with replacement
-MINIBATCHES = [(1, 20, 0.064), (1, 100, 0.046), (5, 50, 0.052), (10, 100, 0.050)]
+# passes, batch size, and the error at the end from a simulation with batches drawn with replacement. By a NumPy copy of
+# these rounds the errors are 0.92, 0.95, 0.90 and 0.92 of that, and their sds over keys 0.08, 0.010, 0.03 and 0.008.
+MINIBATCHES = [
+    pytest.param(1, 20, 0.064, marks=pytest.mark.statistical(key=0, alarm=0.4)),
+    pytest.param(1, 100, 0.046, marks=pytest.mark.statistical(key=0, numbers=1, errors=4.7)),
+    pytest.param(5, 50, 0.052, marks=pytest.mark.statistical(key=0, alarm=0.4)),
+    pytest.param(10, 100, 0.050, marks=pytest.mark.statistical(key=0, numbers=1, errors=2.6)),
+]
 
 
 @pytest.fixture(scope="module")

@@ -353,6 +353,7 @@ POSTERIORS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.statistical(key=0, numbers=6, errors=3.3)
 def test_posteriors_of_the_parameters_are_those_of_nuts(
     name: str, four: Clients, reference: dict[str, np.ndarray]
 ) -> None:
@@ -367,6 +368,7 @@ def test_posteriors_of_the_parameters_are_those_of_nuts(
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=0, numbers=15, errors=8.0)
 def test_predictions_average_over_the_posterior(four: Clients, reference: dict[str, np.ndarray]) -> None:
     """Against the average over NUTS's draws, by NumPy: means within 0.1 predictive sds, sds within 5 percent."""
     fit = fitted(four, fb.EP(), model=gp.model)

@@ -173,6 +173,8 @@ def test_sampled_covariances_are_exact_up_to_monte_carlo(covariance) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["iasg", "sgld"])
+@pytest.mark.statistical(key="4, 6", numbers=4, errors=6.0)
+@pytest.mark.statistical(key="4, 6", alarm=0.01)
 def test_gradient_solvers_find_the_posterior(solver) -> None:
     """Well-specified clients: sds within 15 percent, means within half an sd of four replicates of 400 samples.
 
@@ -253,6 +255,7 @@ def test_rounds_of_fedavg_come_first() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # the Monte Carlo error shows in the check
+@pytest.mark.statistical(key=4, numbers=6, errors=5.0)
 def test_local_latents_are_integrated_out() -> None:
     """Exact moments are exact; Langevin samples of globals and locals agree within their Monte Carlo error."""
     tau = np.array([0.5, 1.5, 0.8])
@@ -270,7 +273,7 @@ def test_local_latents_are_integrated_out() -> None:
     found = fit(method, clients, model)
     assert np.all(np.abs(found.moments()[0].mean(axis=0) - mean) / sd < 0.4)
     ratios = np.sqrt(np.diagonal(found.moments()[1].mean(axis=0)) / np.diagonal(covariance))
-    assert np.all(np.abs(ratios - 1.0) < 0.15)
+    assert np.all(np.abs(ratios - 1.0) < 0.15)  # of 800 samples: five errors, and a bias of 2 percent
 
 
 @pytest.mark.parametrize("bug", ["identity", "weight twice"])

@@ -218,6 +218,7 @@ def test_the_check_measures_the_error_of_the_merge() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=2, alarm=0.4)
 def test_heavy_tailed_clients_go_to_nuts() -> None:
     def model(y):
         mu = numpyro.sample("mu", dist.StudentT(1.0, 0.0, 1.0).expand([2]).to_event(1))
