@@ -77,6 +77,7 @@ def test_what_the_check_costs_is_counted(straight: dict) -> None:
         _ = plain.error
 
 
+@pytest.mark.statistical(key=0, numbers=7, errors=4.0)  # with the sds of log tau, to 0.06 and more
 def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.FederatedFit) -> None:
     """Mean and sd of mu and log tau within four Monte Carlo errors, ours and the reference's (10,000 draws)."""
     found = schools.error
@@ -96,6 +97,7 @@ def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.Federate
     assert schools.approximate_idata.posterior.attrs["correction"] == "none"
 
 
+@pytest.mark.statistical(key=0, numbers=16, errors=4.0)
 def test_every_schools_own_effect_is_the_references(schools: fb.FederatedFit) -> None:
     for place, name in enumerate(schools.client_names):
         theta = schools.client_posterior(name).posterior["theta"].values
