@@ -116,6 +116,7 @@ def test_the_bias_of_langevin_steps_is_removed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=0, numbers=2, errors=4.0)
 def test_exact_chains_of_eight_schools_are_the_references() -> None:
     """Pseudo-marginal: the schools' effects are integrated out by estimates."""
     fit = fb.fit_federated(
