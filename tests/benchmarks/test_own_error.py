@@ -42,6 +42,7 @@ def test_the_zoo_is_whole(script) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.statistical(key=1, numbers=2, errors=4.0)
 def test_a_fit_is_honest_about_its_error(script, name: str) -> None:
     found = script.measure(script.cases()[name])
     assert found.honest, found

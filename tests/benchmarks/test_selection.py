@@ -54,6 +54,7 @@ def test_pupils_are_split_centred_and_scaled_by_the_training_rows(script, pupils
     assert sum(len(part["y"]) for part in script.schools(pupils, None).train.values()) == 50
 
 
+@pytest.mark.statistical(key="0 to 39", numbers=2, errors=3.7)  # measured: intervals of one client share its error
 def test_intervals_of_least_squares_hold_nine_times_in_ten(script):
     scores = [script.by_least_squares("I", 3.0, seed) for seed in range(40)]
     covered = np.mean([score.covered for score in scores])
@@ -62,6 +63,7 @@ def test_intervals_of_least_squares_hold_nine_times_in_ten(script):
     assert abs(false - 0.1) < 4 * np.sqrt(0.09 / (40 * 50))
 
 
+@pytest.mark.statistical(key=0, alarm=4.7e-3)  # 2.8 standard errors
 def test_scores_of_the_truth(script):
     train, test, theta = penalised.simulate_case(jax.random.key(0), "II", 0.05)
     mean = np.tile(theta, (len(train), 1))

@@ -46,6 +46,7 @@ def test_save_draws_the_comparison_with_a_reference(small_fit, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.statistical(key=3, numbers=15, errors=4.5)
 def test_four_hospitals_agree_with_nuts_on_the_pooled_data():
     fit, reference = demo.fit(3), demo.pooled_nuts(3)
     comparison = compare(fit.idata, reference)

@@ -55,6 +55,8 @@ def test_the_expected_gradient_is_linear_in_the_error() -> None:
     np.testing.assert_allclose(found, traces, rtol=1e-9)
 
 
+# four to 4.5 errors; variances to 3.8 and 3.2, a covariance to 3.5: measured
+@pytest.mark.statistical(key=2, alarm=2.2e-3)
 def test_the_expected_gradient_is_that_of_the_density() -> None:
     """Averaged over 20 000 outcomes, within 4.5 standard errors; their covariance at the truth is the information."""
     x, rng = np.linspace(0, 1, 6), np.random.default_rng(2)
@@ -91,6 +93,7 @@ def test_sampling_with_replacement_is_unbiased_and_without_is_not() -> None:
     np.testing.assert_allclose(without, [0.946, 1.716], atol=5e-4)
 
 
+@pytest.mark.statistical(key="16 to 1024", numbers=1, errors=4.0)  # of 16 random inputs, measured
 def test_the_noise_of_gradients_falls_as_lemma_6_says() -> None:
     """T6: of the noise's variance as 1/sqrt(M), to 1/(sqrt(2) v*); of the function's as 1/sqrt(log M)."""
     sizes = np.array([16, 32, 64, 256, 512, 1024])
@@ -104,6 +107,7 @@ def test_the_noise_of_gradients_falls_as_lemma_6_says() -> None:
     assert np.all((first > 0.6) & (first < 0.8))
 
 
+@pytest.mark.statistical(key="16 to 1024", alarm=0.012)  # of 16 and 32 random inputs, measured
 def test_information_grows_as_lemma_2_says() -> None:
     """T7: on the function's variance as log N, on the noise's as N."""
     sizes = (16, 32, 64, 256, 512, 1024)
@@ -114,6 +118,7 @@ def test_information_grows_as_lemma_2_says() -> None:
     np.testing.assert_allclose(found[-1, 2] / sizes[-1], 4.0, rtol=0.02)
 
 
+@pytest.mark.statistical(key="16 to 1024", numbers=8, errors=8.0)  # measured
 def test_information_of_rough_functions_grows_faster_and_below_lemma_3() -> None:
     """T8: N^(1/4) for Matern-3/2 kernels, where the lemma's bound is N^0.917; more than for smooth ones throughout."""
     sizes = np.array([16, 32, 64, 256, 512, 1024])
@@ -126,6 +131,7 @@ def test_information_of_rough_functions_grows_faster_and_below_lemma_3() -> None
     assert 0.2 < exponent < 0.32
 
 
+@pytest.mark.statistical(key="8 to 512", numbers=8, errors=4.8)  # of 8 random inputs, measured
 def test_expected_gradients_point_away_from_the_truth() -> None:
     """T9, lemma 4: the least <d, A d> / |d|^2 over a grid of 625 points, scaled by log M and M."""
     grid = np.linspace(0.1, 5.0, 25)

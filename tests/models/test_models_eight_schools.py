@@ -76,6 +76,7 @@ def test_posterior_is_that_of_posteriordb():
     np.testing.assert_allclose(shrunk, 6.1505, atol=0.2)
 
 
+@pytest.mark.statistical(key=0, alarm=2.1e-3)  # two tests at 1e-3, and four standard errors
 def test_simulate_draws_from_the_model():
     sigma = np.repeat([1.0, 12.0], 4000)
     clients, truth = eight_schools.simulate(jax.random.key(0), sigma, mu=3.0, tau=2.0)
@@ -87,6 +88,7 @@ def test_simulate_draws_from_the_model():
     assert (truth["mu"], truth["tau"]) == (3.0, 2.0)
 
 
+@pytest.mark.statistical(key="0 to 1499", alarm=2e-3)
 def test_simulate_draws_the_truth_from_the_prior():
     truths = [eight_schools.simulate(jax.random.key(seed), ())[1] for seed in range(1500)]
     assert stats.kstest([truth["mu"] for truth in truths], stats.norm(0, 5).cdf).pvalue > 1e-3

@@ -121,6 +121,7 @@ def test_unknown_client(clients):
         hm2.exact_client_posterior(clients, "north", TAU)
 
 
+@pytest.mark.statistical(key="0 to 299", alarm=2e-3)
 def test_simulated_truth_is_calibrated_under_the_exact_posteriors():
     distance = {"mu": [], "theta": []}
     for seed in range(300):
@@ -134,6 +135,8 @@ def test_simulated_truth_is_calibrated_under_the_exact_posteriors():
         assert stats.kstest(values, stats.chi2(2).cdf).pvalue > 1e-3
 
 
+@pytest.mark.statistical(key=0, numbers=4, errors=4.0)  # means
+@pytest.mark.statistical(key=0, numbers=10, errors=5.0)  # variances, sqrt(2 / 5000) each, and covariances
 def test_simulated_thetas_have_the_variances_of_yue():
     _, truth = hm2.simulate(jax.random.key(0), 5000, 0, mu=hm2.YUE_MU, tau=hm2.YUE_TAU)
     standardised = (truth["theta"] - hm2.YUE_MU) / np.sqrt(hm2.YUE_TAU)
@@ -142,6 +145,7 @@ def test_simulated_thetas_have_the_variances_of_yue():
     np.testing.assert_array_equal(truth["tau"], hm2.YUE_TAU)
 
 
+@pytest.mark.statistical(key="0 to 799", alarm=2e-3)
 def test_simulate_draws_the_truth_from_the_prior():
     truths = [hm2.simulate(jax.random.key(seed), 0, dim=2)[1] for seed in range(800)]
     assert stats.kstest(np.ravel([truth["mu"] for truth in truths]), "norm").pvalue > 1e-3

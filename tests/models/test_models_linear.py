@@ -50,6 +50,7 @@ def test_exact_posterior_is_that_of_the_program():
         np.testing.assert_allclose(-jax.hessian(density)(mean), np.linalg.inv(covariance), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.statistical(key="0 to 399", alarm=1e-3)
 def test_simulated_truth_is_calibrated_under_the_exact_posterior():
     distance = []
     for seed in range(400):

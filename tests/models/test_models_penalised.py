@@ -67,6 +67,7 @@ def test_rows_that_do_not_count_change_nothing() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.statistical(key=0, numbers=3, errors=4.0)
 def test_predictions_of_new_rows_are_those_of_the_joint_normal() -> None:
     rng = np.random.default_rng(3)
     x, new, y = rng.standard_normal((7, 4)), rng.standard_normal((3, 4)), rng.standard_normal(7)
@@ -261,6 +262,7 @@ def test_the_lasso_has_the_golden_posterior(noise_sd: float, golden: tuple[float
     np.testing.assert_allclose(found[2:4], golden[2:], rtol=0.03)
 
 
+@pytest.mark.statistical(key=0, numbers=16, errors=4.0)
 def test_a_clients_coefficients_are_those_of_the_pooled_posterior() -> None:
     """AT7: exactly, by the grid over the globals; with everybody's data once, not twice."""
     clients = {name: {key: value[:12] for key, value in client.items()} for name, client in case_one(1.0).items()}
@@ -293,6 +295,7 @@ def test_both_readings_of_the_error_and_a_common_mean() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=3, alarm=1.6e-4)  # a normal within 4 sds; chi-squared of 8 below 32
 def test_an_intercept_and_a_mean_are_found() -> None:
     clients, _ = penalised.simulate(jax.random.key(3), 6, 60, spread=0.3)
     moved = {name: {**client, "y": client["y"] + 4.0} for name, client in clients.items()}
@@ -335,6 +338,7 @@ def simulated_runs(program: Any, case: str, num: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "case", "rmse"), [("lasso", "I", 0.052), ("ridge", "II", 0.053), ("ridge", "III", 0.1015)]
 )
+@pytest.mark.statistical(key="0 to 9", alarm=0.03)  # `false` is a share of 500, `coverage` of 800: binomial
 def test_simulated_cases_select_as_an_exact_sampler_does(name: str, case: str, rmse: float) -> None:
     """AT8. The source has a correct inclusion rate of .88, but coefficients that are 300 posterior sds from zero.
 
@@ -352,6 +356,7 @@ def test_simulated_cases_select_as_an_exact_sampler_does(name: str, case: str, r
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key="0 to 119", alarm=7.2e-3)  # 204 to 228 of 240: binomial
 def test_intervals_of_the_globals_cover() -> None:
     """AT9: pooled over both globals and 120 data sets of known lambda and sigma^2, within [.85, .95]."""
     inside = []

@@ -31,6 +31,7 @@ def smallest(calibration: fb.Calibration) -> float:
     return float(calibration.test()["adjusted"].min())
 
 
+@pytest.mark.statistical(key=0, alarm=0.0104)  # LEVEL, and six numbers to four errors
 def test_an_exact_posterior_is_calibrated(exact):
     assert smallest(exact) > LEVEL
     assert bool(exact.converged.all())
@@ -40,6 +41,7 @@ def test_an_exact_posterior_is_calibrated(exact):
     assert bool((np.abs(held["observed"] - held["nominal"]) < 4.0 * held["se"]).all())
 
 
+@pytest.mark.statistical(key=0, numbers=18, errors=5.0)
 def test_moments_are_those_of_the_closed_form(exact):
     source = jax.random.fold_in(KEY, 0)
     for number in (0, 1, 499):
@@ -52,6 +54,7 @@ def test_moments_are_those_of_the_closed_form(exact):
         np.testing.assert_array_less(np.abs(found["sd"] / sd - 1.0), 5.0 / np.sqrt(2 * 255))
 
 
+@pytest.mark.statistical(key=0, numbers=1, errors=4.9)
 def test_scores_and_contraction_are_those_of_the_law(exact):
     """Over prior and data the z-score of an exact posterior is standard normal; contraction compares variances."""
     scores = exact.dataset["z_score"].values
@@ -96,6 +99,7 @@ def test_planted_bugs_are_found(method, source):
     assert smallest(calibrate(source, method, correction=False)) < LEVEL
 
 
+@pytest.mark.statistical(key=0, alarm=LEVEL)
 def test_the_correction_mends_a_gaussian_that_is_too_narrow():
     mended = calibrate(simulate, NarrowEP())
     assert smallest(mended) > LEVEL
@@ -108,6 +112,7 @@ def test_a_simulator_of_another_prior_is_found():
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=0, numbers=30, errors=5.0)
 def test_one_after_the_other_gives_the_same_answers_to_monte_carlo_noise():
     both = [calibrate(simulate, num=10, vectorised=choice, num_draws=127) for choice in (True, False)]
     one, other = (each.dataset for each in both)
@@ -118,6 +123,7 @@ def test_one_after_the_other_gives_the_same_answers_to_monte_carlo_noise():
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=0, alarm=LEVEL)
 def test_a_hierarchical_model_is_calibrated_after_correction():
     source = partial(hierarchical_linear.simulate, num_clients=15, rows=30, dim=1)
     found = fb.calibrate(hierarchical_linear.model, source, key=KEY, num=200, num_draws=63, progress=False)

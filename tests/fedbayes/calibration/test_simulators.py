@@ -33,6 +33,7 @@ def test_covariates_and_shapes_stay_and_the_key_decides(ragged):
         assert not np.any(one[name]["y"] == other[name]["y"])
 
 
+@pytest.mark.statistical(key=3, numbers=4, errors=4.0)
 def test_outcomes_and_truth_have_the_models_law(ragged):
     """Residuals over the noise and coefficients over their prior sd are standard normal, for all clients together."""
     _, simulate = ragged
@@ -47,6 +48,7 @@ def test_outcomes_and_truth_have_the_models_law(ragged):
         assert np.mean(sample) == pytest.approx(0.0, abs=4.0 / np.sqrt(sample.size))
 
 
+@pytest.mark.statistical(key=3, numbers=1, errors=4.0)
 def test_locals_differ_between_clients_and_globals_do_not():
     """With next to no noise y = x theta, and theta scatters about the one mu by the known sd."""
     x = np.eye(2)

@@ -77,6 +77,7 @@ def test_what_the_check_costs_is_counted(straight: dict) -> None:
         _ = plain.error
 
 
+@pytest.mark.statistical(key=0, numbers=7, errors=4.0)  # with the sds of log tau, to 0.06 and more
 def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.FederatedFit) -> None:
     """Mean and sd of mu and log tau within four Monte Carlo errors, ours and the reference's (10,000 draws)."""
     found = schools.error
@@ -96,6 +97,7 @@ def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.Federate
     assert schools.approximate_idata.posterior.attrs["correction"] == "none"
 
 
+@pytest.mark.statistical(key=0, numbers=16, errors=4.0)
 def test_every_schools_own_effect_is_the_references(schools: fb.FederatedFit) -> None:
     for place, name in enumerate(schools.client_names):
         theta = schools.client_posterior(name).posterior["theta"].values
@@ -104,7 +106,13 @@ def test_every_schools_own_effect_is_the_references(schools: fb.FederatedFit) ->
         assert abs(theta.std() / sd - 1.0) < 0.06
 
 
-@pytest.mark.parametrize("num", EXACT)
+@pytest.mark.parametrize(
+    "num",
+    [  # measured: the sds of a percent's numbers are 0.4 and 0.25 percent, of the Gaussian's own error 0.3
+        pytest.param(10, marks=pytest.mark.statistical(key=0, alarm=0.02)),
+        pytest.param(30, marks=pytest.mark.statistical(key=0, alarm=0.04)),
+    ],
+)
 def test_a_hierarchical_scale_is_within_a_percent(num: int) -> None:
     """The Gaussian's sds are 3 to 7 percent too small there."""
     fit = fb.fit_federated(scale_model, scale_clients(num), key=jax.random.key(0), progress=False)
@@ -136,6 +144,7 @@ def test_a_funnel_says_that_it_is_not_to_be_trusted() -> None:
     assert fit.idata.posterior.attrs["inference"] == "merged-posteriors"
 
 
+@pytest.mark.statistical(key=0, alarm=2e-3)  # measured: an sd of 0.0032
 def test_evidence_is_corrected_too() -> None:
     """Against a grid over both globals."""
     clients = scale_clients(10)

@@ -258,6 +258,7 @@ load_data = columns(x="age", y="disease")
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key="0, and the sites' own secrets", numbers=2, errors=4.0)
 def test_a_site_s_own_latents_are_in_its_posterior(project, tmp_path):
     """They are those that the site itself computes, and agree with a fit of all data in one process."""
     (project / "app" / "study.py").write_text(LOCAL_STUDY)

@@ -443,6 +443,8 @@ def test_what_is_a_clients_own_never_leaves_it(federation):
     assert told["reason"] == "PRIVATE"
 
 
+# were both independent: they share their draws
+@pytest.mark.statistical(key="that of the federation, and the sites' own secrets", numbers=3, errors=3.5)
 def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federation, undisturbed):
     """What needs the clients' log-likelihoods at the server's draws alone."""
     fit = federation().fit()

@@ -42,6 +42,7 @@ def test_summaries_of_a_comparison():
     np.testing.assert_allclose(comparison.largest_sd_error, 0.1)
 
 
+@pytest.mark.statistical(key=2, alarm=0.016)  # measured: of the sticky draws, upwards
 def test_monte_carlo_error_of_independent_and_of_sticky_draws():
     rng = np.random.default_rng(2)
     independent = rng.normal(size=(4, 1000))

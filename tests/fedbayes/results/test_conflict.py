@@ -118,6 +118,7 @@ def p_values(num=2000) -> tuple[np.ndarray, np.ndarray]:
     return single, overall
 
 
+@pytest.mark.statistical(key=0, alarm=0.07)  # seven different tests at 0.01; two more repeat one of them
 def test_p_values_are_uniform_where_the_model_holds() -> None:
     """Kolmogorov and Smirnov's test of 2,000 data sets, nine of them: each at least 0.01 by a fixed seed."""
     single, overall = p_values()
@@ -217,6 +218,7 @@ def test_a_client_without_a_word_has_no_p_value(drawn) -> None:
     np.testing.assert_allclose(ours["p_adjusted"].values[:3], before["p_adjusted"], rtol=1e-9)
 
 
+@pytest.mark.statistical(key=1, alarm=0.014)  # Student's t of 7 degrees of freedom beyond 5, nine times
 def test_monte_carlo_noise_is_no_information(drawn) -> None:
     """Eight noisy replicates: their spread is the error of z, and where a site is noise alone it does not count."""
     rng = np.random.default_rng(1)
@@ -249,6 +251,8 @@ def test_directions_of_unusually_little_information_are_left_out() -> None:
 
 
 @pytest.mark.slow
+# 4 errors; the planted rate, 0.15, is 2.9 of its own above the limit
+@pytest.mark.statistical(key="0 to 59", alarm=2e-3)
 def test_few_false_alarms_where_information_depends_on_the_data() -> None:
     """A normal law with unknown scale, 6 clients of 10 rows: p-values below 0.05 in at most 0.05 + 4 standard errors.
 

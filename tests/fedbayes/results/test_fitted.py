@@ -38,12 +38,14 @@ def close(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> None:
     np.testing.assert_allclose(flat.std(axis=0), sd, rtol=0.05)
 
 
+@pytest.mark.statistical(key=0, numbers=4, errors=4.4)
 def test_global_draws_are_the_exact_posterior(fit: fb.FederatedFit, clients: dict) -> None:
     assert set(fit.idata.posterior.data_vars) == {"mu"}  # nothing local, though theta is deterministic here
     close(fit.idata.posterior["mu"].values, *hm2.exact_posterior_mu(clients, TAU, NOISE))
     assert fit.idata.posterior.attrs["inference"] == "gaussian-sites"
 
 
+@pytest.mark.statistical(key=0, numbers=8, errors=4.4)
 def test_client_posterior_draws_are_the_exact_posterior(fit: fb.FederatedFit, clients: dict) -> None:
     for name in ("client0", "client4"):
         personal = fit.client_posterior(name)
@@ -51,6 +53,7 @@ def test_client_posterior_draws_are_the_exact_posterior(fit: fb.FederatedFit, cl
         close(personal.posterior["theta"].values, *hm2.exact_client_posterior(clients, name, TAU, NOISE))
 
 
+@pytest.mark.statistical(key=0, numbers=4, errors=4.4)
 def test_a_client_that_joins_later_gets_the_joint_posterior(fit: fb.FederatedFit, clients: dict) -> None:
     more = hm2.simulate(jax.random.key(9), num_clients=1, rows=6, dim=2, tau=TAU, noise_sd=NOISE)[0]["client0"]
     exact = hm2.exact_client_posterior(clients | {"late": more}, "late", TAU, NOISE)
@@ -68,6 +71,7 @@ def test_log_likelihood_is_the_integrated_factor(fit: fb.FederatedFit, clients: 
             np.testing.assert_allclose(found, exact, rtol=1e-8)
 
 
+@pytest.mark.statistical(key=0, numbers=12, errors=4.4)
 def test_predictions_use_the_clients_own_latents(fit: fb.FederatedFit, clients: dict) -> None:
     x = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, -1.0]])
     mean, covariance = hm2.exact_client_posterior(clients, "client1", TAU, NOISE)
@@ -78,6 +82,7 @@ def test_predictions_use_the_clients_own_latents(fit: fb.FederatedFit, clients: 
     close(new, x @ mu, x @ (spread + np.diag(TAU)) @ x.T + NOISE**2 * np.eye(3))
 
 
+@pytest.mark.statistical(key=0, numbers=24, errors=4.4)
 def test_the_clients_own_data_give_its_posterior_predictive(fit: fb.FederatedFit, clients: dict) -> None:
     """The outcome among the arguments is replicated, not returned."""
     data = clients["client1"]
@@ -105,6 +110,7 @@ def instrument(y, kind) -> None:
     numpyro.sample("y", dist.Normal(mu + 0.0 * beta.sum(), {"good": 0.1, "bad": 30.0}.get(kind, 1.0)), obs=y)
 
 
+@pytest.mark.statistical(key=0, numbers=2, errors=20.0)  # 1 / sqrt(2 * 8000) each
 def test_sizes_flags_and_names_are_the_clients_own() -> None:
     """Each client has its own instrument: predictions are made with it."""
     rng = np.random.default_rng(0)
@@ -141,6 +147,7 @@ def test_saved_and_loaded_fit_is_the_same(fit: fb.FederatedFit, clients: dict, t
 
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # ArviZ 0.23 on pandas 3
+@pytest.mark.statistical(key=0, alarm=1e-9)  # of R-hat, whose excess over one is F / 2000 where draws are independent
 def test_the_arviz_habits_work(fit: fb.FederatedFit, clients: dict) -> None:
     summary = az.summary(fit.idata)
     assert list(summary.index) == ["mu[0]", "mu[1]"]
@@ -154,6 +161,7 @@ def test_the_arviz_habits_work(fit: fb.FederatedFit, clients: dict) -> None:
     assert float(np.mean(fit.log_evidence)) > float(np.mean(other.log_evidence))
 
 
+@pytest.mark.statistical(key=0, alarm=4.9e-3)  # 20,000 draws: 0.01 is 2.8, 3.9 and 39 binomial errors
 def test_hypotheses() -> None:
     draws = xr.DataArray(
         np.random.default_rng(0).normal([0.0, 1.0, -3.0], 1.0, (4, 5000, 3)), dims=("chain", "draw", "j")
@@ -268,6 +276,7 @@ def test_a_heavy_tailed_client_with_locals_goes_on_with_nested_draws() -> None:
     assert fit.converged
 
 
+@pytest.mark.statistical(key="0 and 1", numbers=6, errors=5.0)
 def test_resampling_equal_weights_keeps_the_moments() -> None:
     """A quarter of a Sobol sequence in its own order would lie in a quarter of the space: sds of 0.4 to 1.3."""
     with jax.enable_x64(True):

@@ -23,6 +23,7 @@ def drawn():
     return linear.simulate(KEY, rows=(5, 20, 60))[0]
 
 
+@pytest.mark.statistical(key=1, numbers=9, errors=5.0)
 def test_the_mean_of_a_linear_model_in_closed_form(small_fit, drawn) -> None:
     """``mean(y_rep) ~ N(x m, x V x' + 1/n)`` with the mean row x: within 5 binomial errors of 400 replicates."""
     ours = small_fit.predictive_check(num_draws=200, observed=True).sel(site="y", statistic="mean")
@@ -37,6 +38,7 @@ def test_the_mean_of_a_linear_model_in_closed_form(small_fit, drawn) -> None:
         np.testing.assert_allclose(mine["observed"], data["y"].mean())
 
 
+@pytest.mark.statistical(key=1, numbers=9, errors=5.0)
 def test_the_prior_in_closed_form(small_fit, drawn) -> None:
     """``mean(y) ~ N(0, x x' + 1/n)`` with all globals from the prior: within 5 errors of 1,000 replicates."""
     ours = small_fit.predictive_check(prior=True).sel(site="y", statistic="mean")
@@ -63,6 +65,7 @@ def tails(double_use: bool, num=400) -> np.ndarray:
     return found
 
 
+@pytest.mark.statistical(key=0, alarm=0.02)
 def test_tail_probabilities_under_the_prior_are_uniform() -> None:
     """By Kolmogorov and Smirnov's test of 400 data sets; multiples of 1/400 are continuous enough for it."""
     for values in tails(double_use=False):
@@ -89,6 +92,7 @@ def test_an_overdispersed_client_is_named_and_nobody_else(drawn) -> None:
     assert found.attrs["caveat"].startswith("The data are used twice")
 
 
+@pytest.mark.statistical(key=1, alarm=5e-3)  # the least tail, 0.032, to be 0.01 in 400 replicates: binomial
 def test_nothing_is_named_where_the_model_holds(small_fit) -> None:
     assert small_fit.predictive_check().attrs["outside"] == ""
 

@@ -167,6 +167,7 @@ def test_a_changed_deterministic_site_is_seen(monkeypatch):
         np.testing.assert_allclose(posterior["scaled"], scale * posterior["mu"], rtol=1e-12)
 
 
+@pytest.mark.statistical(key=0, numbers=2, errors=12.0)
 def test_a_changed_prediction_is_seen(monkeypatch):
     for noise in (1.0, 50.0):
         monkeypatch.setitem(SETTING, "noise", noise)
