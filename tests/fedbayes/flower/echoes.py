@@ -19,7 +19,7 @@ def failures(answers):
 def wait_for_sleep(federation, site, number):
     """Until the site works on that round's request."""
     asleep = f"asleep in round {number}"
-    wait_until(lambda: asleep in federation.worker_log(site), 60, f"{site} is {asleep}")
+    wait_until(lambda: asleep in federation.worker_log(site), 300, f"{site} is {asleep}")
 
 
 def assert_one_worker_answers_each_site(federation, echo, rounds, output):
