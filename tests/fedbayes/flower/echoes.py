@@ -16,10 +16,10 @@ def failures(answers):
     return sorted(answer["failure"] for answer in answers if "failure" in answer)
 
 
-def wait_for_sleep(federation, site, number):
-    """Until the site works on that round's request."""
-    asleep = f"asleep in round {number}"
-    wait_until(lambda: asleep in federation.worker_log(site), 60, f"{site} is {asleep}")
+def wait_for_sleep(federation, output, site, number):
+    """Until the site works on the request of that round of that run: workers of earlier runs wrote the same log."""
+    asleep = f"asleep in round {number} of {output['output']}"
+    wait_until(lambda: asleep in federation.worker_log(site), 300, f"{site} is {asleep}")
 
 
 def assert_one_worker_answers_each_site(federation, echo, rounds, output):

@@ -23,12 +23,17 @@ from pathlib import Path
 from certificates import make_certificates, make_node_key
 
 BIN = Path(sys.executable).parent
-QUICK_NODE = Path(__file__).with_name("quick_node.py")
+QUICK = {
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; by default 1
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).with_name("quick")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ),
+}
 QUIET = {
+    **QUICK,
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; by default 1
     "PYTHONUNBUFFERED": "1",
 }
 Value = str | int | float | bool
@@ -231,7 +236,7 @@ class Federation:
 
     def restart(self, i: int) -> None:
         """Start node ``i``, again or for the first time; with keys a supervisor restarts it until it is let in."""
-        node = [sys.executable, QUICK_NODE, *self._client_security(), "--superlink", f"127.0.0.1:{self.port}"]
+        node = [BIN / "flower-supernode", *self._client_security(), "--superlink", f"127.0.0.1:{self.port}"]
         node += ["--host", "127.0.0.1", "--port", self._node_ports[i], "--node-config", as_config(self.configs[i])]
         if self.keys:
             node += ["--auth-supernode-private-key", self.folder / "certificates" / self.names[i]]

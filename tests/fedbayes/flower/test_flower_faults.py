@@ -63,10 +63,10 @@ def test_processes_killed_over_a_request(federation, echo, rounds, output):
     """
     order, shorter = "1:site-0:3.0 2:site-1:6.0", " ".join(f"{i}:20.0" for i in range(2, 40))
     run = federation.run(echo, output | {"num-rounds": 40, "shorter": shorter, "order": order})
-    wait_for_sleep(federation, "site-0", 1)
+    wait_for_sleep(federation, output, "site-0", 1)
     before = federation.workers()
     os.kill(before["site-0"], signal.SIGKILL)
-    wait_for_sleep(federation, "site-1", 2)
+    wait_for_sleep(federation, output, "site-1", 2)
     federation.kill_client_app(1)
     wait_until(lambda: any("site-1" in by_site(answers) for answers in rounds()[3:]), 300, "site-1 is back")
     run.stop()

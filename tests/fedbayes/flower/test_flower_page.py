@@ -87,13 +87,13 @@ def end_all(mark):
 @pytest.fixture
 def followed(tmp_path):
     """The page, followed in an empty folder; what it printed."""
-    from federation import free_ports
+    from federation import QUICK, free_ports
 
     bin_, mark = Path(sys.executable).parent, uuid.uuid4().hex
     ports = free_ports(2)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FLWR")}
     environment |= {"PATH": f"{bin_}{os.pathsep}{environment['PATH']}", MARK: mark, "PYTHONUNBUFFERED": "1"}
-    environment |= {"PORT": str(ports[0]), "NODE_PORT": str(ports[1]), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+    environment |= {"PORT": str(ports[0]), "NODE_PORT": str(ports[1]), **QUICK}
     log = tmp_path / "page.log"
     try:
         with log.open("wb") as output:

@@ -20,7 +20,7 @@ class Echo:
         if what == "exit":
             os._exit(3)
         if isinstance(what, float):
-            print("asleep in round", order["round"], flush=True)  # in the worker's log
+            print("asleep in round", order["round"], "of", order["run"], flush=True)  # in the worker's log
             time.sleep(what)
         return json.dumps(
             {"site": self.name, "round": order["round"], "calls": self.calls, "pid": os.getpid()}

@@ -22,7 +22,7 @@ def main(grid, context):
         while len(addresses := transport.addresses()) < config["num-nodes"]:
             time.sleep(0.2)
         told = {site: float(what) if what[0].isdigit() else what for i, site, what in orders if int(i) == number}
-        request = json.dumps({"round": number, "orders": told}).encode()
+        request = json.dumps({"run": config["output"], "round": number, "orders": told}).encode()
         started, timeout = time.monotonic(), float(shorter.get(str(number), config["timeout"]))
         answers = [
             {
