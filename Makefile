@@ -2,6 +2,7 @@
 # make test         all but the tests marked slow        make test-all    every test
 # make check        formatting, lint, types              make format      apply the formatter
 # make benchmark    measured comparisons                 make clean       remove what make made
+# make notebooks    run the notebooks (ARGS: which) and store what they print
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -23,7 +24,7 @@ ENVIRONMENT = XLA_FLAGS="$$XLA_FLAGS $$(cat $(VENV)/xla-flags)" \
 # A worker that dies takes its tests with it: report that and stop, rather than wait for them.
 PYTEST = $(BIN)/python tests/limited.py $(LIMIT) $(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart=0
 
-.PHONY: demo test test-all check format benchmark clean
+.PHONY: demo test test-all check format benchmark notebooks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -47,6 +48,9 @@ format: $(VENV)/.installed-test
 
 benchmark: $(VENV)/.installed-test
 	$(ENVIRONMENT) $(BIN)/python benchmarks/run.py $(ARGS)
+
+notebooks: $(VENV)/.installed-test
+	$(ENVIRONMENT) $(BIN)/python tests/notebooks/execution.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist fedbayes.egg-info .jax-cache .mypy_cache .pytest_cache .ruff_cache
