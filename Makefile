@@ -2,6 +2,7 @@
 # make test         all but the tests marked slow        make test-slow   those alone
 # make test-all     every test                           make benchmark   measured comparisons
 # make check        formatting, lint, types              make format      apply the formatter
+# make notebooks    run the notebooks (ARGS: which) and store what they print
 #                                                        make clean       remove what make made
 
 PYTHON  ?= python3
@@ -25,7 +26,7 @@ ENVIRONMENT = XLA_FLAGS="$$XLA_FLAGS $$(cat $(VENV)/xla-flags)" \
 # Files that take long come first: tests/conftest.py orders them.
 PYTEST = $(BIN)/python tests/limited.py $(LIMIT) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test test-slow test-all check format benchmark clean
+.PHONY: demo test test-slow test-all check format benchmark notebooks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -52,6 +53,9 @@ format: $(VENV)/.installed-test
 
 benchmark: $(VENV)/.installed-test
 	$(ENVIRONMENT) $(BIN)/python benchmarks/run.py $(ARGS)
+
+notebooks: $(VENV)/.installed-test
+	$(ENVIRONMENT) $(BIN)/python tests/notebooks/execution.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist fedbayes.egg-info .jax-cache .mypy_cache .pytest_cache .ruff_cache

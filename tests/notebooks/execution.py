@@ -1,0 +1,125 @@
+"""Notebooks run in full by Jupyter or small in this process; what two runs print is compared.
+
+`make notebooks` runs this file as a script: it executes the notebooks named, or all, and writes them in place.
+"""
+
+import ast
+import os
+import re
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nbformat
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+
+# A number that is no part of a name: `x4` and `float64` are words, and `theta[4]` has a number.
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?")
+
+
+def executed(path):
+    """The notebook after a run of all its cells by Jupyter."""
+    os.environ.setdefault("JPY_ALLOW_INSECURE_WRITES", "1")
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    # A notebook sees the machine as a user's does: one CPU device, programs as JAX compiles them, Jupyter's pictures.
+    environment = {k: v for k, v in os.environ.items() if k not in ("MPLBACKEND", "JAX_DISABLE_MOST_OPTIMIZATIONS")}
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    environment["XLA_FLAGS"] = " ".join(flag for flag in flags if "device_count" not in flag)
+    with TemporaryDirectory() as empty:
+        NotebookClient(
+            notebook,
+            timeout=600,
+            kernel_name="python3",
+            resources={"metadata": {"path": empty}},
+            record_timing=False,
+            coalesce_streams=True,  # how a stream is cut is chance
+        ).execute(env=environment)
+    return notebook
+
+
+def run_small(notebook, settings):
+    """Run the cells not tagged `full` in this process, with these settings for those of the cell tagged `parameters`.
+
+    Every cell draws as many pictures as are stored in the notebook. Returns the number of its assertions that held.
+    """
+    import matplotlib.pyplot as plt
+
+    namespace, asserted = {"__name__": "__main__"}, 0
+    for number, cell in enumerate(code_cells(notebook), start=1):
+        tags = cell.metadata.get("tags", [])
+        if "full" in tags:
+            continue
+        where, body = f"cell {number}", ast.parse(cell.source).body
+        asserted += sum(isinstance(node, ast.Assert) for statement in body for node in ast.walk(statement))
+        shown = body.pop() if isinstance(body[-1], ast.Expr) else None
+        before = set(namespace)
+        exec(compile(ast.Module(body, []), where, "exec"), namespace)
+        if shown:
+            repr(eval(compile(ast.Expression(shown.value), where, "eval"), namespace))
+        if "parameters" in tags:
+            unknown = set(settings) - (set(namespace) - before)
+            assert not unknown, f"the cell of parameters has no {unknown}"
+            namespace |= settings
+        assert len(plt.get_fignums()) == pictures(cell), where
+        plt.close("all")
+    return asserted
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def pictures(cell):
+    return sum("image/png" in output.get("data", {}) for output in cell.outputs)
+
+
+def kinds(cell):
+    return [sorted(output.get("data", [output.output_type])) for output in cell.outputs]
+
+
+def differences(stored, new):
+    """How the outputs of a new run differ from the stored ones: a line for each output, empty where they agree."""
+    found = []
+    for number, (a, b) in enumerate(zip(code_cells(stored), code_cells(new), strict=True), start=1):
+        if kinds(a) != kinds(b):
+            found.append(f"cell {number}: {kinds(a)} are stored, {kinds(b)} are new")
+            continue
+        texts = zip(map(text, a.outputs), map(text, b.outputs), strict=True)
+        found += [
+            f"cell {number}: {why}\nstored: {old}\nnew:    {now}" for old, now in texts if (why := unlike(old, now))
+        ]
+    return found
+
+
+def text(output):
+    return output.text if output.output_type == "stream" else output.get("data", {}).get("text/plain", "")
+
+
+def unlike(old, new):
+    """Why two texts say different things, or nothing: the words are the same, and the numbers close.
+
+    Keys are fixed, so that on the same machine the numbers are the same. Another machine rounds differently: a number
+    may differ by 5 percent, or by one unit of its last decimal; rounding errors, below 1e-8, by anything. A whole
+    number has no decimals, so that counts up to 19 are the same.
+    """
+    if NUMBER.sub("#", old).split() != NUMBER.sub("#", new).split():
+        return "other words"
+    pairs = zip(NUMBER.findall(old), NUMBER.findall(new), strict=True)
+    return ", ".join(f"{a} is now {b}" for a, b in pairs if not close(a, b))
+
+
+def close(old, new):
+    a, b = (float(number.replace(",", "")) for number in (old, new))
+    mantissa, _, exponent = old.partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    unit = 10.0 ** (int(exponent or 0) - decimals) if decimals or exponent else 0.0
+    return abs(a - b) <= max(0.05 * abs(a), 1.001 * unit, 1e-8)
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]) if sys.argv[1:] else sorted(FOLDER.glob("*.ipynb")):
+        nbformat.write(executed(path), path)
+        print(path.name, flush=True)
