@@ -66,6 +66,7 @@ def largest_z(draws: np.ndarray, gaussian: LowRankGaussian) -> float:
     return float(max(np.max(np.abs(z_mean)), np.max(np.abs(gap.T @ gap / len(draws) - covariance) / error)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [

@@ -93,6 +93,7 @@ def test_sampling_with_replacement_is_unbiased_and_without_is_not() -> None:
     np.testing.assert_allclose(without, [0.946, 1.716], atol=5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key="16 to 1024", numbers=1, errors=4.0)  # of 16 random inputs, measured
 def test_the_noise_of_gradients_falls_as_lemma_6_says() -> None:
     """T6: of the noise's variance as 1/sqrt(M), to 1/(sqrt(2) v*); of the function's as 1/sqrt(log M)."""
@@ -118,6 +119,7 @@ def test_information_grows_as_lemma_2_says() -> None:
     np.testing.assert_allclose(found[-1, 2] / sizes[-1], 4.0, rtol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key="16 to 1024", numbers=8, errors=8.0)  # measured
 def test_information_of_rough_functions_grows_faster_and_below_lemma_3() -> None:
     """T8: N^(1/4) for Matern-3/2 kernels, where the lemma's bound is N^0.917; more than for smooth ones throughout."""

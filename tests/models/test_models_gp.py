@@ -433,6 +433,7 @@ def test_samples_of_a_gaussian_process_have_its_moments(key: jax.Array) -> None:
     np.testing.assert_allclose(process.log_prob(draws[0]), reference.logpdf(draws[0]), rtol=1e-12)
 
 
+@pytest.mark.slow
 @every_law
 @pytest.mark.statistical(key=0, numbers=20, errors=4.5)
 def test_samples_given_other_rows_have_their_moments(make: Callable[..., Any], key: jax.Array) -> None:

@@ -67,6 +67,7 @@ def test_rows_that_do_not_count_change_nothing() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=3, errors=4.0)
 def test_predictions_of_new_rows_are_those_of_the_joint_normal() -> None:
     rng = np.random.default_rng(3)
@@ -262,6 +263,7 @@ def test_the_lasso_has_the_golden_posterior(noise_sd: float, golden: tuple[float
     np.testing.assert_allclose(found[2:4], golden[2:], rtol=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=16, errors=4.0)
 def test_a_clients_coefficients_are_those_of_the_pooled_posterior() -> None:
     """AT7: exactly, by the grid over the globals; with everybody's data once, not twice."""

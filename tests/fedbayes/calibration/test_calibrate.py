@@ -31,6 +31,7 @@ def smallest(calibration: fb.Calibration) -> float:
     return float(calibration.test()["adjusted"].min())
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, alarm=0.0104)  # LEVEL, and six numbers to four errors
 def test_an_exact_posterior_is_calibrated(exact):
     assert smallest(exact) > LEVEL
@@ -99,6 +100,7 @@ def test_planted_bugs_are_found(method, source):
     assert smallest(calibrate(source, method, correction=False)) < LEVEL
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, alarm=LEVEL)
 def test_the_correction_mends_a_gaussian_that_is_too_narrow():
     mended = calibrate(simulate, NarrowEP())

@@ -58,6 +58,7 @@ def test_the_walk_has_the_target_as_stationary_law() -> None:
     np.testing.assert_allclose(shares, np.array([1.0, 2.0, 4.0]) / 7.0, atol=4 * 0.5 * np.sqrt(3.0 / 80_000))
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=3, errors=4.0)
 def test_chains_visit_both_modes() -> None:
     """A posterior with two modes, of which a Gaussian gives a wrong picture: moments against a grid."""
@@ -80,6 +81,7 @@ def test_chains_visit_both_modes() -> None:
     assert set(drawn.log_likelihood.data_vars) == {"client"}
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=1, errors=5.3)  # 4,000 draws of a law that is exactly proposed
 def test_a_walk_that_forgets_the_proposal_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: without the proposal's density in the ratio the chains are drawn towards its centre."""

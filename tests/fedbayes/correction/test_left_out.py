@@ -41,6 +41,7 @@ def fit() -> fb.FederatedFit:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=6, errors=5.5)  # measured: 6.8 of elpd, whose mcse is cautious, 5.5 of psis
 def test_each_client_given_the_others_is_the_closed_form(fit: fb.FederatedFit) -> None:
     exact = np.array([exact_elpd(name) for name in VALUES])
@@ -94,6 +95,7 @@ def test_the_cavitys_place_taken_by_the_posterior_is_seen(fit: fb.FederatedFit) 
     assert np.all(np.abs(wrong - [exact_elpd(name) for name in VALUES]) > 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, alarm=0.05)  # measured: an sd of 0.051, where 0.1 is allowed
 def test_rows_are_left_out_at_the_client(fit: fb.FederatedFit) -> None:
     """Each row given all others, of all clients: a closed form too."""

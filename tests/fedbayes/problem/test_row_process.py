@@ -62,6 +62,7 @@ def fitted() -> fb.FederatedFit:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=8, errors=9.0)  # measured: rows are nearly independent given the mean
 def test_predictions_are_conditioned_on_the_clients_own_rows(fitted: fb.FederatedFit) -> None:
     for name, data in CLIENTS.items():
@@ -87,6 +88,7 @@ def test_own_outcomes_do_not_leak_into_a_client_without_data(fitted: fb.Federate
     assert float(new["y"].std()) > 0.7  # the prior of the function, whose variance is about one
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=5, errors=20.0)  # measured
 def test_a_new_clients_rows_are_conditioned_on(fitted: fb.FederatedFit) -> None:
     known = fitted.predict("client1", **GRID).posterior_predictive["y_mean"].mean(("chain", "draw"))
@@ -123,6 +125,7 @@ def test_a_variance_that_may_be_negative_is_refused() -> None:
         fb.fit_federated(model, CLIENTS, method="laplace", key=jax.random.key(0), progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=1, errors=10.0)  # measured: 0.194 with an sd of 0.0005
 def test_one_row_is_enough() -> None:
     clients = {**CLIENTS, "small": {"x": np.array([[0.5]]), "y": np.array([0.2])}}

@@ -38,6 +38,7 @@ def close(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> None:
     np.testing.assert_allclose(flat.std(axis=0), sd, rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=4, errors=4.4)
 def test_global_draws_are_the_exact_posterior(fit: fb.FederatedFit, clients: dict) -> None:
     assert set(fit.idata.posterior.data_vars) == {"mu"}  # nothing local, though theta is deterministic here
@@ -45,6 +46,7 @@ def test_global_draws_are_the_exact_posterior(fit: fb.FederatedFit, clients: dic
     assert fit.idata.posterior.attrs["inference"] == "gaussian-sites"
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=8, errors=4.4)
 def test_client_posterior_draws_are_the_exact_posterior(fit: fb.FederatedFit, clients: dict) -> None:
     for name in ("client0", "client4"):
@@ -53,6 +55,7 @@ def test_client_posterior_draws_are_the_exact_posterior(fit: fb.FederatedFit, cl
         close(personal.posterior["theta"].values, *hm2.exact_client_posterior(clients, name, TAU, NOISE))
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=4, errors=4.4)
 def test_a_client_that_joins_later_gets_the_joint_posterior(fit: fb.FederatedFit, clients: dict) -> None:
     more = hm2.simulate(jax.random.key(9), num_clients=1, rows=6, dim=2, tau=TAU, noise_sd=NOISE)[0]["client0"]
@@ -110,6 +113,7 @@ def instrument(y, kind) -> None:
     numpyro.sample("y", dist.Normal(mu + 0.0 * beta.sum(), {"good": 0.1, "bad": 30.0}.get(kind, 1.0)), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=2, errors=20.0)  # 1 / sqrt(2 * 8000) each
 def test_sizes_flags_and_names_are_the_clients_own() -> None:
     """Each client has its own instrument: predictions are made with it."""
@@ -146,6 +150,7 @@ def test_saved_and_loaded_fit_is_the_same(fit: fb.FederatedFit, clients: dict, t
         fb.load_fit(tmp_path / "fit", MODEL, clients)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # ArviZ 0.23 on pandas 3
 @pytest.mark.statistical(key=0, alarm=1e-9)  # of R-hat, whose excess over one is F / 2000 where draws are independent
 def test_the_arviz_habits_work(fit: fb.FederatedFit, clients: dict) -> None:
@@ -276,6 +281,7 @@ def test_a_heavy_tailed_client_with_locals_goes_on_with_nested_draws() -> None:
     assert fit.converged
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key="0 and 1", numbers=6, errors=5.0)
 def test_resampling_equal_weights_keeps_the_moments() -> None:
     """A quarter of a Sobol sequence in its own order would lie in a quarter of the space: sds of 0.4 to 1.3."""

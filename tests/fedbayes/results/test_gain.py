@@ -33,6 +33,7 @@ def fitted():
     return fb.fit_federated(linear.model, train, key=KEY, num_draws=4000, progress=False), train, test
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=24, errors=8.0)  # measured: 4 is for rows far out in the tails
 def test_log_predictive_density_is_exact(fitted) -> None:
     """From 16,000 independent draws; four times the largest Monte Carlo error of a row."""
@@ -42,6 +43,7 @@ def test_log_predictive_density_is_exact(fitted) -> None:
         np.testing.assert_allclose(found, exact(train, rows), atol=0.04)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=12, errors=4.7)  # measured; the smallest is of the client with six rows alone
 def test_gain_is_the_difference_of_two_exact_densities(fitted) -> None:
     fit, train, test = fitted
@@ -76,6 +78,7 @@ def groups(y=None, sizes=None) -> None:
     numpyro.sample("y", dist.Normal(theta, 1.0).expand([4] if y is None else y.shape).to_event(0), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=3, errors=5.5)  # of 16,000 draws of its own law, measured
 def test_a_client_with_locals_predicts_with_its_own() -> None:
     """Normal groups: the client's theta given everybody is normal, and so is the next row."""

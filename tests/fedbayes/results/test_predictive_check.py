@@ -23,6 +23,7 @@ def drawn():
     return linear.simulate(KEY, rows=(5, 20, 60))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=1, numbers=9, errors=5.0)
 def test_the_mean_of_a_linear_model_in_closed_form(small_fit, drawn) -> None:
     """``mean(y_rep) ~ N(x m, x V x' + 1/n)`` with the mean row x: within 5 binomial errors of 400 replicates."""
@@ -38,6 +39,7 @@ def test_the_mean_of_a_linear_model_in_closed_form(small_fit, drawn) -> None:
         np.testing.assert_allclose(mine["observed"], data["y"].mean())
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=1, numbers=9, errors=5.0)
 def test_the_prior_in_closed_form(small_fit, drawn) -> None:
     """``mean(y) ~ N(0, x x' + 1/n)`` with all globals from the prior: within 5 errors of 1,000 replicates."""
@@ -65,6 +67,7 @@ def tails(double_use: bool, num=400) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, alarm=0.02)
 def test_tail_probabilities_under_the_prior_are_uniform() -> None:
     """By Kolmogorov and Smirnov's test of 400 data sets; multiples of 1/400 are continuous enough for it."""

@@ -16,6 +16,7 @@ def clients(stored_fits):
     return stored_fits.read_clients("groups")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")  # ArviZ 0.23 with Matplotlib 3.11
 @pytest.mark.statistical(key=0, numbers=24, errors=5.0)
 def test_a_check_is_for_plot_ppc(fit, clients) -> None:

@@ -128,6 +128,7 @@ def test_replicates_have_the_clients_own_coefficients(fitted: fb.FederatedFit) -
     assert np.std(seen - drawn) < 0.4 * np.std(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=9, alarm=1e-7)  # chi-squared of 8 above 50
 def test_a_newcomer_has_coefficients_too(fitted: fb.FederatedFit) -> None:
     new, _ = penalised.simulate(jax.random.key(9), 1, 30)

@@ -99,6 +99,7 @@ MORE_GOLDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("row", [*GOLDEN, *(pytest.param(row, marks=pytest.mark.slow) for row in MORE_GOLDEN)])
 @pytest.mark.statistical(key=3, numbers=2, errors=4.0)
@@ -123,6 +124,7 @@ def test_law_of_each_round(case, rho):
         assert_law(found[:, 0], mean[0], covariance[0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=2, errors=4.0)
 def test_decaying_steps_follow_their_law():
     method = FALD(local_steps=10, step_size=lambda k: 1.0 / (18.0 + k / 12.0), noise_correlation=0.0, **PLAIN)
@@ -174,6 +176,7 @@ def test_plan_reports_the_inflation(scheme, rho, factor):
     assert participation_bias(FALD(), 10) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=1, errors=4.0)
 @pytest.mark.statistical(key=3, numbers=1, errors=5.0)
 def test_unbalanced_clients_drawn_by_weight_follow_their_law():
@@ -189,6 +192,7 @@ def test_unbalanced_clients_drawn_by_weight_follow_their_law():
     assert abs(draws.var() / covariance[0, 0] - 1.0) < 6.0 * np.sqrt(2.0 / CHAINS)  # a mixture, as above
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=2, errors=4.0)
 def test_control_variate_removes_the_bias_of_the_mean():
     """With the anchor at the mode every client's minimum is the global one; the covariance is that of such clients."""
@@ -203,6 +207,7 @@ def test_control_variate_removes_the_bias_of_the_mean():
     assert law[0][0] == pytest.approx(0.8, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=1, errors=4.0)
 @pytest.mark.statistical(key=3, alarm=0.1)
 def test_refreshed_anchor_keeps_the_mean():
@@ -308,12 +313,14 @@ def conjugate_draws():
     return draws_of(conjugate, CONJUGATE, method, 1)[-1, :, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=2, errors=4.0)
 def test_prior_is_counted_once_for_unbalanced_clients():
     mean, variance = conjugate_moments()
     assert_law(conjugate_draws(), mean, 1.005 * variance)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=3, numbers=2, errors=4.0)
 def test_minibatches_follow_their_law():
     """One step of a mini-batch client: the gradient noise of sampling without replacement, in closed form."""
@@ -360,6 +367,7 @@ def noise_of(weights, rho, num=200_000):
     return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(KEY, num)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.statistical(key=3, numbers=7, errors=4.0)
 def test_noise_adds_up_to_a_standard_normal(rho):

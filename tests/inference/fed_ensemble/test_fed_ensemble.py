@@ -258,6 +258,7 @@ def misfit(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float
     return max(np.abs(of_mean).max(), (np.abs(np.cov(draws.T) - covariance) / error).max())
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=9, errors=4.0)
 def test_randomised_modes_are_draws_of_the_conjugate_posterior() -> None:
     """Mean and covariance of 1,000 modes within four Monte Carlo errors."""
@@ -268,6 +269,7 @@ def test_randomised_modes_are_draws_of_the_conjugate_posterior() -> None:
     assert "independent draws of the posterior" in fit.idata.posterior.attrs["draws"]
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, alarm=0.07)
 def test_planted_bug_a_prior_without_noise_makes_too_narrow_draws(monkeypatch) -> None:
     monkeypatch.setattr(perturbation, "prior_noise", lambda prior, theta, key, *, independent: jnp.zeros_like(theta))
@@ -292,6 +294,7 @@ def test_randomised_modes_of_logistic_regression_have_the_posterior_s_spread() -
     np.testing.assert_allclose((draws.mean(axis=0) - mean[0]) / sd, 0.0, atol=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=9, errors=4.0)
 def test_independent_priors_need_no_matrix() -> None:
     independent = make_prior(lambda w: dist.Normal(0.0, jnp.array([1.0, 2.0])).log_prob(w).sum(), 2)

@@ -176,6 +176,7 @@ def test_a_start_without_curvature_has_a_finite_step() -> None:
     np.testing.assert_allclose(fit.idata.posterior["centre"].values, 2.0, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=6, errors=4.0)
 def test_a_start_can_be_drawn_from_the_prior() -> None:
     """Positive globals come back by their logs; 400 replicates within four Monte Carlo errors."""
@@ -536,6 +537,7 @@ def test_minibatches_end_in_noise_but_not_far(pathak, epochs, batch, error) -> N
     np.testing.assert_allclose(found, error, rtol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=4, errors=4.0)
 def test_locals_at_a_point_have_their_conditional_posterior() -> None:
     """Eight schools at the mode of the globals: each effect is normal given them; and the fit can be used."""

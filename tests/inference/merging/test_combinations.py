@@ -228,6 +228,7 @@ def enumerated_moments(draws, semiparametric):
     return mean, (components - mean).T @ (weights[:, None] * (components - mean)) + own * narrow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semiparametric", [False, True])
 @pytest.mark.parametrize(
     ("num_clients", "num", "size"),
@@ -246,6 +247,7 @@ def test_density_product_is_the_mixture_over_all_choices(key, semiparametric, nu
     assert not agrees(merged, *other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_clients", [2, 10])
 @pytest.mark.statistical(key=0, numbers=8, errors=5.0)
 def test_density_product_of_gaussian_subposteriors(key, num_clients: int) -> None:
@@ -284,6 +286,7 @@ def same_side(num):
     return draws, digamma(1.0) - np.log(3.5), polygamma(1, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semiparametric", [False, True])
 @pytest.mark.parametrize("skewed", [mirrored, same_side])
 @pytest.mark.statistical(key=0, numbers=2, errors=4.0)
@@ -307,6 +310,7 @@ def test_density_product_follows_shifts_and_scales(key) -> None:
     np.testing.assert_allclose(merge(scales * draws, key) / scales, merge(draws, key), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=2, errors=4.0)
 def test_density_product_does_not_depend_on_the_order_of_clients(key) -> None:
     rng = np.random.default_rng(9)
@@ -317,6 +321,7 @@ def test_density_product_does_not_depend_on_the_order_of_clients(key) -> None:
     np.testing.assert_allclose(np.std(one), np.std(other), rtol=MULTIPLE * np.sqrt(1.0 / 4_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semiparametric", [False, True])
 @pytest.mark.statistical(key=0, numbers=2, errors=5.5)
 def test_density_product_of_one_client_is_the_client(key, semiparametric: bool) -> None:
