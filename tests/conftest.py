@@ -19,25 +19,31 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICES = "--xla_force_host_platform_device_count"
-SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
+# JAX 0.10 can deadlock on two independent batched LAPACK calls in one CPU program.
+SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+# The older code generator, and one thread: small programs compile in half the time.
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 
-def accepted(flag: str) -> bool:
-    """Whether the installed JAX starts with `flag`: XLA aborts the process on a flag it doesn't know."""
-    environment = {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
+def accepted(flags: str) -> bool:
+    """Whether the installed JAX starts with `flags`: XLA aborts the process on one it doesn't know."""
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     return subprocess.run(command, env=environment, capture_output=True).returncode == 0
 
 
+def add_flags(flags: str) -> None:
+    """Add what the installed JAX takes. The workers of pytest-xdist inherit it, and so ask no second time."""
+    present = os.environ.get("XLA_FLAGS", "")
+    if flags not in present and accepted(flags):
+        os.environ["XLA_FLAGS"] = f"{present} {flags}".strip()
+
+
 def set_environment() -> None:
-    """Before the first import of JAX. The workers of pytest-xdist inherit it, and so ask no second time."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if DEVICES not in flags:
-        flags += f" {DEVICES}=2"
-    # JAX 0.10 can deadlock on two independent batched LAPACK calls in one CPU program.
-    if SCHEDULER not in flags and accepted(f"{SCHEDULER}=false"):
-        flags += f" {SCHEDULER}=false"
-    os.environ["XLA_FLAGS"] = flags.strip()
+    """Before the first import of JAX."""
+    if DEVICES not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=2".strip()
+    add_flags(SCHEDULER)
     os.environ["MPLBACKEND"] = "Agg"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax-cache"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -60,6 +66,12 @@ M_ARENA_MAX = -8  # of glibc's malloc.h
 C_LIBRARY = ctypes.CDLL("libc.so.6") if sys.platform == "linux" else None
 ROOM = 1.4e9  # bytes: a process that has grown to these lets go of its programs
 DURATIONS = Path(__file__).parent / "durations.json"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run without slow tests compiles quickly; JAX reads the flags when it is first used."""
+    if config.option.markexpr == "not slow":
+        add_flags(QUICK)
 
 
 def pytest_sessionstart() -> None:

@@ -80,13 +80,14 @@ class Federation:
             "join_timeout": 2.0,
             "patience": BRIEF,
             "num_draws": 50,
+            "correct": False,  # the check after the rounds is asked where it is what is tested
             "progress": False,
         }
         return fit_over(network or self.network(), self.study, **(given | options))
 
     def here(self, **options):
         """The same fit in one process."""
-        given = {"key": KEY, "num_draws": 50, "progress": False}
+        given = {"key": KEY, "num_draws": 50, "correct": False, "progress": False}
         return fb.fit_federated(self.model, self.data, method=self.method, **(given | options))
 
 

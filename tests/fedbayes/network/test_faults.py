@@ -51,7 +51,7 @@ def edited(answer, change):
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 def test_a_network_gives_the_answer_of_one_process(federation, undisturbed, kind):
-    fit = federation().fit(key=jax.random.key(3, impl=kind))
+    fit = federation().fit(key=jax.random.key(3, impl=kind), correct=True)
     assert_same(fit, undisturbed, rtol=1e-10)
     assert fit.converged
     assert set(fit.idata.posterior.data_vars) == {"mu", "tau"}
@@ -81,7 +81,7 @@ def test_a_client_that_is_away_after_the_rounds_costs_the_check_and_not_the_post
     """Its message counts; what needs it in person is NaN, and the log says so."""
     after = undisturbed.rounds.sizes["round"] + ROUND
     network = federation().network(disturb=lambda n, at, answer: Failure.GONE if at == CY and n >= after else answer)
-    fit = federation().fit(network)
+    fit = federation().fit(network, correct=True)
     assert_same(fit, undisturbed, rtol=1e-10)
     assert fit.correction is None
     assert "The posterior is not checked" in caplog.text
@@ -445,10 +445,10 @@ def test_what_is_a_clients_own_never_leaves_it(federation):
 
 # were both independent: they share their draws
 @pytest.mark.statistical(key="that of the federation, and the sites' own secrets", numbers=3, errors=3.5)
-def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federation, undisturbed):
+def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federation):
     """What needs the clients' log-likelihoods at the server's draws alone."""
-    fit = federation().fit()
-    ours, theirs = (each.leave_one_out() for each in (fit, undisturbed))
+    fit = federation().fit(correct=True)
+    ours, theirs = (each.leave_one_out() for each in (fit, federation().here(correct=True)))
     np.testing.assert_allclose(ours["elpd"], theirs["elpd"], atol=5.0 * float(theirs["mcse"].max()) + 1e-6)
     assert fit.exact(num_draws=20, max_exchanges=20, progress=False).posterior["mu"].shape[1] == 20
 
