@@ -27,6 +27,10 @@ from scipy import stats
 
 MOST = 0.01  # the probability that a full run fails although nothing is wrong
 
+# Tests that would fail for too many other keys: to be given more draws, or a comparison with less noise. They are not
+# in the sum, and one that has been mended leaves this list.
+TOO_OFTEN: dict[str, str] = {}
+
 
 class Row(NamedTuple):
     """One statistical test; a parametrised one has a row for each of its parameters."""
@@ -70,9 +74,17 @@ def total(found: Iterable[Row]) -> float:
 def test_the_table_of_statistical_tests_has_few_false_alarms(collected) -> None:
     """All tests that were collected, also those that this run leaves out: ``-m ""`` or not, the table is the same."""
     found = list(rows(collected))
+    rare = [each for each in found if each.test.partition("[")[0] not in TOO_OFTEN]
     print(table(found))
-    print(f"{len(found)} statistical tests; a full run fails by chance with a probability below {total(found):.2g}.")
-    assert total(found) < MOST
+    print(f"{len(rare)} of {len(found)} statistical tests fail by chance with a probability below {total(rare):.2g}.")
+    assert total(rare) < MOST
+
+
+def test_a_test_that_is_known_to_fail_too_often_does(collected) -> None:
+    """An entry that is needed no more leaves the list: alone it would take more than a hundredth of what all may."""
+    found = [each for each in rows(collected) if each.test.partition("[")[0] in TOO_OFTEN]
+    needed = {each.test.partition("[")[0] for each in found if each.alarm > MOST / 100}
+    assert needed == {name for name in TOO_OFTEN if any(each.test.startswith(name) for each in found)}
 
 
 def test_a_planted_loose_test_breaks_the_bound() -> None:

@@ -473,9 +473,18 @@ def assert_compiled_once(counted, name, problem):
         assert len(set(counts)) == 1, f"{phase}: compiled again after its first round, {counts}"
 
 
-@pytest.mark.parametrize("name", [*GAUSSIANS, "fald"])
+@pytest.mark.parametrize("name", [name for name in (*GAUSSIANS, "fald") if name != "fedpa"])
 def test_rounds_compile_once(name, problem, reference):
     assert_compiled_once(reference(name).compilations, name, problem)
+
+
+def test_an_update_that_is_chosen_later_compiles_once(problem):
+    """FedPA's clients take another one after the first round, and keep it."""
+    counted = Compilations()
+    run("fedpa", problem, rounds=4, progress=counted)
+    counts = [count for label, count in counted.seen if label == "FedPA"]
+    assert len(counts) == 4
+    assert len(set(counts[1:])) == 1
 
 
 @pytest.mark.parametrize("name", ["laplace", "fald"])

@@ -45,6 +45,12 @@ def test_a_precision_needs_no_damping() -> None:
     assert bool(undamped)
 
 
+@jax.jit
+def expanded(client, theta):
+    """The second-order expansion of a client's log factor, its local integrated out from 64 draws."""
+    return expansion(client, theta, jnp.zeros(1), 64)[0]
+
+
 @pytest.mark.parametrize("model", [eight_schools.model, eight_schools.model_noncentered])
 @pytest.mark.parametrize("theta", [(4.371, 0.711), (0.0, 0.0), (10.0, -3.0), (-20.0, 3.0)])
 def test_curvature_of_integrated_locals_matches_the_closed_form(model, theta) -> None:
@@ -57,7 +63,7 @@ def test_curvature_of_integrated_locals_matches_the_closed_form(model, theta) ->
         return jnp.sum(jax.scipy.stats.norm.logpdf(effects, at[0], jnp.hypot(jnp.exp(at[1]), errors)))
 
     schools = [problem.client(name) for name in problem.names]
-    messages = [expansion(school, theta, jnp.zeros(1), 64)[0] for school in schools]
+    messages = [expanded(school, theta) for school in schools]
     precision = sum(message.site.precision for message in messages)
     slope = sum(message.site.shift - message.site.precision @ theta for message in messages)
     np.testing.assert_allclose(sum(message.value for message in messages), log_factor(theta), rtol=1e-9)

@@ -47,6 +47,7 @@ def run_small(notebook, settings):
     """
     import matplotlib.pyplot as plt
 
+    plt.close("all")  # what others have left open
     namespace, asserted = {"__name__": "__main__"}, 0
     for number, cell in enumerate(code_cells(notebook), start=1):
         tags = cell.metadata.get("tags", [])

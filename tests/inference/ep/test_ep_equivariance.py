@@ -143,6 +143,7 @@ def rounds_of_ep(found: fb.FederatedFit) -> int:
     return int((found.rounds["phase"] == "EP").sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [heart, nes_by_age, counts, mean_and_scale, hierarchical])
 @pytest.mark.statistical(key=0, numbers=28, errors=6.0)
 def test_a_linear_change_of_the_globals_changes_nothing(make) -> None:
