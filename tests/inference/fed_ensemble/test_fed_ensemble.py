@@ -78,8 +78,8 @@ def test_one_mode_is_fedavg_bit_for_bit(assignment, options) -> None:
     "who",
     [
         {"num_strata": 4, "clients_per_stratum": 1},
-        {"assignment": "latin"},
-        {"assignment": "all", "tolerance": 1e-12},
+        pytest.param({"assignment": "latin"}, marks=pytest.mark.slow),
+        pytest.param({"assignment": "all", "tolerance": 1e-12}, marks=pytest.mark.slow),
     ],
     ids=["one of each stratum", "latin", "all"],
 )

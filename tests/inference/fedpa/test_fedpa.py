@@ -254,6 +254,7 @@ def test_rounds_of_fedavg_come_first() -> None:
     np.testing.assert_allclose(found.rounds["server"][1], path(alone)[1], rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # the Monte Carlo error shows in the check
 @pytest.mark.statistical(key=4, numbers=6, errors=5.0)
 def test_local_latents_are_integrated_out() -> None:

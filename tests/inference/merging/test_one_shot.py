@@ -77,6 +77,7 @@ def test_products_of_gaussian_clients_are_exact(name) -> None:
     np.testing.assert_allclose(found.rounds["misfit"][-1], 0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combine", ["consensus", "density_product"])
 @pytest.mark.statistical(key=3, numbers=6, errors=5.0)
 def test_merged_draws_of_gaussian_clients(combine) -> None:
@@ -147,6 +148,7 @@ def test_subposteriors_multiply_to_the_posterior() -> None:
     np.testing.assert_allclose(product, joint, rtol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("combine", "model"),
     [
