@@ -495,8 +495,9 @@ def test_a_network_of_two_hundred_thousand_weights() -> None:
     assert objective[-1] < objective[0]
 
 
-# passes, batch size, the error at the end from a simulation of other data with batches drawn with replacement; replicates,
-# and the tolerance of their mean: five standard errors at least, the errors' sds being 7, 1, 2.7 and 0.8 percent
+# passes, batch size, the error at the end from a simulation of other data with batches drawn with replacement; how
+# many replicates, and the tolerance of their mean: five standard errors at least
+# (sds of 7, 1, 2.7 and 0.8 percent)
 MINIBATCHES = [
     (1, 20, 0.064, 20, 0.1),
     (1, 100, 0.046, 10, 0.02),
@@ -520,7 +521,7 @@ def pathak() -> tuple[dict, np.ndarray]:
 def simulated(clients: dict, truth: np.ndarray, epochs: int, batch: int, num_rounds: int) -> np.ndarray:
     """Estimation errors after each round of federated averaging, by NumPy: fresh orders of the rows for each pass."""
     x, y = (np.stack([client[name] for client in clients.values()]) for name in ("x", "y"))
-    rng, (num, rows, dim), errors = np.random.default_rng(1), x.shape, []
+    rng, (num, rows, _), errors = np.random.default_rng(1), x.shape, []
     each, theta = np.arange(num)[:, None], np.zeros(x.shape[-1])
     for _ in range(num_rounds):
         local = np.tile(theta[:, None], (num, 1, 1))
@@ -541,7 +542,7 @@ def simulated(clients: dict, truth: np.ndarray, epochs: int, batch: int, num_rou
 def test_minibatches_end_in_noise_but_not_far(pathak, epochs, batch, error, num, far) -> None:
     """Estimation error below 1.6 times that of least squares and as in a NumPy copy; no stationary point.
 
-    Relative to least squares on the same data it is a tenth from the simulation's, too, six errors of the copy at least.
+    Relative to least squares on the same data it is a tenth from the simulation's, too: six errors of the copy.
     """
     clients, truth = pathak
 

@@ -354,9 +354,9 @@ def logs(posterior: Any) -> np.ndarray:
     return np.log(np.column_stack([np.asarray(posterior[name]).reshape(-1) for name in NAMES]))
 
 
-# tolerances of the logs' means in sds, and of their sds, relatively. Monte Carlo errors are 0.02 for EP (4,000 draws, and
-# its own), 0.016 for Laplace (the draws alone) and 0.03 for FA-LD's chains; the posterior of 60 rows is skewed, so that
-# its mode lies 0.15 sd from its mean
+# tolerances of the logs' means in sds, and of their sds, relatively. Monte Carlo errors are 0.02 for EP (4,000 draws,
+# and its own), 0.016 for Laplace (the draws alone) and 0.03 for FA-LD's chains; the posterior of 60 rows is skewed,
+# so that its mode lies 0.15 sd from its mean
 POSTERIORS = {
     "EP": (fb.EP(), 0.1, 0.1),
     "FA-LD": (fb.FALD(local_steps=4), 0.15, 0.12),
