@@ -24,7 +24,7 @@ from fedbayes.rounds.programs import Programs, client_key, client_secrets
 from fedbayes.rounds.progress import Silent
 
 KEY = jax.random.key(3)
-CHAINS = 4000
+CHAINS = 6250
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def draws_of(model, clients, method, num_draws, num_rounds=None, key=KEY):
     return np.concatenate(current.draws)
 
 
-def assert_law(draws, mean, variance, *, sds=4.0):
+def assert_law(draws, mean, variance, *, sds=5.0):
     """Mean and variance of independent draws ``(chain,)`` within so many Monte Carlo standard errors."""
     num = len(draws)
     assert abs(draws.mean() - mean) < sds * np.sqrt(variance / num)
@@ -102,7 +102,7 @@ MORE_GOLDEN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("row", [*GOLDEN, *(pytest.param(row, marks=pytest.mark.slow) for row in MORE_GOLDEN)])
-@pytest.mark.statistical(key=3, numbers=2, errors=4.0)
+@pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_golden_stationary_law(row, rho):
     """Two clients in one dimension with curvatures 1 and 9, and all rows of the table."""
     step, steps, rounds, mean, variance = (GOLDEN | MORE_GOLDEN)[row]
@@ -113,7 +113,7 @@ def test_golden_stationary_law(row, rho):
 
 @pytest.mark.parametrize("case", [NOTES, UNEVEN], ids=["notes", "uneven"])
 @pytest.mark.parametrize("rho", [0.0, 0.7])
-@pytest.mark.statistical(key=3, numbers=12, errors=4.0)
+@pytest.mark.statistical(key=3, numbers=12, errors=5.0)
 def test_law_of_each_round(case, rho):
     """From zero, after 1 to 6 rounds, unequal weights included."""
     method = FALD(local_steps=4, step_size=0.02, noise_correlation=rho, temperature=0.7, **PLAIN, **case.options())
@@ -125,7 +125,7 @@ def test_law_of_each_round(case, rho):
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=3, numbers=2, errors=4.0)
+@pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_decaying_steps_follow_their_law():
     method = FALD(local_steps=10, step_size=lambda k: 1.0 / (18.0 + k / 12.0), noise_correlation=0.0, **PLAIN)
     draws = draws_of(gaussian, NOTES.data(), method, 10)
@@ -147,8 +147,7 @@ def test_decaying_by_name_is_the_schedule_of_the_theorem():
 @pytest.mark.parametrize(
     ("scheme", "rho"), [(s, r) for s in ("with_replacement", "without_replacement") for r in (0.0, 0.5, 1.0)]
 )
-@pytest.mark.statistical(key=3, numbers=1, errors=4.0)
-@pytest.mark.statistical(key=3, numbers=1, errors=5.0)
+@pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_partial_participation_inflates_as_derived(scheme, rho):
     """Ten equal clients, five a round: the factors of section 3.F, and an unbiased mean."""
     num, active, eta = 10, 5, 0.1
@@ -162,8 +161,8 @@ def test_partial_participation_inflates_as_derived(scheme, rho):
         ("without_replacement", 0.0): 2.0, ("without_replacement", 0.5): 1.75, ("without_replacement", 1.0): 1.0,
     }[scheme, rho]  # fmt: skip
     variance = factor / (1.0 - eta / 2.0)
-    assert abs(draws.mean() - 2.0) < 4.0 * np.sqrt(variance / CHAINS)
-    assert abs(draws.var() / variance - 1.0) < 6.0 * np.sqrt(2.0 / CHAINS)  # a mixture: five of its own errors
+    assert abs(draws.mean() - 2.0) < 5.0 * np.sqrt(variance / CHAINS)
+    assert abs(draws.var() / variance - 1.0) < 7.5 * np.sqrt(2.0 / CHAINS)  # a mixture: six of its own errors
 
 
 @pytest.mark.parametrize(
@@ -177,8 +176,7 @@ def test_plan_reports_the_inflation(scheme, rho, factor):
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=3, numbers=1, errors=4.0)
-@pytest.mark.statistical(key=3, numbers=1, errors=5.0)
+@pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_unbalanced_clients_drawn_by_weight_follow_their_law():
     method = FALD(
         local_steps=3, step_size=0.02, noise_correlation=0.3, scheme="with_replacement", num_active=2,
@@ -188,12 +186,12 @@ def test_unbalanced_clients_drawn_by_weight_follow_their_law():
     share = theory.participation_share(UNEVEN.weights, 2, "with_replacement")
     law = theory.round_law(UNEVEN.theory(), np.full(3, 0.02), rho=0.3, share=share)
     *_, (mean, covariance) = theory.trajectory(repeat(law, 5), np.zeros(1))
-    assert abs(draws.mean() - mean[0]) < 4.0 * np.sqrt(covariance[0, 0] / CHAINS)
-    assert abs(draws.var() / covariance[0, 0] - 1.0) < 6.0 * np.sqrt(2.0 / CHAINS)  # a mixture, as above
+    assert abs(draws.mean() - mean[0]) < 5.0 * np.sqrt(covariance[0, 0] / CHAINS)
+    assert abs(draws.var() / covariance[0, 0] - 1.0) < 7.5 * np.sqrt(2.0 / CHAINS)  # a mixture, as above
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=3, numbers=2, errors=4.0)
+@pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_control_variate_removes_the_bias_of_the_mean():
     """With the anchor at the mode every client's minimum is the global one; the covariance is that of such clients."""
     steps, eta = 20, 0.01
@@ -207,19 +205,19 @@ def test_control_variate_removes_the_bias_of_the_mean():
     assert law[0][0] == pytest.approx(0.8, abs=1e-12)
 
 
+@pytest.mark.statistical(key=3, numbers=1, errors=5.0)
 @pytest.mark.slow
-@pytest.mark.statistical(key=3, numbers=1, errors=4.0)
-@pytest.mark.statistical(key=3, alarm=0.1)
+@pytest.mark.statistical(key=3, numbers=1, errors=30.0)
 def test_refreshed_anchor_keeps_the_mean():
     """The anchor moves to each chain's own position: noise, but no bias of the mean for quadratic clients."""
     options = PLAIN | {"init": "mode", "control_variate": True}
     method = FALD(local_steps=10, step_size=0.01, noise_correlation=1.0, refresh=3, thinning=61, **options)
     draws = draws_of(gaussian, NOTES.data(), method, 1)[-1, :, 0]
-    assert abs(draws.mean() - 0.8) < 4.0 * draws.std() / np.sqrt(CHAINS)
-    plain = FALD(local_steps=10, step_size=0.01, thinning=61, **PLAIN)
+    assert abs(draws.mean() - 0.8) < 5.0 * draws.std() / np.sqrt(CHAINS)
+    # negative control: without a control variate 50 local steps have a bias of 0.37, fifty standard errors (K=50 above)
+    plain = FALD(local_steps=50, step_size=0.01, thinning=10, **PLAIN)
     biased = draws_of(gaussian, NOTES.data(), plain, 1)[-1, :, 0]
-    # the bias is 9.3 standard errors: the draws of one key in ten say less than eight
-    assert abs(biased.mean() - 0.8) > 8.0 * biased.std() / np.sqrt(CHAINS)
+    assert abs(biased.mean() - 0.8) > 10.0 * biased.std() / np.sqrt(CHAINS)
 
 
 # --- special cases, to rounding
@@ -314,14 +312,14 @@ def conjugate_draws():
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=3, numbers=2, errors=4.0)
+@pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_prior_is_counted_once_for_unbalanced_clients():
     mean, variance = conjugate_moments()
     assert_law(conjugate_draws(), mean, 1.005 * variance)
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=3, numbers=2, errors=4.0)
+@pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_minibatches_follow_their_law():
     """One step of a mini-batch client: the gradient noise of sampling without replacement, in closed form."""
     y, batch, eta = np.random.default_rng(1).normal(size=12), 3, 0.02
@@ -333,8 +331,8 @@ def test_minibatches_follow_their_law():
 
     draws = draws_of(model, {"a": {"y": y}}, method, 1)[-1, :, 0]
     variance = (eta * 12) ** 2 * y.var(ddof=1) / batch * (1 - batch / 12)
-    assert abs(draws.mean() - eta * y.sum()) < 4.0 * np.sqrt(variance / CHAINS)
-    assert abs(draws.var() / variance - 1.0) < 0.1  # 4.5 standard errors, and more: the tails are lighter
+    assert abs(draws.mean() - eta * y.sum()) < 5.0 * np.sqrt(variance / CHAINS)
+    assert abs(draws.var() / variance - 1.0) < 0.1  # 5.6 standard errors, and more: the tails are lighter
 
 
 def test_clipping_bounds_each_row():
@@ -353,7 +351,7 @@ def test_clipping_bounds_each_row():
 # --- the noise
 
 
-def noise_of(weights, rho, num=200_000):
+def noise_of(weights, rho, num=320_000):
     """Noise of the clients' steps, shape ``(num, N)``: one shared key, private keys by identity."""
 
     def one(key):
@@ -369,15 +367,15 @@ def noise_of(weights, rho, num=200_000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 1.0])
-@pytest.mark.statistical(key=3, numbers=7, errors=4.0)
+@pytest.mark.statistical(key=3, numbers=7, errors=5.0)
 def test_noise_adds_up_to_a_standard_normal(rho):
-    """Variances and correlations within four standard errors of 200,000 draws."""
+    """Variances and correlations within five standard errors of 320,000 draws."""
     weights = np.array([0.1, 0.3, 0.6])
     noise = noise_of(weights, rho)
-    assert abs((noise @ weights).var() - 1.0) < 4.0 * np.sqrt(2.0 / len(noise))
-    np.testing.assert_allclose(noise.var(axis=0), rho**2 + (1 - rho**2) / weights, rtol=4.0 * np.sqrt(2.0 / len(noise)))
+    assert abs((noise @ weights).var() - 1.0) < 5.0 * np.sqrt(2.0 / len(noise))
+    np.testing.assert_allclose(noise.var(axis=0), rho**2 + (1 - rho**2) / weights, rtol=5.0 * np.sqrt(2.0 / len(noise)))
     found = np.corrcoef(noise.T)
-    np.testing.assert_allclose(found, theory.noise_correlation(weights, rho), atol=4.0 / np.sqrt(len(noise)))
+    np.testing.assert_allclose(found, theory.noise_correlation(weights, rho), atol=5.0 / np.sqrt(len(noise)))
     if rho == 1.0:
         np.testing.assert_array_equal(noise[:, 0], noise[:, 1])
 

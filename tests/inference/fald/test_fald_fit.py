@@ -17,7 +17,8 @@ from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs
 
 KEY = jax.random.key(4)
-METHOD = fb.FALD(local_steps=4, num_chains=2, num_warmup=20, thinning=12, weights={"a": 0.2, "b": 0.3, "c": 0.5})
+CHAINS = 6
+METHOD = fb.FALD(local_steps=4, num_chains=CHAINS, num_warmup=20, thinning=12, weights={"a": 0.2, "b": 0.3, "c": 0.5})
 
 
 def model(x, y=None):
@@ -54,26 +55,26 @@ def exact(clients) -> tuple[np.ndarray, np.ndarray]:
     return covariance @ shift, covariance
 
 
-@pytest.mark.statistical(key=4, numbers=8, errors=4.0)
-@pytest.mark.statistical(key=4, numbers=1, errors=3.2)
+@pytest.mark.statistical(key=4, numbers=8, errors=5.0)
+@pytest.mark.statistical(key=4, numbers=1, errors=5.3)
 def test_globals_and_locals_follow_the_exact_posterior(fit, clients) -> None:
-    """Within four Monte Carlo errors of 400 effective draws, and the two percent of bias that are allowed."""
+    """Within five Monte Carlo errors of 1,100 effective draws, and the two percent of bias that are allowed."""
     mean, covariance = exact(clients)
     sd = np.sqrt(np.diagonal(covariance))
     draws = [fit.idata.posterior["mu"].values]
     draws += [fit.client_posterior(name).posterior["theta"].values for name in clients]
     for k, found in enumerate(draws):
         effective = float(output.chain_diagnostics(found[..., None])["ess"].min())
-        assert abs(found.mean() - mean[k]) / sd[k] < 4.0 / np.sqrt(effective)
-        assert abs(found.std() / sd[k] - 1.0) < 0.02 + 4.0 / np.sqrt(2.0 * effective)
+        assert abs(found.mean() - mean[k]) / sd[k] < 5.0 / np.sqrt(effective)
+        assert abs(found.std() / sd[k] - 1.0) < 0.02 + 5.0 / np.sqrt(2.0 * effective)
     joint = fit.client_posterior("a").posterior
     correlation = np.corrcoef(joint["mu"].values.ravel(), joint["theta"].values.ravel())[0, 1]
-    # 3.2 errors of the 350 effective draws
+    # 5.3 errors of 1,000 effective draws
     assert correlation == pytest.approx(covariance[0, 1] / (sd[0] * sd[1]), abs=0.15)
 
 
 def test_what_arviz_gets(fit) -> None:
-    assert fit.idata.posterior["mu"].shape == (2, 400)
+    assert fit.idata.posterior["mu"].shape == (CHAINS, 400)
     assert "theta" not in fit.idata.posterior
     stats = fit.idata.sample_stats
     np.testing.assert_allclose(stats["energy"], -stats["lp"])
@@ -102,7 +103,7 @@ def test_repr_says_rounds_mixing_and_bias(fit) -> None:
     assert repr(fit).startswith("FederatedFit by FALD: ")
     for text in (
         "mode + 5,040 FALD rounds",
-        "2 of 400 draws: R-hat at most",
+        "6 of 400 draws: R-hat at most",
         "bias      predicted sds +",
         "4 local ones a round, 12 rounds a draw",
     ):

@@ -129,10 +129,10 @@ def test_gaussian_process_limit_has_its_special_case() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, numbers=9, errors=4.0)
+@pytest.mark.statistical(key=0, numbers=9, errors=5.0)
 def test_modes_are_draws_of_the_gaussian_process() -> None:
-    """500 modes: mean and covariance at new points within four Monte Carlo errors; none at the training points."""
-    clients, num = wide(4, 2, 20), 500
+    """800 modes: mean and covariance at new points within five Monte Carlo errors; none at the training points."""
+    clients, num = wide(4, 2, 20), 800
     x, y = pooled(clients)
     found = modes(fitted(plane, clients, 3000, num_modes=num, assignment="all", local_steps=5, step_size=0.8))
     np.testing.assert_allclose(found @ x.T, np.tile(y, (num, 1)), atol=5e-2)
@@ -141,8 +141,8 @@ def test_modes_are_draws_of_the_gaussian_process() -> None:
     mean, covariance = theory.gaussian_process_limit(both @ both.T, UNIFORM * both @ both.T, y)
     predictions = found @ new.T
     variance = np.diagonal(covariance)
-    np.testing.assert_allclose(predictions.mean(axis=0), mean, atol=4.0 * np.sqrt(variance.max() / num))
-    error = 4.0 * np.sqrt((np.outer(variance, variance) + covariance**2) / num)
+    np.testing.assert_allclose(predictions.mean(axis=0), mean, atol=5.0 * np.sqrt(variance.max() / num))
+    error = 5.0 * np.sqrt((np.outer(variance, variance) + covariance**2) / num)
     assert np.all(np.abs(np.cov(predictions.T) - covariance) < error)
 
 
@@ -247,7 +247,7 @@ def conjugate(clients) -> tuple[np.ndarray, np.ndarray]:
     return covariance @ (inverse @ np.array([0.5, -1.0, 0.0]) + x.T @ y / 2.25), covariance
 
 
-RANDOMISED = {"assignment": "all", "randomised": True, "local_steps": 1, "num_modes": 1000, "init": "zero"}
+RANDOMISED = {"assignment": "all", "randomised": True, "local_steps": 1, "num_modes": 2500, "init": "zero"}
 
 
 def misfit(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float:
@@ -259,22 +259,22 @@ def misfit(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> float
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, numbers=9, errors=4.0)
+@pytest.mark.statistical(key=0, numbers=9, errors=5.0)
 def test_randomised_modes_are_draws_of_the_conjugate_posterior() -> None:
-    """Mean and covariance of 1,000 modes within four Monte Carlo errors."""
+    """Mean and covariance of 2,500 modes within five Monte Carlo errors."""
     clients = narrow()
     fit = fitted(normal, clients, 600, **RANDOMISED)
     assert fit.converged
-    assert misfit(modes(fit), *conjugate(clients)) < 4.0
+    assert misfit(modes(fit), *conjugate(clients)) < 5.0
     assert "independent draws of the posterior" in fit.idata.posterior.attrs["draws"]
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, alarm=0.07)
+@pytest.mark.statistical(key=0, alarm=1e-8)
 def test_planted_bug_a_prior_without_noise_makes_too_narrow_draws(monkeypatch) -> None:
     monkeypatch.setattr(perturbation, "prior_noise", lambda prior, theta, key, *, independent: jnp.zeros_like(theta))
     clients = narrow()
-    # by the draws' own law 6.8 and 6.4 for the two largest entries, with sds of 0.7
+    # by the draws' own law 10.8 and 10.1 for the two largest entries, with sds of 0.7
     assert misfit(modes(fitted(normal, clients, 600, **RANDOMISED)), *conjugate(clients)) > 6.0
 
 
@@ -295,15 +295,15 @@ def test_randomised_modes_of_logistic_regression_have_the_posterior_s_spread() -
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, numbers=9, errors=4.0)
+@pytest.mark.statistical(key=0, numbers=9, errors=5.0)
 def test_independent_priors_need_no_matrix() -> None:
     independent = make_prior(lambda w: dist.Normal(0.0, jnp.array([1.0, 2.0])).log_prob(w).sum(), 2)
     joint = make_prior(lambda w: dist.MultivariateNormal(jnp.zeros(3), COVARIANCE).log_prob(w), 3)
     assert perturbation.has_independent_globals(independent)
     assert not perturbation.has_independent_globals(joint)
     noise = lambda key: perturbation.prior_noise(joint, jnp.zeros(3), key, independent=False)  # noqa: E731
-    draws = jax.vmap(noise)(jax.random.split(KEY, 4000))
-    assert misfit(np.asarray(draws), np.zeros(3), np.linalg.inv(COVARIANCE)) < 4.0
+    draws = jax.vmap(noise)(jax.random.split(KEY, 6400))
+    assert misfit(np.asarray(draws), np.zeros(3), np.linalg.inv(COVARIANCE)) < 5.0
 
 
 def test_modes_of_a_log_concave_posterior_collapse_and_say_so() -> None:
@@ -388,21 +388,48 @@ def toy() -> tuple[dict, np.ndarray, np.ndarray]:
     return clients, basis(grid), np.sin(2.0 * np.pi * grid)
 
 
+def averaged(clients, num_rounds: int, num_steps: int, step: float) -> tuple[np.ndarray, np.ndarray]:
+    """Federated averaging of one mode is affine in its start: ``w -> matrix w + offset``."""
+    maps, offsets = [], []
+    for client in clients.values():
+        x, y, moved, offset = client["x"], client["y"], np.eye(client["x"].shape[1]), np.zeros(client["x"].shape[1])
+        one = np.eye(len(offset)) - step * x.T @ x / len(y)
+        for _ in range(num_steps):
+            moved, offset = one @ moved, one @ offset + step * x.T @ y / len(y)
+        maps.append(moved)
+        offsets.append(offset)
+    once, added = np.mean(maps, axis=0), np.mean(offsets, axis=0)
+    matrix, total = np.eye(len(added)), np.zeros(len(added))
+    for _ in range(num_rounds):
+        matrix, total = once @ matrix, once @ total + added
+    return matrix, total
+
+
 @pytest.mark.slow
-@pytest.mark.statistical(key="0 to 9", alarm=0.18)
+@pytest.mark.statistical(key="0 to 59", alarm=2e-5)
 def test_toy_table_bias_stays_and_variance_falls() -> None:
-    """Ten starts: bias within 15 percent over K, variance of about half at K = 2, and below a quarter at K = 40."""
+    """Many starts: bias within 15 percent over K, variance of about half at K = 2, and below a quarter at K = 40.
+
+    At K = 1 both are known exactly: the mode is affine in its start.
+    """
     clients, grid, truth = toy()
     options = {"local_steps": 20, "step_size": 0.1 * UNIFORM, "tolerance": 1e-12}
-    bias, variance = {}, {}
-    for num_modes in (1, 2, 40):
-        starts = [jax.random.key(seed) for seed in range(10)]
+    matrix, offset = averaged(clients, 400, 20, options["step_size"])
+    start = modes(fitted(plane, clients, 1, num_modes=1, **options, **STILL))[0]
+    np.testing.assert_allclose(
+        modes(fitted(plane, clients, 400, num_modes=1, **options))[0], matrix @ start + offset, atol=1e-8
+    )
+    variance = {1: UNIFORM * np.sum((grid @ matrix) ** 2) / len(grid)}
+    bias = {1: np.sqrt(np.mean((grid @ offset - truth) ** 2))}
+    for num_modes, num_starts in ((2, 60), (40, 10)):
+        starts = [jax.random.key(seed) for seed in range(num_starts)]
         fits = [fitted(plane, clients, 400, num_modes=num_modes, key=key, **options) for key in starts]
         predictors = np.stack([grid @ modes(fit).mean(axis=0) for fit in fits])
         variance[num_modes] = predictors.var(axis=0, ddof=1).mean()
         bias[num_modes] = np.sqrt(np.mean((predictors.mean(axis=0) - truth) ** 2))
+    print("bias", bias, "variance", variance)
     assert max(bias.values()) < 1.15 * min(bias.values())
-    # variances of ten starts, of 5.5 independent directions: the ratio has an sd of 0.14
+    # of 60 starts in 5.5 independent directions: the ratio has an sd of 0.04
     assert 0.35 < variance[2] / variance[1] < 0.75
     assert variance[40] < variance[1] / 4.0
 

@@ -177,9 +177,9 @@ def test_a_start_without_curvature_has_a_finite_step() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, numbers=6, errors=4.0)
+@pytest.mark.statistical(key=0, numbers=6, errors=5.0)
 def test_a_start_can_be_drawn_from_the_prior() -> None:
-    """Positive globals come back by their logs; 400 replicates within four Monte Carlo errors."""
+    """Positive globals come back by their logs; 640 replicates within five Monte Carlo errors."""
 
     def scaled(y) -> None:
         mu = numpyro.sample("mu", dist.Normal(3.0, 0.5).expand([2]).to_event(1))
@@ -187,11 +187,11 @@ def test_a_start_can_be_drawn_from_the_prior() -> None:
         numpyro.sample("y", dist.Normal(mu[0] + mu[1], tau), obs=y)
 
     still = {"schedule": lambda round: 0.0 * round, "optimizer": optax.sgd(0.1), "laplace": False}
-    method = fb.FedAvg(init="prior", num_replicates=400, **still)
+    method = fb.FedAvg(init="prior", num_replicates=640, **still)
     fit = fitted(scaled, {"a": {"y": np.ones(3)}}, method, 1)
     found = np.asarray(fit._run.state.position)
     np.testing.assert_allclose(found.mean(axis=0), [3.0, 3.0, -1.0], atol=0.1)
-    np.testing.assert_allclose(found.std(axis=0), [0.5, 0.5, 0.2], rtol=0.15)  # 4.2 errors
+    np.testing.assert_allclose(found.std(axis=0), [0.5, 0.5, 0.2], rtol=0.15)  # 5.4 errors
     with pytest.raises(ValueError, match="`init` is 'prior', but a prior of the globals can't be drawn from"):
         fitted(line, GOLDEN, fb.FedAvg(init="prior"), 1)
 
@@ -496,13 +496,14 @@ def test_a_network_of_two_hundred_thousand_weights() -> None:
     assert objective[-1] < objective[0]
 
 
-# passes, batch size, and the error at the end from a simulation with batches drawn with replacement. By a NumPy copy of
-# these rounds the errors are 0.92, 0.95, 0.90 and 0.92 of that, and their sds over keys 0.08, 0.010, 0.03 and 0.008.
+# passes, batch size, the error at the end from a simulation of other data with batches drawn with replacement; how
+# many replicates, and the tolerance of their mean: five standard errors at least
+# (sds of 7, 1, 2.7 and 0.8 percent)
 MINIBATCHES = [
-    pytest.param(1, 20, 0.064, marks=pytest.mark.statistical(key=0, alarm=0.4)),
-    pytest.param(1, 100, 0.046, marks=pytest.mark.statistical(key=0, numbers=1, errors=4.7)),
-    pytest.param(5, 50, 0.052, marks=pytest.mark.statistical(key=0, alarm=0.4)),
-    pytest.param(10, 100, 0.050, marks=pytest.mark.statistical(key=0, numbers=1, errors=2.6)),
+    (1, 20, 0.064, 20, 0.1),
+    (1, 100, 0.046, 10, 0.02),
+    (5, 50, 0.052, 10, 0.05),
+    (10, 100, 0.050, 10, 0.02),
 ]
 
 
@@ -518,30 +519,70 @@ def pathak() -> tuple[dict, np.ndarray]:
     return clients, truth
 
 
+def simulated(clients: dict, truth: np.ndarray, epochs: int, batch: int, num_rounds: int) -> np.ndarray:
+    """Estimation errors after each round of federated averaging, by NumPy: fresh orders of the rows for each pass."""
+    x, y = (np.stack([client[name] for client in clients.values()]) for name in ("x", "y"))
+    rng, (num, rows, _), errors = np.random.default_rng(1), x.shape, []
+    each, theta = np.arange(num)[:, None], np.zeros(x.shape[-1])
+    for _ in range(num_rounds):
+        local = np.tile(theta[:, None], (num, 1, 1))
+        for _ in range(epochs):
+            order = np.argsort(rng.random((num, rows)), axis=1)
+            for begin in range(0, rows, batch):
+                picked = order[:, begin : begin + batch]
+                some, rest = x[each, picked], y[each, picked]
+                local -= 0.1 / batch * np.swapaxes(some, 1, 2) @ (some @ local - rest[..., None])
+        theta = local.mean(axis=0)[:, 0]
+        errors.append(np.linalg.norm(theta - truth))
+    return np.array(errors)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("epochs", "batch", "error"), MINIBATCHES)
-def test_minibatches_end_in_noise_but_not_far(pathak, epochs, batch, error) -> None:
-    """Estimation error below 1.6 times that of least squares and a tenth from the simulation; no stationary point."""
+@pytest.mark.parametrize(("epochs", "batch", "error", "num", "far"), MINIBATCHES)
+@pytest.mark.statistical(key=0, numbers=2, errors=5.0)
+def test_minibatches_end_in_noise_but_not_far(pathak, epochs, batch, error, num, far) -> None:
+    """Estimation error below 1.6 times that of least squares and as in a NumPy copy; no stationary point.
+
+    Relative to least squares on the same data it is a tenth from the simulation's, too: six errors of the copy.
+    """
     clients, truth = pathak
 
     def flat(x, y) -> None:
         theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real_vector, (), (100,)))
         numpyro.sample("y", dist.Normal(x @ theta, 1.0), obs=y)
 
-    method = fb.FedAvg(step_size=0.1, epochs=epochs, batch_size=batch, init={"theta": np.zeros(100)}, laplace=False)
-    end = fitted(flat, clients, method, 100 // epochs).idata.posterior["theta"].values[0, 0]
+    method = fb.FedAvg(
+        step_size=0.1, epochs=epochs, batch_size=batch, init={"theta": np.zeros(100)}, laplace=False,
+        num_replicates=num,
+    )  # fmt: skip
+    ends = fitted(flat, clients, method, 100 // epochs).idata.posterior["theta"].values[:, 0]
+    assert ends.shape == (num, 100)
     x, y = (np.concatenate([client[name] for client in clients.values()]) for name in ("x", "y"))
-    found, gradient = np.linalg.norm(end - truth), np.linalg.norm(2.0 * x.T @ (x @ end - y) / len(y))
-    assert found < 1.6 * 0.5 * np.sqrt(100 / len(y))
-    assert gradient > 0.01
-    np.testing.assert_allclose(found, error, rtol=0.1)
+    found = np.linalg.norm(ends - truth, axis=1)
+    gradient = np.linalg.norm(2.0 * (ends @ x.T - y) @ x / len(y), axis=1)
+    begin, least = (25 if epochs == 1 else 5), np.linalg.lstsq(x, y, rcond=None)[0]
+    expected = simulated(clients, truth, epochs, batch, begin + min(100 // epochs, 60))[begin:].mean()
+    assert found.mean() < 1.6 * 0.5 * np.sqrt(100 / len(y))
+    assert gradient.mean() > 0.01
+    np.testing.assert_allclose(found.mean(), expected, rtol=far)
+    usual = 0.5 * np.sqrt(100 / (len(y) - 101))  # of least squares, over data sets
+    np.testing.assert_allclose(expected / np.linalg.norm(least - truth), error / usual, rtol=0.1)
+
+
+def test_batches_of_another_size_are_seen(pathak) -> None:
+    """Negative control: where steps end in the batches' noise, batches of a quarter are beyond twice the tolerance."""
+    clients, truth = pathak
+    for epochs, batch, _, _, far in MINIBATCHES[2:]:
+        quarter, whole = (simulated(clients, truth, epochs, size, 7)[2:] for size in (batch // 4, batch))
+        assert quarter.mean() > (1.0 + 2.0 * far) * whole.mean()
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, numbers=4, errors=4.0)
+@pytest.mark.statistical(key=0, numbers=4, errors=5.0)
 def test_locals_at_a_point_have_their_conditional_posterior() -> None:
     """Eight schools at the mode of the globals: each effect is normal given them; and the fit can be used."""
-    fit = fitted(eight_schools.model, eight_schools.clients(), fb.FedAvg(local_steps=1, laplace=False), 60)
+    method = fb.FedAvg(local_steps=1, laplace=False)
+    fit = fitted(eight_schools.model, eight_schools.clients(), method, 60, num_draws=1600)
     point = fit.idata.posterior
     mu, tau = (point[name].values.item() for name in ("mu", "tau"))
     effects, errors = eight_schools.EFFECTS, eight_schools.STANDARD_ERRORS
@@ -550,9 +591,9 @@ def test_locals_at_a_point_have_their_conditional_posterior() -> None:
         precision = 1.0 / sigma**2 + 1.0 / tau**2
         mean, sd = (y / sigma**2 + mu / tau**2) / precision, precision**-0.5
         draws = mine["theta"].values.ravel()
-        assert len(draws) == 1000
-        np.testing.assert_allclose(draws.mean(), mean, atol=4.0 * sd / np.sqrt(1000.0))
-        np.testing.assert_allclose(draws.std(), sd, rtol=0.1)  # 4.5 errors
+        assert len(draws) == 1600
+        np.testing.assert_allclose(draws.mean(), mean, atol=5.0 * sd / np.sqrt(1600.0))
+        np.testing.assert_allclose(draws.std(), sd, rtol=0.1)  # 5.7 errors
         np.testing.assert_array_equal(mine["mu"].values, mu)
     expected = [dist.Normal(mu, np.hypot(tau, sigma)).log_prob(y) for y, sigma in zip(effects, errors, strict=True)]
     np.testing.assert_allclose(fit.idata.log_likelihood["client"].values[0, 0], expected, atol=1e-3)

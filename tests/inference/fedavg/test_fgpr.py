@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import MCMC, NUTS
 from scipy import stats
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as sk
@@ -309,32 +308,45 @@ NAMES = ("length_scale", "variance", "noise")
 NEW = np.linspace(0.05, 0.95, 5)[:, None]
 
 
-def pooled_model(clients: Clients) -> None:
-    """All clients at once: the priors of `gp.model`, and independent functions."""
-    scale = numpyro.sample("length_scale", dist.LogNormal(np.log(0.3), 1.0))
-    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
-    noise = numpyro.sample("noise", dist.LogNormal(np.log(0.1), 1.5))
-    for name, client in clients.items():
-        x = jnp.asarray(client["x"])
-        covariance = variance * jnp.exp(-0.5 * ((x - x.T) / scale) ** 2) + (noise + 1e-4) * jnp.eye(len(x))
-        numpyro.sample(name, dist.MultivariateNormal(jnp.zeros(len(x)), covariance), obs=client["y"])
-
-
 @pytest.fixture(scope="module")
 def four() -> Clients:
     return gp.simulate(jax.random.key(8), 4, 15, noise=0.1)[0]
 
 
+class OnGrid(NamedTuple):
+    """The pooled posterior of the logs of the parameters on a grid: points ``(n, 3)`` and their probabilities."""
+
+    points: np.ndarray
+    weights: np.ndarray
+
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Means and sds of the logs."""
+        mean = self.weights @ self.points
+        return mean, np.sqrt(self.weights @ (self.points - mean) ** 2)
+
+
 @pytest.fixture(scope="module")
-def reference(four: Clients) -> dict[str, np.ndarray]:
-    """NUTS on the pooled model: 2 chains of 3000 draws."""
-    with jax.enable_x64(True):
-        chains = MCMC(
-            NUTS(pooled_model), num_warmup=500, num_samples=3000, num_chains=2, chain_method="sequential",
-            progress_bar=False,
-        )  # fmt: skip
-        chains.run(jax.random.key(0), four)
-        return {name: np.asarray(value) for name, value in chains.get_samples().items()}
+def reference(four: Clients) -> OnGrid:
+    """The priors of `gp.model` times all clients' marginal likelihoods, whose functions are independent.
+
+    By eigenvalues of the correlations at each length scale. The posterior is smooth and ends inside the grid, where
+    sums are as good as integrals.
+    """
+    scales, variances, noises = np.linspace(-4.5, 2.0, 66), np.linspace(-4.0, 5.0, 61), np.linspace(-8.0, 2.0, 81)
+    of_scale, of_noise = stats.norm.logpdf(scales, np.log(0.3), 1.0), stats.norm.logpdf(noises, np.log(0.1), 1.5)
+    log = of_scale[:, None, None] + stats.norm.logpdf(variances)[:, None] + of_noise
+    for client in four.values():
+        x, y = client["x"], client["y"]
+        for i, scale in enumerate(np.exp(scales)):
+            values, vectors = np.linalg.eigh(np.exp(-0.5 * ((x - x.T) / scale) ** 2))
+            spread = np.exp(variances)[:, None, None] * np.maximum(values, 0.0)
+            spread = spread + np.exp(noises)[:, None] + 1e-4
+            log[i] -= 0.5 * np.sum((vectors.T @ y) ** 2 / spread + np.log(spread), axis=-1)
+    weights = np.exp(log - log.max())
+    for axis in range(3):
+        assert np.take(weights, [0, -1], axis=axis).sum() < 1e-6 * weights.sum()
+    points = np.stack(np.meshgrid(scales, variances, noises, indexing="ij"), axis=-1).reshape(-1, 3)
+    return OnGrid(points, weights.ravel() / weights.sum())
 
 
 def logs(posterior: Any) -> np.ndarray:
@@ -342,8 +354,9 @@ def logs(posterior: Any) -> np.ndarray:
     return np.log(np.column_stack([np.asarray(posterior[name]).reshape(-1) for name in NAMES]))
 
 
-# tolerances of the logs' means in sds, and of their sds, relatively: Monte Carlo error is 0.03 for each. The posterior
-# of 60 rows is skewed, so that its mode lies 0.15 sd from its mean
+# tolerances of the logs' means in sds, and of their sds, relatively. Monte Carlo errors are 0.02 for EP (4,000 draws,
+# and its own), 0.016 for Laplace (the draws alone) and 0.03 for FA-LD's chains; the posterior of 60 rows is skewed,
+# so that its mode lies 0.15 sd from its mean
 POSTERIORS = {
     "EP": (fb.EP(), 0.1, 0.1),
     "FA-LD": (fb.FALD(local_steps=4), 0.15, 0.12),
@@ -353,15 +366,13 @@ POSTERIORS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POSTERIORS)
-@pytest.mark.statistical(key=0, numbers=6, errors=3.3)
-def test_posteriors_of_the_parameters_are_those_of_nuts(
-    name: str, four: Clients, reference: dict[str, np.ndarray]
-) -> None:
+@pytest.mark.statistical(key=0, numbers=6, errors=4.7)
+def test_posteriors_of_the_parameters_are_the_pooled_one(name: str, four: Clients, reference: OnGrid) -> None:
     method, far, wide = POSTERIORS[name]
     fit = fitted(four, method, model=gp.model)
-    draws, expected = logs(fit.idata.posterior), logs(reference)
-    shift = (draws.mean(axis=0) - expected.mean(axis=0)) / expected.std(axis=0)
-    ratio = draws.std(axis=0) / expected.std(axis=0)
+    draws, (mean, sd) = logs(fit.idata.posterior), reference.moments()
+    shift = (draws.mean(axis=0) - mean) / sd
+    ratio = draws.std(axis=0) / sd
     print(f"{name}: shifts {np.round(shift, 3)}, sd ratios {np.round(ratio, 3)}")
     np.testing.assert_allclose(shift, 0.0, atol=far)
     np.testing.assert_allclose(ratio, 1.0, atol=wide)
@@ -369,16 +380,16 @@ def test_posteriors_of_the_parameters_are_those_of_nuts(
 
 @pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=15, errors=8.0)
-def test_predictions_average_over_the_posterior(four: Clients, reference: dict[str, np.ndarray]) -> None:
-    """Against the average over NUTS's draws, by NumPy: means within 0.1 predictive sds, sds within 5 percent."""
+def test_predictions_average_over_the_posterior(four: Clients, reference: OnGrid) -> None:
+    """Against 600 points of the pooled posterior, by NumPy: means within 0.1 predictive sds, sds within 5 percent."""
     fit = fitted(four, fb.EP(), model=gp.model)
     found = fit.predict("client2", x=NEW).posterior_predictive
     mean = found["y_mean"].values.reshape(-1, 5)
     variance = found["y_sd"].values.reshape(-1, 5) ** 2
     own = four["client2"]
     means, variances = [], []
-    for i in range(0, len(reference["noise"]), 10):
-        scale, signal, noise = (reference[name][i] for name in NAMES)
+    picked = np.random.default_rng(0).choice(len(reference.weights), 600, p=reference.weights)
+    for scale, signal, noise in np.exp(reference.points[picked]):
         gram = signal * np.exp(-0.5 * ((own["x"] - own["x"].T) / scale) ** 2) + (noise + 1e-4) * np.eye(15)
         cross = signal * np.exp(-0.5 * ((own["x"] - NEW.T) / scale) ** 2)
         means.append(cross.T @ np.linalg.solve(gram, own["y"]))

@@ -63,27 +63,27 @@ def by_quadrature(mu: np.ndarray, tau: np.ndarray) -> np.ndarray:
     return np.log(np.exp(logs) @ weights / weights.sum())
 
 
-@pytest.mark.statistical(key=0, numbers=8, errors=4.0)
+@pytest.mark.statistical(key=0, numbers=8, errors=5.0)
 def test_estimates_are_unbiased_and_their_noise_is_known() -> None:
     """The mean of many estimates against quadrature, and their spread against what is reported of it."""
     client, theta = client_of(binary_locals, FLAGS), jnp.asarray(THETA[:8])
-    shifts = jax.random.uniform(jax.random.key(0), (200, 1), dtype=jnp.float64)
+    shifts = jax.random.uniform(jax.random.key(0), (320, 1), dtype=jnp.float64)
     found = jax.jit(jax.vmap(lambda shift: log_factors(client, CAVITY, theta, shift)))(shifts)
     ratio = np.exp(np.asarray(found.values) - by_quadrature(THETA[:8, 0], np.exp(THETA[:8, 1])))
     error = ratio.std(axis=0, ddof=1) / np.sqrt(len(ratio))
-    np.testing.assert_array_less(np.abs(ratio.mean(axis=0) - 1.0), 4.0 * error + 1e-9)
+    np.testing.assert_array_less(np.abs(ratio.mean(axis=0) - 1.0), 5.0 * error + 1e-9)
     # quasi-random draws do better than the independent ones for which the noise is stated
     assert np.mean(ratio.var(axis=0)) <= float(np.mean(found.noise))
     assert 0.0 < float(np.mean(found.noise)) < 0.05
 
 
-@pytest.mark.statistical(key=1, numbers=2, errors=4.0)
+@pytest.mark.statistical(key=1, numbers=2, errors=5.0)
 def test_locals_are_those_of_their_law_given_the_globals() -> None:
-    client, num = client_of(gaussian_locals, Y), 4000
+    client, num = client_of(gaussian_locals, Y), 6400
     theta = jnp.broadcast_to(jnp.array([0.4, -0.2]), (num, 2))
     picks = jax.random.uniform(jax.random.key(1), (num,), dtype=jnp.float64)
     z = np.asarray(locals_given(client, CAVITY, theta, jnp.array([0.1]), picks))[:, 0]
     precision = 3.0 + np.exp(0.4)
     mean, sd = (Y.sum() + 0.4 * np.exp(0.4)) / precision, 1.0 / np.sqrt(precision)
-    assert abs(z.mean() - mean) < 4.0 * sd / np.sqrt(num)
-    assert abs(z.std() / sd - 1.0) < 4.0 / np.sqrt(2 * num)
+    assert abs(z.mean() - mean) < 5.0 * sd / np.sqrt(num)
+    assert abs(z.std() / sd - 1.0) < 5.0 / np.sqrt(2 * num)

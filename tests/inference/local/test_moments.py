@@ -99,19 +99,19 @@ def simulated(rng, truth, spread, leverage, num):
 
 
 def squared_error(found, truth):
-    """Mean squared error, with four of its standard errors."""
+    """Mean squared error, with five of its standard errors."""
     error = np.sum((np.asarray(found) - truth) ** 2, axis=(1, 2))
-    return np.mean(error), 4.0 * np.std(error) / np.sqrt(len(error))
+    return np.mean(error), 5.0 * np.std(error) / np.sqrt(len(error))
 
 
-@pytest.mark.statistical(key=1, numbers=1, errors=4.0)
+@pytest.mark.statistical(key=1, numbers=1, errors=5.0)
 def test_the_symmetric_slope_has_the_least_error_and_says_how_much():
     rng = np.random.default_rng(1)
     turn = np.linalg.qr(rng.normal(size=(SIZE, SIZE)))[0]
     spread = turn @ np.diag([1e-6, 1e-3, 0.1, 10.0]) @ turn.T
     leverage = np.eye(SIZE) + 0.3
     truth = np.eye(SIZE)
-    raw = simulated(rng, truth, spread, leverage, 4000)
+    raw = simulated(rng, truth, spread, leverage, 6250)
     found, error = jax.vmap(symmetric_slope, (0, None, None))(raw, spread, leverage)
     mine, margin = squared_error(found, truth)
     basis, variance = error.basis[0], error.variance[0]
@@ -137,14 +137,14 @@ def test_weights_of_the_wrong_mirror_image_are_seen(monkeypatch):
 
 @pytest.mark.parametrize("uncentred", [0.0, 10.0])
 @pytest.mark.parametrize("estimator", [score_regression, covariance_inversion])
-@pytest.mark.statistical(key=2, numbers=1, errors=4.1)
+@pytest.mark.statistical(key=2, numbers=1, errors=5.0)
 def test_the_noise_is_the_squared_error_over_replicates(estimator, uncentred):
     """Also for correlated globals, as an intercept beside an uncentred covariate is."""
     rng = np.random.default_rng(2)
     slant = np.eye(SIZE)
     slant[0, 1:] = uncentred
     inverse = np.linalg.inv(slant)
-    theta = rng.normal(size=(400, 256, SIZE))
+    theta = rng.normal(size=(600, 256, SIZE))
     residual = rng.normal(size=theta.shape) @ rng.normal(size=(SIZE, SIZE))
     score = residual - theta @ np.diag(np.arange(SIZE))
     covariance = inverse @ inverse.T
@@ -156,8 +156,8 @@ def test_the_noise_is_the_squared_error_over_replicates(estimator, uncentred):
     squared = np.einsum("ni,ij,nj->n", level, covariance, level)
     squared = squared + 0.5 * np.sum((white.T @ gap @ white) ** 2, axis=(1, 2))
     said = np.mean(jax.vmap(lambda error: error.noise(covariance))(found.error))
-    # five errors, of which at 256 draws what is said is off by 0.9 itself (50 seeds)
-    assert abs(said / np.mean(squared) - 1.0) < 5.0 * np.std(squared) / np.mean(squared) / np.sqrt(len(squared))
+    # six errors, of which at 256 draws what is said is off by 1.1 itself (50 seeds)
+    assert abs(said / np.mean(squared) - 1.0) < 6.1 * np.std(squared) / np.mean(squared) / np.sqrt(len(squared))
 
 
 def test_opposite_draws_count_together() -> None:

@@ -220,16 +220,16 @@ def test_the_check_measures_the_error_of_the_merge() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=2, alarm=0.4)
+@pytest.mark.statistical(key=2, numbers=2, errors=6.0)
 def test_heavy_tailed_clients_go_to_nuts() -> None:
     def model(y):
-        mu = numpyro.sample("mu", dist.StudentT(1.0, 0.0, 1.0).expand([2]).to_event(1))
+        mu = numpyro.sample("mu", dist.StudentT(1.0, 4.0, 1.0).expand([1]).to_event(1))
         numpyro.sample("y", dist.StudentT(1.0, mu, 1.0).to_event(1), obs=y)
 
     rng = np.random.default_rng(0)
-    clients = {"one": {"y": rng.normal(size=(1, 2))}, "lots": {"y": rng.normal(size=(60, 2))}}
-    method = fb.OneShot(combine="gaussian_product", num_replicates=2, check=False)
-    found = fit(method, model, clients, key=jax.random.key(2))  # k-hat of "one" is 0.72, give or take 0.07
+    clients = {"one": {"y": np.zeros((1, 1))}, "lots": {"y": rng.normal(size=(60, 1))}}
+    method = fb.OneShot(combine="gaussian_product", num_samples=8192, num_replicates=2, check=False)
+    found = fit(method, model, clients, key=jax.random.key(2))  # k-hat of "one" is 0.82, give or take 0.017
     assert found.rounds["solver"].values.tolist() == [["importance"] * 2, ["nuts", "importance"]]
 
 
