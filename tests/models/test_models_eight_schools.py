@@ -76,13 +76,13 @@ def test_posterior_is_that_of_posteriordb():
     np.testing.assert_allclose(shrunk, 6.1505, atol=0.2)
 
 
-@pytest.mark.statistical(key=0, alarm=2e-5)  # two tests at 1e-5, and 5.6 standard errors
+@pytest.mark.statistical(key=0, alarm=2.1e-5)  # two tests at 1e-5, and 4.9 standard errors
 def test_simulate_draws_from_the_model():
     """A planted variance for an sd is far beyond the level."""
-    sigma = np.repeat([1.0, 12.0], 8000)
+    sigma = np.repeat([1.0, 12.0], 6000)
     clients, truth = eight_schools.simulate(jax.random.key(0), sigma, mu=3.0, tau=2.0)
     y = np.concatenate([client["y"] for client in clients.values()])
-    assert [client["sigma"].shape for client in clients.values()] == [(1,)] * 16_000
+    assert [client["sigma"].shape for client in clients.values()] == [(1,)] * 12_000
     assert stats.kstest((truth["theta"] - 3) / 2, "norm").pvalue > 1e-5
     assert stats.kstest((truth["theta"] - 3) / 4, "norm").pvalue < 1e-50
     assert stats.kstest((y - truth["theta"]) / sigma, "norm").pvalue > 1e-5
