@@ -4,9 +4,9 @@ from importlib.resources import files
 import jax
 import numpy as np
 import pytest
-from scipy import stats
 from numpyro import handlers
 from numpyro.infer.util import log_density
+from scipy import stats
 
 from fedbayes.models import heart_disease
 from fedbayes.problem.split import LOCAL
