@@ -35,8 +35,8 @@ def test_golden_values(name):
         np.testing.assert_allclose(FIDELITY.evaluate(name, [place], level), [value], atol=6e-11, rtol=1e-9)
 
 
-# the tolerance of mean or sd in standard errors of 40,000 points, whichever is less, measured
-ERRORS = {"currin": 6.8, "park": 5.3, "branin": 3.6, "hartmann3": 4.0, "borehole": 5.6}
+# the tolerance of mean or sd in standard errors of 160,000 points, whichever is less, measured
+ERRORS = {"currin": 13.6, "park": 10.6, "branin": 7.2, "hartmann3": 8.0, "borehole": 11.2}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ ERRORS = {"currin": 6.8, "park": 5.3, "branin": 3.6, "hartmann3": 4.0, "borehole
     [pytest.param(name, marks=pytest.mark.statistical(key=0, numbers=2, errors=ERRORS[name])) for name in MOMENTS],
 )
 def test_moments_over_the_cube(name):
-    u = np.random.default_rng(0).uniform(size=(40_000, FIDELITY.PROBLEMS[name].dim))
+    u = np.random.default_rng(0).uniform(size=(160_000, FIDELITY.PROBLEMS[name].dim))
     high = FIDELITY.evaluate(name, u)
     np.testing.assert_allclose((high.mean(), high.std()), MOMENTS[name], rtol=0.02)
 

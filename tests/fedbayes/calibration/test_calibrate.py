@@ -16,7 +16,8 @@ from fedbayes.models import hierarchical_linear, linear
 from fedbayes.problem.program import Block
 
 KEY = jax.random.key(0)
-LEVEL = 0.01  # of the adjusted p-values; seeds are fixed
+LEVEL = 2e-4  # of the adjusted p-values, the least of which is 1.5e-4 for three of them
+MANY = 2000  # data sets, for what is planted to be far below the level
 SMALL = (4, 4, 4)  # rows of each client: so few that the prior counts
 simulate = partial(linear.simulate, rows=SMALL)
 calibrate = partial(fb.calibrate, linear.model, key=KEY, progress=False)
@@ -32,7 +33,7 @@ def smallest(calibration: fb.Calibration) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, alarm=0.0104)  # LEVEL, and six numbers to four errors
+@pytest.mark.statistical(key=0, alarm=5.8e-4)  # LEVEL, and six numbers to four errors
 def test_an_exact_posterior_is_calibrated(exact):
     assert smallest(exact) > LEVEL
     assert bool(exact.converged.all())
@@ -97,7 +98,7 @@ def one_client_twice(key):
     ("method", "source"), [(NarrowEP(), simulate), (PriorForEachClient(), simulate), ("ep", one_client_twice)]
 )
 def test_planted_bugs_are_found(method, source):
-    assert smallest(calibrate(source, method, correction=False)) < LEVEL
+    assert smallest(calibrate(source, method, num=MANY, correction=False)) < LEVEL
 
 
 @pytest.mark.slow
@@ -110,7 +111,7 @@ def test_the_correction_mends_a_gaussian_that_is_too_narrow():
 
 def test_a_simulator_of_another_prior_is_found():
     wide = partial(linear.simulate, rows=SMALL, prior_sd=3.0)
-    assert smallest(calibrate(wide, num=300)) < LEVEL
+    assert smallest(calibrate(wide, num=MANY, correction=False)) < LEVEL
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Check and correct: exact answers stay, wrong ones are corrected to references, and hopeless ones say so."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -45,7 +47,20 @@ def straight() -> dict:
 @pytest.fixture(scope="module")
 def schools() -> fb.FederatedFit:
     clients = eight_schools.clients()
-    return fb.fit_federated(eight_schools.model, clients, key=jax.random.key(0), num_draws=2000, progress=False)
+    return fb.fit_federated(eight_schools.model, clients, key=jax.random.key(0), num_draws=4000, progress=False)
+
+
+@pytest.fixture(scope="module")
+def scales() -> Callable[[int], fb.FederatedFit]:
+    """Fits of a hierarchical scale, with so many draws that their Monte Carlo errors are a tenth of a percent."""
+
+    @cache
+    def fit_of(num: int) -> fb.FederatedFit:
+        return fb.fit_federated(
+            scale_model, scale_clients(num), key=jax.random.key(0), num_draws=16_000, progress=False
+        )
+
+    return fit_of
 
 
 def test_an_exact_answer_stays_as_it_is(straight: dict) -> None:
@@ -77,9 +92,10 @@ def test_what_the_check_costs_is_counted(straight: dict) -> None:
         _ = plain.error
 
 
-@pytest.mark.statistical(key=0, numbers=7, errors=4.0)  # with the sds of log tau, to 0.06 and more
+@pytest.mark.slow
+@pytest.mark.statistical(key=0, numbers=7, errors=4.7)  # with the sds of log tau, to 0.06 and more
 def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.FederatedFit) -> None:
-    """Mean and sd of mu and log tau within four Monte Carlo errors, ours and the reference's (10,000 draws)."""
+    """Mean and sd of mu and log tau within 4.7 Monte Carlo errors, ours and the reference's (10,000 draws)."""
     found = schools.error
     assert found.attrs["correction"] == "applied"
     assert found.sel({"coordinate": "tau"})["sd"] < -0.15  # what the Gaussian has got wrong
@@ -87,9 +103,9 @@ def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.Federate
         mean, sd = MOMENTS["eight_schools"][name]
         own = found.isel({"coordinate": place})
         error = np.hypot(float(own["mean_mcse"]) * sd, sd / np.sqrt(10_000))
-        assert abs(float(own["posterior_mean"]) - mean) < 4.0 * error
+        assert abs(float(own["posterior_mean"]) - mean) < 4.7 * error
         error = np.hypot(float(own["sd_mcse"]), 2.0 / np.sqrt(2.0 * 10_000))  # log tau has a kurtosis above three
-        assert abs(float(own["posterior_sd"]) / sd - 1.0) < 4.0 * error
+        assert abs(float(own["posterior_sd"]) / sd - 1.0) < 4.7 * error
     drawn = np.log(schools.idata.posterior["tau"].values)
     assert abs(drawn.std() / MOMENTS["eight_schools"]["log_tau"][1] - 1.0) < 0.06
     approximate = np.log(schools.approximate_idata.posterior["tau"].values)
@@ -97,26 +113,26 @@ def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.Federate
     assert schools.approximate_idata.posterior.attrs["correction"] == "none"
 
 
-@pytest.mark.statistical(key=0, numbers=16, errors=4.0)
+@pytest.mark.statistical(key=0, numbers=16, errors=4.7)
 def test_every_schools_own_effect_is_the_references(schools: fb.FederatedFit) -> None:
     for place, name in enumerate(schools.client_names):
         theta = schools.client_posterior(name).posterior["theta"].values
         mean, sd = MOMENTS["eight_schools"][f"theta[{place + 1}]"]
-        assert abs(theta.mean() - mean) < 0.06 * sd  # four Monte Carlo errors of 8,000 and 10,000 draws
+        assert abs(theta.mean() - mean) < 0.06 * sd  # 4.7 Monte Carlo errors of 16,000 and 10,000 draws
         assert abs(theta.std() / sd - 1.0) < 0.06
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "num",
-    [  # measured: the sds of a percent's numbers are 0.4 and 0.25 percent, of the Gaussian's own error 0.3
-        pytest.param(10, marks=pytest.mark.statistical(key=0, alarm=0.02)),
-        pytest.param(30, marks=pytest.mark.statistical(key=0, alarm=0.04)),
+    [  # measured: the sds of the moments are at most 0.08 percent, of the Gaussian's own error 0.25 and 0.11
+        pytest.param(10, marks=pytest.mark.statistical(key=0, numbers=6, errors=10.0)),
+        pytest.param(30, marks=pytest.mark.statistical(key=0, numbers=6, errors=5.0)),
     ],
 )
-def test_a_hierarchical_scale_is_within_a_percent(num: int) -> None:
+def test_a_hierarchical_scale_is_within_a_percent(num: int, scales: Callable[[int], fb.FederatedFit]) -> None:
     """The Gaussian's sds are 3 to 7 percent too small there."""
-    fit = fb.fit_federated(scale_model, scale_clients(num), key=jax.random.key(0), progress=False)
-    exact = np.asarray(EXACT[num])
+    fit, exact = scales(num), np.asarray(EXACT[num])
     np.testing.assert_allclose(fit.error["posterior_sd"], exact[2:], rtol=0.01)
     np.testing.assert_array_less(np.abs(fit.error["posterior_mean"] - exact[:2]) / exact[2:], 0.01)
     assert np.all(fit.error["sd"] < -0.02)
@@ -130,6 +146,7 @@ def test_the_prior_left_out_of_the_weights_is_seen(monkeypatch: pytest.MonkeyPat
     assert np.max(np.abs(fit.error["posterior_sd"] / exact[2:] - 1.0)) > 0.05
 
 
+@pytest.mark.slow
 def test_a_funnel_says_that_it_is_not_to_be_trusted() -> None:
     clients = {f"client{k}": {"y": y} for k, y in enumerate(np.random.default_rng(0).normal(0.0, 5.0, (3, 24)))}
     method = fb.OneShot(combine="gaussian_product", check=False, num_replicates=2)
@@ -144,18 +161,17 @@ def test_a_funnel_says_that_it_is_not_to_be_trusted() -> None:
     assert fit.idata.posterior.attrs["inference"] == "merged-posteriors"
 
 
-@pytest.mark.statistical(key=0, alarm=2e-3)  # measured: an sd of 0.0032
-def test_evidence_is_corrected_too() -> None:
+@pytest.mark.slow
+@pytest.mark.statistical(key=0, numbers=1, errors=10.0)  # measured: an sd of 0.0008
+def test_evidence_is_corrected_too(scales: Callable[[int], fb.FederatedFit]) -> None:
     """Against a grid over both globals."""
-    clients = scale_clients(10)
-    fit = fb.fit_federated(scale_model, clients, key=jax.random.key(0), progress=False)
     mu, ell = np.meshgrid(np.linspace(-1.0, 3.0, 801), np.linspace(-3.0, 3.0, 801), indexing="ij")
     variance = np.exp(ell) + 0.05**2 / 100
     log_joint = -0.5 * (mu**2 + ell**2) - np.log(2.0 * np.pi)
-    for client in clients.values():
+    for client in scale_clients(10).values():
         log_joint = log_joint - 0.5 * ((client["th"] - mu) ** 2 / variance + np.log(2.0 * np.pi * variance))
     exact = np.log(np.exp(log_joint).sum() * (4.0 / 800) * (6.0 / 800))
-    np.testing.assert_allclose(fit.log_evidence.mean(), exact, atol=0.01)
+    np.testing.assert_allclose(scales(10).log_evidence.mean(), exact, atol=0.01)
 
 
 def test_a_loaded_fit_says_the_same(schools: fb.FederatedFit, tmp_path: Path) -> None:

@@ -68,11 +68,11 @@ def tails(double_use: bool, num=400) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, alarm=0.02)
+@pytest.mark.statistical(key=0, alarm=2e-5)
 def test_tail_probabilities_under_the_prior_are_uniform() -> None:
     """By Kolmogorov and Smirnov's test of 400 data sets; multiples of 1/400 are continuous enough for it."""
     for values in tails(double_use=False):
-        assert stats.kstest(values, "uniform").pvalue > 0.01
+        assert stats.kstest(values, "uniform").pvalue > 1e-5
 
 
 def test_the_double_use_of_data_is_noticed() -> None:
@@ -95,9 +95,13 @@ def test_an_overdispersed_client_is_named_and_nobody_else(drawn) -> None:
     assert found.attrs["caveat"].startswith("The data are used twice")
 
 
-@pytest.mark.statistical(key=1, alarm=5e-3)  # the least tail, 0.032, to be 0.01 in 400 replicates: binomial
-def test_nothing_is_named_where_the_model_holds(small_fit) -> None:
-    assert small_fit.predictive_check().attrs["outside"] == ""
+@pytest.mark.slow
+@pytest.mark.statistical(key=1, numbers=1, errors=5.5)  # the least tail, 0.032, to be 0.01 in 2,000 replicates
+def test_nothing_is_named_where_the_model_holds(drawn) -> None:
+    fit = fb.fit_federated(
+        linear.model, drawn, method=fb.EP(num_replicates=2), key=jax.random.key(1), num_draws=1000, progress=False
+    )
+    assert fit.predictive_check(num_draws=1000).attrs["outside"] == ""
 
 
 def test_statistics_of_ones_own(small_fit, drawn) -> None:
