@@ -28,6 +28,7 @@ def executed(path):
     environment = {k: v for k, v in os.environ.items() if k not in ("MPLBACKEND", "JAX_DISABLE_MOST_OPTIMIZATIONS")}
     flags = os.environ.get("XLA_FLAGS", "").split()
     environment["XLA_FLAGS"] = " ".join(flag for flag in flags if "device_count" not in flag)
+    environment["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm without Jupyter's widgets
     with TemporaryDirectory() as empty:
         NotebookClient(
             notebook,
