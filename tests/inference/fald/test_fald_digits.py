@@ -15,7 +15,7 @@ from fedbayes.inference.local.energy import Energy
 datasets = pytest.importorskip("sklearn.datasets")
 pytestmark = pytest.mark.slow
 
-CHAINS = 2
+CHAINS = 3
 LOCAL_STEPS = (1, 10, 20, 50)
 # By step size, K and round: accuracy, Brier score and expected calibration error of the notes' run (section 4.2), and
 # their sds from chain to chain, measured once with 16 chains and another key. The notes name no split. The one below is
