@@ -1,8 +1,7 @@
 """What holds for every test: two CPU devices, a compilation cache, the installed package, and a bound on memory.
 
 Nearly all the time of a test goes into tracing and compiling. So the tests outside the slow lane are compiled without
-XLA's optimisations, which halves it (`optimised` brings them back for programs that run long), and programs are shared
-by the tests of a process as far as its memory allows.
+XLA's optimisations, and programs are shared by the tests of a process as far as its memory allows.
 """
 
 import ctypes
@@ -77,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart() -> None:
     """Collect garbage rarely: tracing makes many small objects, and what has been imported is not looked at again.
 
-    Compilers' threads share two arenas of memory: with one each, a worker grew by a gigabyte that nobody used.
+    Compilers' threads share two arenas of memory, so that less of it is kept unused.
     """
     gc.collect()
     gc.freeze()
@@ -95,7 +94,7 @@ def resident() -> int:
 
 
 def trim() -> None:
-    """Give freed memory back to the system, of which glibc keeps half."""
+    """Give freed memory, of which glibc keeps much, back to the system."""
     if C_LIBRARY is not None:
         C_LIBRARY.malloc_trim(0)
 
@@ -116,8 +115,8 @@ def _bound_of_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _effort_of_compilation(request: pytest.FixtureRequest) -> None:
-    """Programs of short tests are compiled quickly, those of long ones and of `optimised` ones as a user's are."""
-    long = any(request.node.get_closest_marker(name) for name in ("slow", "optimised"))
+    """Programs of slow tests are compiled as a user's are, those of all others quickly."""
+    long = request.node.get_closest_marker("slow") is not None
     if jax.config.read("jax_disable_most_optimizations") == long:
         jax.config.update("jax_disable_most_optimizations", not long)
 

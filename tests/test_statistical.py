@@ -16,7 +16,7 @@ alarm
     (for instance a test at a level). Otherwise the probability is bounded by ``numbers`` times the two-sided normal
     tail beyond ``errors``.
 
-``pytest tests/test_statistical.py -s`` collects no other file; ``pytest -k table -s`` prints the table of all tests.
+``pytest -k table_of_statistical_tests -s`` prints the table of all tests.
 """
 
 from collections.abc import Iterable, Iterator
