@@ -41,9 +41,6 @@ TOO_OFTEN = {
     "test_models_penalised.py::test_intervals_of_the_globals_cover": "more than 120 data sets",
     "test_models_penalised.py::test_simulated_cases_select_as_an_exact_sampler_does": "more than 10 data sets",
     "test_notebooks.py::test_a_notebook_prints_what_is_stored": "notebooks with more than 4,000 draws",
-    # half of all keys: of a Sobol sequence every second or third point is taken in its own order, so that more draws
-    # make it no better
-    "test_pool.py::test_resampled_draws_are_the_targets": "points taken in a random order",
 }
 
 
