@@ -1,7 +1,7 @@
 """What holds for every test: two CPU devices, a compilation cache, the installed package, and a bound on memory.
 
-Nearly all the time of a test goes into tracing and compiling. So the tests outside the slow lane are compiled without
-XLA's optimisations, and programs are shared by the tests of a process as far as its memory allows.
+Nearly all the time of a test goes into tracing and compiling. So programs are compiled without XLA's optimisations, but
+for tests marked `optimised`, and they are shared by the tests of a process as far as its memory allows.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def set_environment() -> None:
     add_flags(SCHEDULER)
     os.environ["MPLBACKEND"] = "Agg"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax-cache"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 
 def hide_checkout() -> None:
@@ -63,7 +63,7 @@ from fedbayes.rounds.programs import forget_programs  # noqa: E402
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
 C_LIBRARY = ctypes.CDLL("libc.so.6") if sys.platform == "linux" else None
-ROOM = 1.4e9  # bytes: a process that has grown to these lets go of its programs
+ROOM = 2.1e9  # bytes: a process that has grown to these lets go of its programs
 DURATIONS = Path(__file__).parent / "durations.json"
 
 
@@ -115,10 +115,10 @@ def _bound_of_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _effort_of_compilation(request: pytest.FixtureRequest) -> None:
-    """Programs of slow tests are compiled as a user's are, those of all others quickly."""
-    long = request.node.get_closest_marker("slow") is not None
-    if jax.config.read("jax_disable_most_optimizations") == long:
-        jax.config.update("jax_disable_most_optimizations", not long)
+    """Tests marked so have their programs compiled as a user's are, all others quickly."""
+    optimised = request.node.get_closest_marker("optimised") is not None
+    if jax.config.read("jax_disable_most_optimizations") == optimised:
+        jax.config.update("jax_disable_most_optimizations", not optimised)
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.timeout(600)
 def test_the_quick_demo_writes_the_files(tmp_path):
     result = run("demo", "--quick", "--no-nuts", "--output", str(tmp_path / "a" / "b"))
@@ -79,6 +80,7 @@ def test_the_quick_demo_writes_the_files(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.timeout(600)
 @pytest.mark.statistical(key=1, numbers=1, errors=10.0)  # 0.014 / sqrt(28) each, above 0.017 with EP's own error
 def test_the_full_demo_agrees_with_nuts(tmp_path):

@@ -45,6 +45,7 @@ def test_save_draws_the_comparison_with_a_reference(small_fit, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.timeout(600)
 @pytest.mark.statistical(key=3, numbers=15, errors=4.5)
 def test_four_hospitals_agree_with_nuts_on_the_pooled_data():
@@ -61,6 +62,7 @@ def test_four_hospitals_agree_with_nuts_on_the_pooled_data():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.timeout(600)
 def test_the_comparison_notices_a_hospital_left_out(monkeypatch):
     clients = heart_disease.clients()

@@ -1,7 +1,7 @@
 """Laws that every federated algorithm obeys, over a table of algorithms and the executors."""
 
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -166,9 +166,9 @@ class Outcome:
             self.posterior = {name: values for name, (values, _) in answer.coupled.variables.items()}
 
 
-@lru_cache(maxsize=4)
+@cache
 def programs_of(name, problem):
-    """An algorithm's programs, which runs one after the other share."""
+    """An algorithm's programs, which all its runs share."""
     return Programs(make_phases(name, problem), AFTER, ALGORITHMS[name].num_replicates)
 
 
@@ -214,12 +214,11 @@ class Reference(NamedTuple):
 
 @pytest.fixture(scope="module")
 def reference(problem):
-    """Each algorithm's batched run, made once, by programs of its own."""
+    """Each algorithm's batched run, made once. A test asks for it first: it compiles what the test's own run shares."""
 
     @cache
     def made(name):
         counted = Compilations()
-        programs_of.cache_clear()
         outcome, posterior = run(name, problem, progress=counted)
         return Reference(outcome, posterior, counted)
 
@@ -250,8 +249,8 @@ PAIRS = [(name, executor) for name in ("ep", "fald", "fed-ensemble") for executo
 
 @pytest.mark.parametrize(("name", "executor"), PAIRS)
 def test_executors_agree(name, executor, problem, reference):
-    current, posterior = run(name, problem, EXECUTORS[executor]())
     expected, expected_posterior, _ = reference(name)
+    current, posterior = run(name, problem, EXECUTORS[executor]())
     assert_equal(posterior, expected_posterior, rtol=1e-12, atol=1e-12)
     assert_equal(current.clients, expected.clients, rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(current.history[-1]["code"], expected.history[-1]["code"])
@@ -296,9 +295,9 @@ class Networked:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_network_agrees(name, problem, reference, tmp_path):
     """Clients that read model and data by themselves, told of the others' rows alone, and asked by messages."""
+    expected, expected_posterior, _ = reference(name)
     executor = Networked(name, tmp_path)
     current, posterior = run(name, problem, executor)
-    expected, expected_posterior, _ = reference(name)
     # a thousand sweeps of the server's chain follow the sites' rounding
     tolerance = 1e-6 if name in COUPLED else 1e-12
     assert_equal(posterior, expected_posterior, rtol=tolerance, atol=tolerance)
@@ -308,12 +307,14 @@ def test_a_network_agrees(name, problem, reference, tmp_path):
 
 
 def test_executor_without_jit_agrees(problem, reference):
+    expected = reference("laplace").posterior
     _, posterior = run("laplace", problem, Sequential(compiled=False))
-    assert_equal(posterior, reference("laplace").posterior, rtol=1e-10, atol=1e-10)
+    assert_equal(posterior, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_loopback_counts_bytes(problem):
+def test_loopback_counts_bytes(problem, reference):
     executor = Loopback()
+    reference("ep-from-mode")
     run("ep-from-mode", problem, executor, rounds=1)
     down, up = executor.bytes_down, executor.bytes_up
     assert 0 < up < 20_000 * 3
@@ -433,7 +434,8 @@ def test_permuting_changes_nothing(name, reference):
 
 
 @pytest.mark.parametrize("name", ["ep", "ep-from-mode"])
-def test_inactive_clients_keep_their_sites(name, problem):
+def test_inactive_clients_keep_their_sites(name, problem, reference):
+    reference(name)
     after_one, _ = run(name, problem, rounds=1)
     masks = [np.ones(3, bool), np.array([True, False, True])]
     after_two, _ = run(name, problem, participation=lambda round_, key: masks[round_])
@@ -447,7 +449,8 @@ def test_inactive_clients_keep_their_sites(name, problem):
 
 
 @pytest.mark.parametrize("name", ["ep"])
-def test_nobody_active_changes_nothing(name, problem):
+def test_nobody_active_changes_nothing(name, problem, reference):
+    reference(name)
     before, _ = run(name, problem, rounds=1)
     nobody = lambda round_, key: np.full(3, round_ == 0)  # noqa: E731
     after, _ = run(name, problem, rounds=3, participation=nobody)
@@ -457,7 +460,8 @@ def test_nobody_active_changes_nothing(name, problem):
     assert not after.run.converged
 
 
-def test_fraction_of_the_clients(problem):
+def test_fraction_of_the_clients(problem, reference):
+    reference("ep")
     current, _ = run("ep", problem, rounds=4, participation=0.4)
     active = np.stack([record["active"] for record in current.history])
     np.testing.assert_array_equal(active.sum(axis=1), 1)  # 0.4 of 3, rounded
@@ -480,6 +484,7 @@ def test_rounds_compile_once(name, problem, reference):
 
 def test_an_update_that_is_chosen_later_compiles_once(problem):
     """FedPA's clients take another one after the first round, and keep it."""
+    programs_of.cache_clear()
     counted = Compilations()
     run("fedpa", problem, rounds=4, progress=counted)
     counts = [count for label, count in counted.seen if label == "FedPA"]

@@ -99,6 +99,7 @@ def test_sampling_with_replacement_is_unbiased_and_without_is_not() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key="16 to 1024", numbers=12, errors=8.0)  # measured
 def test_the_noise_of_gradients_falls_as_lemma_6_says() -> None:
     """T6: of the noise's variance as 1/sqrt(M), to 1/(sqrt(2) v*); of the function's as 1/sqrt(log M)."""
@@ -125,6 +126,7 @@ def test_information_grows_as_lemma_2_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key="16 to 1024", numbers=8, errors=8.0)  # measured
 def test_information_of_rough_functions_grows_faster_and_below_lemma_3() -> None:
     """T8: N^(1/4) for Matern-3/2 kernels, where the lemma's bound is N^0.917; more than for smooth ones throughout."""
@@ -263,6 +265,7 @@ def test_the_error_falls_as_one_over_the_steps() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_fewer_clients_a_round_leave_a_larger_error() -> None:
     """T2, theorem 2: 1, 2, 5 of 10 clients, with replacement, and all; 60 replicates of 1600 steps."""
     stream = Stream(designs(2000, 32), alike(10), start=(3.0, 2.0))
@@ -273,6 +276,7 @@ def test_fewer_clients_a_round_leave_a_larger_error() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_local_steps_cost_nothing_where_clients_are_alike() -> None:
     """T14: one step a round or five, after 1600 steps; the bound's (E - 1)^2 is not to be seen."""
     ends = [mean_squared(Stream(designs(2000, 32), alike(10), steps, (3.0, 2.0)).run(1600, 60))[-1] for steps in (1, 5)]
@@ -281,6 +285,7 @@ def test_local_steps_cost_nothing_where_clients_are_alike() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_clients_that_differ_end_at_the_root_and_drift_with_local_steps() -> None:
     """T10 and T11: the noise's variance after 800 steps, 1, 5 and 40 a round; 40 replicates."""
     truths = np.array([[1.0, 0.2]] * 2 + [[1.0, 0.8]] * 3)
@@ -345,6 +350,7 @@ def slopes_of(theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_larger_batches_end_nearer_to_the_optimum_and_the_noise_is_easier() -> None:
     """T4 and T5: batches of 4, 8, 16 and 32 of 128 rows; 10 replicates, where the notes have 24 and go to 128."""
     data = [finite_clients(seed) for seed in range(10)]
@@ -424,6 +430,7 @@ def test_the_slopes_of_these_simulations_are_the_densitys() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_gradients_vanish_with_the_steps_but_not_after_one_round() -> None:
     """T12 and T13, remark 10 and theorem 4: the gradient's norm after 250, 1000 and 4000 steps by five, and in one."""
     clients = four_kinds()

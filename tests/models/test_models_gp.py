@@ -434,6 +434,7 @@ def test_samples_of_a_gaussian_process_have_its_moments(key: jax.Array) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @every_law
 @pytest.mark.statistical(key=0, numbers=20, errors=4.5)
 def test_samples_given_other_rows_have_their_moments(make: Callable[..., Any], key: jax.Array) -> None:

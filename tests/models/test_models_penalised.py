@@ -1,7 +1,7 @@
 """Penalised regressions: closed forms, golden numbers of the ridge and the lasso, and what the clients select."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ import pytest
 from scipy import stats
 
 import fedbayes as fb
+from fedbayes.calibration.fits import AtOnce, Options
+from fedbayes.computing import computing
 from fedbayes.errors import ModelError
 from fedbayes.models import penalised
 from fedbayes.models.penalised import mixtures
@@ -68,6 +70,7 @@ def test_rows_that_do_not_count_change_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=0, numbers=3, errors=4.0)
 def test_predictions_of_new_rows_are_those_of_the_joint_normal() -> None:
     rng = np.random.default_rng(3)
@@ -252,6 +255,7 @@ def test_the_misprint_is_not_the_golden_posterior() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     ("noise_sd", "golden"), [(0.05, (-2.774, -6.013, 0.112, 0.047)), (1.0, (0.119, -0.040, 0.114, 0.047))]
 )
@@ -264,13 +268,14 @@ def test_the_lasso_has_the_golden_posterior(noise_sd: float, golden: tuple[float
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key=0, numbers=16, errors=4.0)
+@pytest.mark.optimised
+@pytest.mark.statistical(key=0, numbers=16, errors=5.0)
 def test_a_clients_coefficients_are_those_of_the_pooled_posterior() -> None:
     """AT7: exactly, by the grid over the globals; with everybody's data once, not twice."""
     clients = {name: {key: value[:12] for key, value in client.items()} for name, client in case_one(1.0).items()}
     clients = dict(list(clients.items())[:3])
     a, b, weight = ridge_grid(clients, (-0.5, 0.0), (0.3, 0.2))
-    found = fb.fit_federated(penalised.ridge, clients, key=jax.random.key(0), progress=False)
+    found = fb.fit_federated(penalised.ridge, clients, key=jax.random.key(0), progress=False, num_draws=1600)
     draws = found.client_posterior("c1").posterior["theta"]
     mean, second = np.zeros(8), np.zeros(8)
     for i, j in zip(*np.nonzero(weight > 1e-9), strict=True):
@@ -278,8 +283,8 @@ def test_a_clients_coefficients_are_those_of_the_pooled_posterior() -> None:
         mean, second = mean + weight[i, j] * one, second + weight[i, j] * (one**2 + np.diag(covariance))
     sd = np.sqrt(second - mean**2)
     num = draws.sizes["chain"] * draws.sizes["draw"]
-    assert np.all(np.abs(draws.mean(("chain", "draw")).values - mean) < 4.0 * sd / np.sqrt(num))
-    np.testing.assert_allclose(draws.std(("chain", "draw")).values, sd, rtol=4.0 / np.sqrt(2.0 * num) + 0.02)
+    assert np.all(np.abs(draws.mean(("chain", "draw")).values - mean) < 5.0 * sd / np.sqrt(num))
+    np.testing.assert_allclose(draws.std(("chain", "draw")).values, sd, rtol=5.0 / np.sqrt(2.0 * num) + 0.02)
 
 
 def test_both_readings_of_the_error_and_a_common_mean() -> None:
@@ -297,6 +302,7 @@ def test_both_readings_of_the_error_and_a_common_mean() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=3, alarm=1.6e-4)  # a normal within 4 sds; chi-squared of 8 below 32
 def test_an_intercept_and_a_mean_are_found() -> None:
     clients, _ = penalised.simulate(jax.random.key(3), 6, 60, spread=0.3)
@@ -320,60 +326,97 @@ def error_of(client: dict[str, np.ndarray], theta: np.ndarray) -> float:
     return float(np.sqrt(np.mean((client["y"] - client["x"] @ theta) ** 2)))
 
 
-def simulated_runs(program: Any, case: str, num: int) -> np.ndarray:
-    """Over ``num`` data sets: A-RMSE, of least squares, of the first two clients, inclusion rates, and coverage."""
-    rows = []
+def least_squares(client: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Estimates, and half the width of their 90 percent intervals."""
+    x, y = client["x"], client["y"]
+    theta = np.linalg.lstsq(x, y, rcond=None)[0]
+    free = len(y) - len(theta)
+    sd = np.sqrt(np.sum((y - x @ theta) ** 2) / free * np.diag(np.linalg.inv(x.T @ x)))
+    return theta, stats.t.ppf(0.95, free) * sd
+
+
+class Selected(NamedTuple):
+    """Means over data sets: A-RMSE, of all clients and of the first two, and rates of coefficients."""
+
+    error: float
+    small: float
+    correct: float
+    false: float
+    coverage: float
+
+
+def scores(test: dict, theta: np.ndarray, mean: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> Selected:
+    """Of one data set; estimates and intervals have the shape ``(client, coefficient)``."""
+    errors = [error_of(client, each) for client, each in zip(test.values(), mean, strict=True)]
+    included, nonzero = (lower > 0.0) | (upper < 0.0), theta != 0.0
+    rates = included[:, nonzero].mean(), included[:, ~nonzero].mean(), np.mean((lower < theta) & (theta < upper))
+    return Selected(float(np.mean(errors)), float(np.mean(errors[:2])), *map(float, rates))
+
+
+def simulated_runs(program: Any, case: str, num: int) -> tuple[Selected, Selected]:
+    """Over ``num`` data sets: of the clients' posteriors, and of least squares, whose intervals are exact."""
+    ours, plain = [], []
     for seed in range(num):
         train, test, theta = penalised.simulate_case(jax.random.key(seed), case)
-        fit = fb.fit_federated(program, train, key=jax.random.key(seed), progress=False, num_draws=500)
-        found = fit.select()
-        inside = (found["lower"].values < theta) & (theta < found["upper"].values)
-        included, nonzero = found["included"].values, theta != 0.0
-        errors = [error_of(test[name], found["mean"].sel(client_name=name).values) for name in train]
-        plain = [error_of(test[name], np.linalg.lstsq(c["x"], c["y"], rcond=None)[0]) for name, c in train.items()]
-        rates = included[:, nonzero].mean(), included[:, ~nonzero].mean(), inside.mean()
-        rows.append([np.mean(errors), np.mean(plain), np.mean(errors[:2]), *rates])
-    return np.mean(rows, axis=0)
+        method = fb.EP(num_replicates=1)
+        fit = fb.fit_federated(program, train, method=method, key=jax.random.key(seed), progress=False, num_draws=500)
+        found = fit.select().sel(client_name=list(train))
+        np.testing.assert_array_equal(found["included"], (found["lower"] > 0.0) | (found["upper"] < 0.0))
+        ours.append(scores(test, theta, *(found[name].values for name in ("mean", "lower", "upper"))))
+        estimates, half = map(np.stack, zip(*map(least_squares, train.values()), strict=True))
+        plain.append(scores(test, theta, estimates, estimates - half, estimates + half))
+    return Selected(*np.mean(ours, axis=0)), Selected(*np.mean(plain, axis=0))
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize(
-    ("name", "case", "rmse"), [("lasso", "I", 0.052), ("ridge", "II", 0.053), ("ridge", "III", 0.1015)]
+    ("name", "case", "num", "rmse"),
+    [("lasso", "I", 20, 0.052), ("ridge", "II", 24, 0.053), ("ridge", "III", 16, 0.1015)],
 )
-@pytest.mark.statistical(key="0 to 9", alarm=0.03)  # `false` is a share of 500, `coverage` of 800: binomial
-def test_simulated_cases_select_as_an_exact_sampler_does(name: str, case: str, rmse: float) -> None:
+# the smallest margins: 4.2 sds over data sets of a difference in coverage (II), 4.6 in false inclusions (III)
+@pytest.mark.statistical(key="0 to 23", alarm=4e-5)
+def test_simulated_cases_select_as_an_exact_sampler_does(name: str, case: str, num: int, rmse: float) -> None:
     """AT8. The source has a correct inclusion rate of .88, but coefficients that are 300 posterior sds from zero.
 
-    In case III least squares has an A-RMSE of .1015 in the mean, with a standard error of .0017 over ten data sets; on
-    the same data a client's penalised mean is as good, to .001.
+    Penalties are weak, so that posteriors are nearly those of least squares. Its 90 percent intervals cover exactly,
+    and include a coefficient of zero in one of ten cases; on the same data the clients' rates are those to .03. In case
+    III least squares has an A-RMSE of .1015 in the mean, with a standard error of .0017 over ten data sets; a client's
+    penalised mean is as good, to .001.
     """
-    error, plain, small, correct, false, coverage = simulated_runs(getattr(penalised, name), case, 10)
-    assert abs(error - rmse) < (4 * 0.0017 if case == "III" else 0.003)
-    assert abs(error - plain) < 0.001
+    ours, plain = simulated_runs(getattr(penalised, name), case, num)
+    assert abs(ours.error - rmse) < (4 * 0.0017 if case == "III" else 0.003)
+    assert abs(ours.error - plain.error) < 0.001
     if case == "II":
-        assert abs(small - 0.062) < 0.003
-    assert correct == 1.0
-    assert 0.06 <= false <= 0.12
-    assert abs(coverage - 0.90) < 0.03
+        assert abs(ours.small - 0.062) < 0.003
+    assert ours.correct == 1.0
+    assert abs(ours.false - plain.false) < 0.03
+    assert abs(ours.coverage - plain.coverage) < 0.03
 
 
 @pytest.mark.slow
-@pytest.mark.statistical(key="0 to 119", alarm=7.2e-3)  # 204 to 228 of 240: binomial
+@pytest.mark.optimised
+@pytest.mark.statistical(key="0 to 479", alarm=1e-4)  # 816 to 912 of 960: five binomial sds
 def test_intervals_of_the_globals_cover() -> None:
-    """AT9: pooled over both globals and 120 data sets of known lambda and sigma^2, within [.85, .95]."""
-    inside = []
-    for seed in range(120):
+    """AT9: pooled over both globals and 480 data sets of known lambda and sigma^2, within [.85, .95]."""
+    data_sets = []
+    for seed in range(480):
         rng = np.random.default_rng(seed)
         clients = {}
         for k in range(8):
             x = rng.standard_normal((25, 6))
             theta = np.sqrt(1.3 / 0.8) * rng.standard_normal(6)
             clients[f"client{k}"] = {"x": x, "y": x @ theta + np.sqrt(1.3) * rng.standard_normal(25)}
-        fit = fb.fit_federated(penalised.ridge, clients, key=jax.random.key(seed), progress=False)
-        found = moments_of(fit)
-        gap = (found[:2] - np.log([0.8, 1.3])) / found[2:4]
-        inside.append(np.abs(gap) < stats.norm.ppf(0.95))
-    assert 0.85 <= np.mean(inside) <= 0.95
+        data_sets.append(clients)
+    with computing():
+        problem = make_problem(penalised.ridge, data_sets[0])
+        options = Options(fb.EP(num_replicates=1), 1, False, None, (), np.float64)
+        run, answer, _ = AtOnce(problem, options, 480).fitted(range(480), data_sets, jax.random.key(0))
+        mean, covariance = answer.posterior.moments()
+    assert run.converged.all()
+    gap = (mean - np.log([0.8, 1.3])) / np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
+    assert gap.shape == (480, 2)
+    assert 0.85 <= np.mean(np.abs(gap) < stats.norm.ppf(0.95)) <= 0.95
 
 
 def test_the_evidence_is_flat_where_a_predictor_is_zero() -> None:

@@ -35,14 +35,14 @@ def test_a_notebook_runs_with_small_settings(path, tmp_path, monkeypatch):
 
 
 ALARMS = {  # of the notebooks that compare Monte Carlo estimates; what the others say depends on their data alone
-    "fed_ensemble": 3e-4,  # sds of 100 draws within 4.2 errors, of a curve with some ten degrees of freedom
+    "fed_ensemble": 4e-6,  # sds of 150 draws within 5.2 errors, of a curve with some ten degrees of freedom
     "getting_started": 1e-4,  # as `fedbayes demo`
-    "langevin_gaussian": 1.5e-3,  # some twenty numbers to four standard errors
+    "langevin_gaussian": 1.2e-5,  # some twenty numbers to five standard errors
     "langevin_hospitals": 1e-4,
-    "posterior_averaging": 5e-4,  # a ratio of errors of sixteen numbers each, about 4, in [1.5, 12]
-    # p-values of a calibration at 0.001, and distribution functions to Kolmogorov's 0.1 percent point of the effective
-    # draws and 0.01: of the draws themselves, 4,000 resampled ones, rates of 2e-3, 2.5e-3, 7e-4 and 1e-4
-    "when_to_trust": 6.3e-3,
+    "posterior_averaging": 1e-5,  # a ratio of errors of 24 numbers each, about 4, in [1.5, 12]
+    # p-values of a calibration at 1e-4, and four distribution functions, whose differences from the exact ones have
+    # Kolmogorov's law for the effective draws and the 8,000 resampled ones: rates of 7e-5 and less
+    "when_to_trust": 3e-4,
 }
 
 

@@ -33,6 +33,7 @@ def smallest(calibration: fb.Calibration) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=0, alarm=5.8e-4)  # LEVEL, and six numbers to four errors
 def test_an_exact_posterior_is_calibrated(exact):
     assert smallest(exact) > LEVEL
@@ -102,6 +103,7 @@ def test_planted_bugs_are_found(method, source):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=0, alarm=LEVEL)
 def test_the_correction_mends_a_gaussian_that_is_too_narrow():
     mended = calibrate(simulate, NarrowEP())
@@ -115,6 +117,7 @@ def test_a_simulator_of_another_prior_is_found():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=0, numbers=30, errors=5.0)
 def test_one_after_the_other_gives_the_same_answers_to_monte_carlo_noise():
     both = [calibrate(simulate, num=10, vectorised=choice, num_draws=127) for choice in (True, False)]
@@ -126,6 +129,7 @@ def test_one_after_the_other_gives_the_same_answers_to_monte_carlo_noise():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=0, alarm=LEVEL)
 def test_a_hierarchical_model_is_calibrated_after_correction():
     source = partial(hierarchical_linear.simulate, num_clients=15, rows=30, dim=1)

@@ -132,21 +132,24 @@ def test_a_point_has_nothing_to_leave_out() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["hospitals", "schools"])
-# errors from four replicates each: at worst Student's t of six degrees of freedom beyond 4, four times
-@pytest.mark.statistical(key="0 and 1", alarm=0.03)
+# errors from twelve replicates each: Student's t of 22 degrees of freedom beyond 5, four times
+@pytest.mark.statistical(key="0 and 1", alarm=2.2e-4)
 def test_it_agrees_with_fits_without_the_client(data: str) -> None:
-    """Within four Monte Carlo errors of both, of the evidence with and without the client."""
+    """Within five Monte Carlo errors of both, of the evidence with and without the client."""
     model, clients = (
         (heart_disease.model, heart_disease.clients())
         if data == "hospitals"
         else (eight_schools.model, eight_schools.clients())
     )
-    whole = fb.fit_federated(model, clients, key=jax.random.key(0), progress=False)
+    method = fb.EP(num_replicates=12)
+    whole = fb.fit_federated(model, clients, method=method, key=jax.random.key(0), progress=False)
     found = whole.leave_one_out()
     for name in list(clients)[:4]:
-        rest = {other: each for other, each in clients.items() if other != name}
-        without = fb.fit_federated(model, rest, key=jax.random.key(1), progress=False)
+        # numbered, so that schools, which are alike in size, share their programs
+        rest = [each for other, each in clients.items() if other != name]
+        numbered = {f"client{k}": each for k, each in enumerate(rest)}
+        without = fb.fit_federated(model, numbered, method=method, key=jax.random.key(1), progress=False)
         gap = whole.log_evidence.mean() - without.log_evidence.mean()
-        error = np.sqrt((whole.log_evidence.var(ddof=1) + without.log_evidence.var(ddof=1)) / 4)
+        error = np.sqrt((whole.log_evidence.var(ddof=1) + without.log_evidence.var(ddof=1)) / 12)
         own = found.sel(client_name=name)
-        assert abs(float(own["elpd"]) - gap) < 4.0 * np.hypot(error, float(own["mcse"]))
+        assert abs(float(own["elpd"]) - gap) < 5.0 * np.hypot(error, float(own["mcse"]))

@@ -1,6 +1,7 @@
 """What the page "What leaves a client" says: every byte that a client sends is looked at."""
 
 import warnings
+from functools import cache
 
 import jax
 import numpy as np
@@ -44,7 +45,10 @@ METHODS = {
 }
 
 
-def data(rows, dim):
+ROWS, D = 20, 5
+
+
+def data(rows=ROWS, dim=D):
     """Three sites with so many rows; no number of theirs is a round one."""
     rng = np.random.default_rng(dim)
     clients = {}
@@ -66,6 +70,18 @@ def rehearse(folder, clients, which="EP", site=Site):
         options = {"num_rounds": None if which == "FA-LD" else 3, "num_draws": 8}
         fit_over(network, study, key=jax.random.key(0), num_clients=len(clients), progress=False, **options)
     return network
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    """The network of a method after its fit, and the sites' folder: one fit for all tests that look at what it sent."""
+
+    @cache
+    def of(which):
+        folder = tmp_path_factory.mktemp("sites")
+        return rehearse(folder, data(), which), folder
+
+    return of
 
 
 def sizes(answers):
@@ -168,26 +184,25 @@ def test_numbers_of_four_bytes_are_found_in_either_order(kind):
 
 @pytest.mark.statistical(key="0, and the sites' own secrets", alarm=2.0 * ALARM)
 @pytest.mark.parametrize("which", METHODS)
-def test_no_number_of_the_data_leaves(which, tmp_path):
-    clients = data(40, 2)
-    network = rehearse(tmp_path, clients, which)
+def test_no_number_of_the_data_leaves(which, rehearsed):
+    network, _ = rehearsed(which)
     assert {unpack(answer).header["kind"] for answer in network.answered} == set(KINDS)
-    assert values_in(network.answered, clients) == []
+    assert values_in(network.answered, data()) == []
 
 
-def test_the_size_of_answers_depends_on_the_dimension_and_not_on_rows(tmp_path):
-    few, many, wide = (
-        sizes(rehearse(tmp_path / f"{rows}-{dim}", data(rows, dim)).answered)
-        for rows, dim in ((20, 2), (3000, 2), (20, 5))
+def test_the_size_of_answers_depends_on_the_dimension_and_not_on_rows(rehearsed, tmp_path):
+    few = sizes(rehearsed("EP")[0].answered)
+    many, narrow = (
+        sizes(rehearse(tmp_path / f"{rows}-{dim}", data(rows, dim)).answered) for rows, dim in ((3000, D), (ROWS, 2))
     )
     assert few == many
-    two, five = ({kind: {size for name, size in found if name == kind} for kind in KINDS} for found in (few, wide))
+    two, five = ({kind: {size for name, size in found if name == kind} for kind in KINDS} for found in (narrow, few))
     assert all(len(found) == 1 for found in two.values())  # whatever is in them
     assert max(two["round"]) < min(five["round"])
     assert two["after"] == five["after"]  # which depends on the number of draws alone
 
 
-D, TRIANGLE, REPLICATES = 5, 15, 2
+TRIANGLE, REPLICATES = 15, 2
 MODE = D + TRIANGLE + 3
 NUMBERS = {  # of the page's table, for each kind of round that a fit has
     "EP": {REPLICATES * (D + TRIANGLE + 8)},
@@ -199,8 +214,8 @@ NUMBERS = {  # of the page's table, for each kind of round that a fit has
 
 
 @pytest.mark.parametrize("which", NUMBERS)
-def test_a_round_carries_as_many_numbers_as_the_page_says(which, tmp_path):
-    network = rehearse(tmp_path, data(20, D), which)
+def test_a_round_carries_as_many_numbers_as_the_page_says(which, rehearsed):
+    network, _ = rehearsed(which)
     rounds = [unpack(answer) for answer in network.answered if unpack(answer).header["kind"] == "round"]
     assert {sum(array.size for array in arrays_of(message.body).values()) for message in rounds} == NUMBERS[which]
     assert all(set(message.header) == {"format", "kind", "study", "run", "order", "site", "told"} for message in rounds)
@@ -210,8 +225,8 @@ def test_a_round_carries_as_many_numbers_as_the_page_says(which, tmp_path):
         assert 3250 < least - 8 * max(NUMBERS[which]) < 3350  # the names of the arrays
 
 
-def test_the_last_answers_and_those_after_the_rounds_are_counted(tmp_path):
-    network = rehearse(tmp_path, data(20, 2))
+def test_the_last_answers_and_those_after_the_rounds_are_counted(rehearsed):
+    network, _ = rehearsed("EP")
     for answer in network.answered:
         message = unpack(answer)
         if message.header["kind"] == "conclude":
@@ -224,15 +239,15 @@ def test_the_last_answers_and_those_after_the_rounds_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("which", ["EP", "EP with locals"])
-def test_secrets_and_private_states_stay(which, tmp_path):
-    network = rehearse(tmp_path, data(20, 2), which)
+def test_secrets_and_private_states_stay(which, rehearsed):
+    network, folder = rehearsed(which)
     sent = b"".join(network.answered)
     for name in NAMES:
-        secret = (tmp_path / name / "secret").read_text()
+        secret = (folder / name / "secret").read_text()
         assert secret.encode() not in sent
         assert bytes.fromhex(secret) not in sent
-        files = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
-        assert [path for path in [tmp_path / name, *files] if path.stat().st_mode & 0o077] == []
+        files = [path for path in (folder / name).rglob("*") if path.is_file()]
+        assert [path for path in [folder / name, *files] if path.stat().st_mode & 0o077] == []
     if which == "EP with locals":
         from fedbayes.network.conclusion import client_posterior
 
@@ -243,7 +258,7 @@ def test_secrets_and_private_states_stay(which, tmp_path):
 
 @pytest.mark.statistical(key="the site's own secret", alarm=2.0 * ALARM)
 def test_an_error_leaves_as_a_code(tmp_path):
-    clients = data(20, 2)
+    clients = data()
     value = float(clients["east"]["x"][0, 0])
 
     def load_data(config):
@@ -267,7 +282,7 @@ class SendsFourBytes(Site):
     """Planted: the first row goes along as float32, two numbers of each of three sites."""
 
     def _reply(self, header, told, body=b""):
-        row = self._client().arrays["x"][0].astype(np.float32).tobytes()
+        row = self._client().arrays["x"][0, :2].astype(np.float32).tobytes()
         return super()._reply(header, told, body + row * (header["kind"] == "join"))
 
 
@@ -293,10 +308,10 @@ class SendsMore(Site):
 
 @pytest.mark.parametrize("leak", [SendsARow, SendsFourBytes, SendsText])
 def test_a_planted_leak_of_a_number_is_found(leak, tmp_path):
-    clients = data(20, 2)
+    clients = data()
     assert values_in(rehearse(tmp_path, clients, site=leak).answered, clients) != []
 
 
 def test_a_planted_leak_by_size_is_found(tmp_path):
-    few, many = (sizes(rehearse(tmp_path / str(rows), data(rows, 2), site=SendsMore).answered) for rows in (20, 30))
+    few, many = (sizes(rehearse(tmp_path / str(rows), data(rows), site=SendsMore).answered) for rows in (ROWS, 3000))
     assert few != many

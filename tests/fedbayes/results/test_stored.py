@@ -5,6 +5,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", ["linear", "groups", "scale", "ridge"])
 def test_a_stored_fit_is_current(stored_fits, name) -> None:
     """Where it is not, `python tests/fedbayes/stored/fits.py` makes it anew. Other machines differ by rounding."""

@@ -153,6 +153,7 @@ def test_the_answer_moves_with_the_unit(linear):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_other_locals_are_integrated_out():
     clients, _ = make_clients(rows=25)
     fit = fitted(common_mean, clients, tolerance=0.1, thinning=6, solver="importance")
@@ -165,6 +166,7 @@ def test_other_locals_are_integrated_out():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_a_likelihood_that_is_not_gaussian():
     clients, theta = make_clients(rows=80, binary=True)
     fit = fitted(logistic, clients, tolerance=0.05, thinning=4)

@@ -47,6 +47,7 @@ def oracle(clients: dict, omega: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_gains_are_ordered_where_clients_are_strongly_correlated() -> None:
     clients, theta, omega = simulate()
 

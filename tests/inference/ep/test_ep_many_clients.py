@@ -15,6 +15,7 @@ def model(x, y=None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_hundred_rounds_over_a_thousand_clients(rounds) -> None:
     """The mean stays within 0.1 posterior sds (rms) of the pooled mode: with 10,000 rows the two differ by less."""
     rng = np.random.default_rng(0)

@@ -100,8 +100,11 @@ MORE_GOLDEN = {
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("rho", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("row", [*GOLDEN, *(pytest.param(row, marks=pytest.mark.slow) for row in MORE_GOLDEN)])
+@pytest.mark.parametrize(
+    "row", [*GOLDEN, *(pytest.param(row, marks=[pytest.mark.slow, pytest.mark.optimised]) for row in MORE_GOLDEN)]
+)
 @pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_golden_stationary_law(row, rho):
     """Two clients in one dimension with curvatures 1 and 9, and all rows of the table."""
@@ -125,6 +128,7 @@ def test_law_of_each_round(case, rho):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_decaying_steps_follow_their_law():
     method = FALD(local_steps=10, step_size=lambda k: 1.0 / (18.0 + k / 12.0), noise_correlation=0.0, **PLAIN)
@@ -144,6 +148,7 @@ def test_decaying_by_name_is_the_schedule_of_the_theorem():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     ("scheme", "rho"), [(s, r) for s in ("with_replacement", "without_replacement") for r in (0.0, 0.5, 1.0)]
 )
@@ -176,6 +181,7 @@ def test_plan_reports_the_inflation(scheme, rho, factor):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_unbalanced_clients_drawn_by_weight_follow_their_law():
     method = FALD(
@@ -191,6 +197,7 @@ def test_unbalanced_clients_drawn_by_weight_follow_their_law():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_control_variate_removes_the_bias_of_the_mean():
     """With the anchor at the mode every client's minimum is the global one; the covariance is that of such clients."""
@@ -207,6 +214,7 @@ def test_control_variate_removes_the_bias_of_the_mean():
 
 @pytest.mark.statistical(key=3, numbers=1, errors=5.0)
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=3, numbers=1, errors=30.0)
 def test_refreshed_anchor_keeps_the_mean():
     """The anchor moves to each chain's own position: noise, but no bias of the mean for quadratic clients."""
@@ -312,6 +320,7 @@ def conjugate_draws():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_prior_is_counted_once_for_unbalanced_clients():
     mean, variance = conjugate_moments()
@@ -319,6 +328,7 @@ def test_prior_is_counted_once_for_unbalanced_clients():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=3, numbers=2, errors=5.0)
 def test_minibatches_follow_their_law():
     """One step of a mini-batch client: the gradient noise of sampling without replacement, in closed form."""
@@ -366,6 +376,7 @@ def noise_of(weights, rho, num=320_000):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.statistical(key=3, numbers=7, errors=5.0)
 def test_noise_adds_up_to_a_standard_normal(rho):

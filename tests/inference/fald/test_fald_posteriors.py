@@ -37,6 +37,7 @@ def coefficients(posterior) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=11, numbers=15, errors=5.0)
 def test_four_hospitals_match_pooled_nuts() -> None:
     """Means within 0.1 sd (rms) and sds within 10 percent, in R-hat below 1.01, with ten local steps."""
@@ -106,6 +107,7 @@ def gaps(fit: fb.FederatedFit, reference: dict) -> tuple[np.ndarray, np.ndarray]
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=11, numbers=12, errors=5.0)
 def test_hierarchical_clients_match_pooled_nuts(hierarchical_reference) -> None:
     """Local latents step by the joint target, and come back on their client's own posterior alone."""
@@ -120,6 +122,7 @@ def test_hierarchical_clients_match_pooled_nuts(hierarchical_reference) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_locals_scaled_like_globals_are_seen(hierarchical_reference, monkeypatch) -> None:
     """Negative control: the locals' gradient divided by the client's weight, as a global's is."""
     correct = Energy.slopes
@@ -150,6 +153,7 @@ def skewed_clients() -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_drift_of_label_skewed_clients_is_as_predicted_and_goes_with_the_control_variate() -> None:
     """The bias of the means is linear in ``eta (K - 1)``, of the predicted size, and gone with the anchor."""
     clients = skewed_clients()

@@ -195,6 +195,7 @@ def least_norm(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_gain_against_model_heterogeneity() -> None:
     """Figure 4 by the notes' recipe: client j keeps its truth, all others are shifted by Gamma in one direction."""
     sizes, size, noise = [50] * 10 + [500] * 10, 100, 0.5
@@ -229,6 +230,7 @@ def test_gain_against_model_heterogeneity() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_gain_against_subspaces() -> None:
     """Figure 5: each client sees r of 100 coordinates; the limit of many rounds, 4 trials, bands of the notes."""
     sizes, size, noise = [50] * 10 + [500] * 10, 100, 0.5

@@ -177,6 +177,7 @@ def test_a_start_without_curvature_has_a_finite_step() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=0, numbers=6, errors=5.0)
 def test_a_start_can_be_drawn_from_the_prior() -> None:
     """Positive globals come back by their logs; 640 replicates within five Monte Carlo errors."""
@@ -538,6 +539,7 @@ def simulated(clients: dict, truth: np.ndarray, epochs: int, batch: int, num_rou
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize(("epochs", "batch", "error", "num", "far"), MINIBATCHES)
 @pytest.mark.statistical(key=0, numbers=2, errors=5.0)
 def test_minibatches_end_in_noise_but_not_far(pathak, epochs, batch, error, num, far) -> None:
@@ -578,6 +580,7 @@ def test_batches_of_another_size_are_seen(pathak) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=0, numbers=4, errors=5.0)
 def test_locals_at_a_point_have_their_conditional_posterior() -> None:
     """Eight schools at the mode of the globals: each effect is normal given them; and the fit can be used."""

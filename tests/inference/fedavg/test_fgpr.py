@@ -238,6 +238,7 @@ def separately(x: np.ndarray, y: np.ndarray, new: np.ndarray, kernel: Any) -> tu
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("kernel", ["rbf", "matern32"])
 def test_what_clients_have_learnt_serves_others_with_ten_rows(kernel: str) -> None:
     """T16: 20 clients of 60 rows, then 25 others with 10 (the notes have 40, over three seeds)."""
@@ -365,6 +366,7 @@ POSTERIORS = {
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", POSTERIORS)
 @pytest.mark.statistical(key=0, numbers=6, errors=4.7)
 def test_posteriors_of_the_parameters_are_the_pooled_one(name: str, four: Clients, reference: OnGrid) -> None:
@@ -379,6 +381,7 @@ def test_posteriors_of_the_parameters_are_the_pooled_one(name: str, four: Client
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.statistical(key=0, numbers=15, errors=8.0)
 def test_predictions_average_over_the_posterior(four: Clients, reference: OnGrid) -> None:
     """Against 600 points of the pooled posterior, by NumPy: means within 0.1 predictive sds, sds within 5 percent."""

@@ -67,7 +67,7 @@ def test_factors_add_up_to_the_penalised_objective(seed) -> None:
         (0.1, 0.6),
         (0.25, 0.5),
         *(
-            pytest.param(*pair, marks=pytest.mark.slow)
+            pytest.param(*pair, marks=[pytest.mark.slow, pytest.mark.optimised])
             for pair in ((0.05, 0.65), (0.15, 0.55), (0.2, 0.5), (0.29, 0.5))
         ),
     ],
