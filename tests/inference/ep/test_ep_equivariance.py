@@ -160,5 +160,6 @@ def test_a_linear_change_of_the_globals_changes_nothing(make) -> None:
     error = 6.0 * np.hypot(plain.monte_carlo_error, turned.monte_carlo_error) / np.sqrt(plain.num_chains)
     np.testing.assert_allclose((mean - other).mean(axis=0) / sd, 0.0, atol=error)
     np.testing.assert_allclose(np.sqrt(np.diagonal(spread.mean(axis=0))) / sd, 1.0, atol=error)
-    assert rounds_of_ep(turned) == rounds_of_ep(plain)
+    # the last change is as noisy as the estimates: where it falls near the tolerance, chance takes one round more
+    assert abs(rounds_of_ep(turned) - rounds_of_ep(plain)) <= 1
     np.testing.assert_allclose(last(turned, "monte_carlo_noise"), last(plain, "monte_carlo_noise"), rtol=0.2)
