@@ -253,6 +253,7 @@ def test_prior_counted_by_every_client_is_seen(monkeypatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(key=0, numbers=1, errors=5.6)  # a replicate's consensus is off by 0.69, with an sd of 0.027
 def test_hospitals_are_as_far_off_as_the_check_says() -> None:
     """The real hospitals against pooled NUTS: rms errors near those of BFI and NumPyro's consensus (0.66, 0.79)."""
     clients = heart_disease.clients()
@@ -263,13 +264,13 @@ def test_hospitals_are_as_far_off_as_the_check_says() -> None:
         draws = chains.get_samples()
     flat = np.concatenate([np.asarray(draws["intercept"])[:, None], np.asarray(draws["beta"])], axis=1)
     mean, sd = flat.mean(axis=0), flat.std(axis=0)
-    for combine, low, high in (("laplace", 0.6, 0.72), ("consensus", 0.65, 0.9)):
-        method = fb.OneShot(combine=combine, solver="importance", num_replicates=1)
+    for combine, replicates, low, high in (("laplace", 1, 0.6, 0.72), ("consensus", 16, 0.65, 0.9)):
+        method = fb.OneShot(combine=combine, solver="importance", num_replicates=replicates)
         with pytest.warns(fb.NotConvergedWarning, match="client 'switzerland' fits worst"):
             found = fit(method, heart_disease.model, clients)
         error = float(np.sqrt(np.mean(((found.moments()[0].mean(axis=0) - mean) / sd) ** 2)))
         assert low < error < high
-        assert abs(float(found.rounds["merge_error"][-1].max()) / error - 1.0) < 0.3
+        assert abs(float(found.rounds["merge_error"][-1].mean()) / error - 1.0) < 0.3
 
 
 @pytest.mark.parametrize("init", ["laplace", "gaussian_product"])
