@@ -20,7 +20,7 @@ SOURCES := pyproject.toml README.md LICENSE $(shell find fedbayes inference mode
 SCHEDULER_FLAG := --xla_cpu_enable_concurrency_optimized_scheduler=false
 ENVIRONMENT = XLA_FLAGS="$$XLA_FLAGS $$(cat $(VENV)/xla-flags)" \
               JAX_COMPILATION_CACHE_DIR="$${JAX_COMPILATION_CACHE_DIR:-$(CURDIR)/.jax-cache}" \
-              JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.05
+              JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 # A worker that dies takes its tests with it: report that and stop, rather than wait for them.
 # Files that take long come first: tests/conftest.py orders them.

@@ -45,7 +45,7 @@ def set_environment() -> None:
     add_flags(SCHEDULER)
     os.environ["MPLBACKEND"] = "Agg"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax-cache"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def hide_checkout() -> None:
@@ -63,7 +63,7 @@ from fedbayes.rounds.programs import forget_programs  # noqa: E402
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
 C_LIBRARY = ctypes.CDLL("libc.so.6") if sys.platform == "linux" else None
-ROOM = 2.1e9  # bytes: a process that has grown to these lets go of its programs
+ROOM = 1.8e9  # bytes: a process that has grown to these lets go of its programs
 DURATIONS = Path(__file__).parent / "durations.json"
 
 

@@ -141,10 +141,17 @@ class Pool:
     def resampled(self, num: int, key: jax.Array) -> np.ndarray:
         """Places of ``num`` draws a chain, taken by their weights in it, in random order, shape ``(chain, num)``.
 
-        Systematic resampling: a draw of weight ``w`` is taken ``num w`` times, rounded up or down.
+        Systematic resampling: a draw of weight ``w`` is taken ``num w`` times, rounded up or down. They are
+        counted in random order, too: every second point of a quasi-random sequence, in the sequence's own order, is not
+        spread as the sequence is.
         """
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        return np.stack([systematic(weights, num, rng) for weights in self.weights])
+
+        def places(weights: np.ndarray) -> np.ndarray:
+            order = rng.permutation(len(weights))
+            return order[systematic(weights[order], num, rng)]
+
+        return np.stack([places(weights) for weights in self.weights])
 
 
 def largest_share(log_weights: np.ndarray) -> float:

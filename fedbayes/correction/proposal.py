@@ -94,15 +94,10 @@ class Proposal(NamedTuple):
 
 
 def systematic(weights: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
-    """Places of ``num`` draws, each taken ``num w`` times, rounded up or down, in random order.
-
-    They are counted in random order, too: every second point of a quasi-random sequence, in the sequence's own order,
-    is not spread as the sequence is.
-    """
-    order = rng.permutation(len(weights))
-    ends = np.cumsum(weights[order]) / np.sum(weights)
+    """Places of ``num`` draws, each taken ``num w`` times, rounded up or down, in random order."""
+    ends = np.cumsum(weights) / np.sum(weights)
     places = np.minimum(np.searchsorted(ends, (np.arange(num) + rng.random()) / num), len(weights) - 1)
-    return rng.permutation(order[places])
+    return rng.permutation(places)
 
 
 def fitted(points: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> Proposal:

@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedbayes.correction import pool as pool_module
 from fedbayes.correction.pool import SHARE, Pool, largest_share, trusted
-from fedbayes.correction.proposal import Law, Proposal
+from fedbayes.correction.proposal import Law, Proposal, systematic
 
 SD, LOG_SCALE = 1.3, -2.0  # of a Normal target, known up to this scale
 
@@ -98,8 +97,9 @@ def test_resampled_draws_are_the_targets() -> None:
     np.testing.assert_allclose(resampled_moments(0), [1.0, SD], rtol=0.02)
 
 
-def counted_in_order(weights: np.ndarray, num: int, rng: np.random.Generator) -> np.ndarray:
-    return rng.permutation(np.searchsorted(np.cumsum(weights) / np.sum(weights), (np.arange(num) + rng.random()) / num))
+def counted_in_order(pool: Pool, num: int, key: jax.Array) -> np.ndarray:
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    return np.stack([systematic(weights, num, rng) for weights in pool.weights])
 
 
 @pytest.mark.parametrize("planted", [False, True])
@@ -107,7 +107,7 @@ def counted_in_order(weights: np.ndarray, num: int, rng: np.random.Generator) ->
 def test_planted_bug_draws_counted_in_their_own_order_are_not_the_targets(planted, monkeypatch) -> None:
     """Every second point of a Sobol sequence is not spread as the sequence is, and more of them are no better."""
     if planted:
-        monkeypatch.setattr(pool_module, "systematic", counted_in_order)
+        monkeypatch.setattr(Pool, "resampled", counted_in_order)
     means = np.array([resampled_moments(seed)[0] for seed in range(20)])
     assert (np.sqrt(np.mean((means - 1.0) ** 2)) > 0.006) == planted
 
