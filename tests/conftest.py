@@ -115,7 +115,7 @@ def _bound_of_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _effort_of_compilation(request: pytest.FixtureRequest) -> None:
-    """Tests marked so have their programs compiled as a user's are, all others quickly."""
+    """Programs of tests marked `optimised` are compiled as a user's are, those of all others quickly."""
     optimised = request.node.get_closest_marker("optimised") is not None
     if jax.config.read("jax_disable_most_optimizations") == optimised:
         jax.config.update("jax_disable_most_optimizations", not optimised)

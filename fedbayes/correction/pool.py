@@ -141,9 +141,9 @@ class Pool:
     def resampled(self, num: int, key: jax.Array) -> np.ndarray:
         """Places of ``num`` draws a chain, taken by their weights in it, in random order, shape ``(chain, num)``.
 
-        Systematic resampling: a draw of weight ``w`` is taken ``num w`` times, rounded up or down. They are
-        counted in random order, too: every second point of a quasi-random sequence, in the sequence's own order, is not
-        spread as the sequence is.
+        Systematic resampling: a draw of weight ``w`` is taken ``num w`` times, rounded up or down. Before
+        that, the draws are put in random order: every second point of a quasi-random sequence, in the sequence's own
+        order, is not spread as the sequence is.
         """
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
 

@@ -419,11 +419,11 @@ def test_sparse_gradients_are_finite_differences() -> None:
 
 # ------------------------------------------------------------------------------------------------------------ samples
 
-DRAWS = 20_000
-LIMIT = 4.5  # standard errors, of some 20 numbers
+DRAWS = 25_000
+LIMIT = 5.0  # standard errors, of some 20 numbers
 
 
-@pytest.mark.statistical(key=0, numbers=20, errors=4.5)
+@pytest.mark.statistical(key=0, numbers=20, errors=5.0)
 def test_samples_of_a_gaussian_process_have_its_moments(key: jax.Array) -> None:
     process = exact(THETA, rows(5, 1), mean=np.arange(5.0))
     draws = np.asarray(process.sample(key, (DRAWS,)))
@@ -436,7 +436,7 @@ def test_samples_of_a_gaussian_process_have_its_moments(key: jax.Array) -> None:
 @pytest.mark.slow
 @pytest.mark.optimised
 @every_law
-@pytest.mark.statistical(key=0, numbers=20, errors=4.5)
+@pytest.mark.statistical(key=0, numbers=20, errors=5.0)
 def test_samples_given_other_rows_have_their_moments(make: Callable[..., Any], key: jax.Array) -> None:
     x = rows(6, 1)
     law = make(THETA, rows(5, 1, seed=3)).given(make(THETA, x), outcomes(6))
@@ -448,7 +448,7 @@ def test_samples_given_other_rows_have_their_moments(make: Callable[..., Any], k
     np.testing.assert_allclose(law.marginals.variance, law.variance, rtol=1e-12)
 
 
-@pytest.mark.statistical(key=0, numbers=20, errors=4.5)
+@pytest.mark.statistical(key=0, numbers=20, errors=5.0)
 def test_samples_of_the_sparse_law_have_its_moments(key: jax.Array) -> None:
     """The function's values between inducing inputs are drawn row by row: their variances are right, too."""
     process = sparse(THETA, rows(5, 1), mean=np.arange(5.0))
@@ -458,8 +458,8 @@ def test_samples_of_the_sparse_law_have_its_moments(key: jax.Array) -> None:
     assert np.abs(z_scores(draws, np.arange(5.0), covariance)).max() < LIMIT
 
 
-# a variance 8.8 errors off, less LIMIT; its error is 0.91 of the true one's
-@pytest.mark.statistical(key=0, numbers=1, errors=4.7)
+# a variance 9.8 errors off, less LIMIT; its error is 0.91 of the true one's
+@pytest.mark.statistical(key=0, numbers=1, errors=5.3)
 def test_the_moments_catch_a_noise_that_is_left_out(key: jax.Array) -> None:
     process = exact(THETA, rows(5, 1), mean=0.0)
     draws = np.asarray(exact([*THETA[:2], 0.05], rows(5, 1), mean=0.0).sample(key, (DRAWS,)))

@@ -40,9 +40,9 @@ ALARMS = {  # of the notebooks that compare Monte Carlo estimates; what the othe
     "langevin_gaussian": 1.2e-5,  # some twenty numbers to five standard errors
     "langevin_hospitals": 1e-4,
     "posterior_averaging": 1e-5,  # a ratio of errors of 24 numbers each, about 4, in [1.5, 12]
-    # p-values of a calibration at 1e-4, and four distribution functions, whose differences from the exact ones have
+    # p-values of a calibration at 0.001, and four distribution functions, whose differences from the exact ones have
     # Kolmogorov's law for the effective draws and the 8,000 resampled ones: rates of 7e-5 and less
-    "when_to_trust": 3e-4,
+    "when_to_trust": 1.2e-3,
 }
 
 

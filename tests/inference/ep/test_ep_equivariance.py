@@ -144,6 +144,7 @@ def rounds_of_ep(found: fb.FederatedFit) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("make", [heart, nes_by_age, counts, mean_and_scale, hierarchical])
 @pytest.mark.statistical(key=0, numbers=28, errors=6.0)
 def test_a_linear_change_of_the_globals_changes_nothing(make) -> None:
@@ -160,6 +161,5 @@ def test_a_linear_change_of_the_globals_changes_nothing(make) -> None:
     error = 6.0 * np.hypot(plain.monte_carlo_error, turned.monte_carlo_error) / np.sqrt(plain.num_chains)
     np.testing.assert_allclose((mean - other).mean(axis=0) / sd, 0.0, atol=error)
     np.testing.assert_allclose(np.sqrt(np.diagonal(spread.mean(axis=0))) / sd, 1.0, atol=error)
-    # the last change is as noisy as the estimates: where it falls near the tolerance, chance takes one round more
-    assert abs(rounds_of_ep(turned) - rounds_of_ep(plain)) <= 1
+    assert rounds_of_ep(turned) == rounds_of_ep(plain)
     np.testing.assert_allclose(last(turned, "monte_carlo_noise"), last(plain, "monte_carlo_noise"), rtol=0.2)
