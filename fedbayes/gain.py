@@ -4,19 +4,17 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from fedbayes.algorithm import Method
 from fedbayes.errors import FederatedError, NotConvergedWarning
 from fedbayes.fit import fit_federated
+from fedbayes.keys import Purpose, key_for
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.predictive import check_held_out, flat_densities
 
 if TYPE_CHECKING:
     import xarray as xr
-
-_ALONE = 1_000_005  # folded into the fit's key
 
 
 def federation_gain(fit: FederatedFit, held_out: Mapping[str, Mapping[str, Any]]) -> "xr.Dataset":
@@ -97,7 +95,7 @@ def _alone(fit: FederatedFit, name: str) -> FederatedFit | None:
     if sum(seen.size for seen in fit.problem.outcomes(name).values()) < fit.roster.prior.num_flat():
         return None
     arguments = fit.arguments_of(name)
-    key = jax.random.fold_in(arguments.pop("key"), _ALONE)
+    key = key_for(arguments.pop("key"), Purpose.ALONE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)  # the table says so
         try:

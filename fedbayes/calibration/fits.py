@@ -19,6 +19,7 @@ from fedbayes.computing import computing
 from fedbayes.errors import K_HAT_LIMIT, FederatedError, NotConvergedWarning, UnreliableWarning
 from fedbayes.fit import fit_federated, updates_after
 from fedbayes.gaussian import Gaussian
+from fedbayes.keys import Purpose, key_for
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Model
 from fedbayes.results.fit import FederatedFit
@@ -27,7 +28,6 @@ from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Silent
 
-_DRAWS, _ASKED = 1_000_001, 1_000_002  # folded into a batch's key
 _WORK = 1 << 13  # rows times data sets of one compiled call, for whose draws a processor's cache has room
 
 
@@ -143,7 +143,7 @@ class AtOnce:
         return run, self._options.method.answer(self._roster, state), executor
 
     def _draws(self, answer: Answer, executor: Batched, key: Array) -> tuple[np.ndarray, np.ndarray]:
-        num, draw_key = self._options.num_draws, jax.random.fold_in(key, _DRAWS)
+        num, draw_key = self._options.num_draws, key_for(key, Purpose.DRAWS)
         if not self._options.correction:
             return answer.draws(draw_key, num), np.full(self._size, np.nan)
         everybody = np.arange(self._roster.num_clients)
@@ -153,7 +153,7 @@ class AtOnce:
 
         def ask(theta: np.ndarray, turn: int) -> Heard:
             updates = ["log_likelihood"] * len(everybody)
-            asked_key = jax.random.fold_in(jax.random.fold_in(key, _ASKED), turn)
+            asked_key = key_for(key, Purpose.ASKED, turn)
             return executor.run(Round(None, theta, cavities, asked_key, everybody, updates))
 
         return corrected_draws(_gaussian(answer), self._roster.prior, ask, draw_key, num)

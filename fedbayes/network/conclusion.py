@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbayes.computing import computing
 from fedbayes.errors import FederatedError
+from fedbayes.keys import Purpose, key_for
 from fedbayes.network.messages import Message, unpack
 from fedbayes.network.site import Session, Site
 from fedbayes.results.fit import FederatedFit
@@ -33,7 +34,7 @@ def telling(fit: FederatedFit, current: RunState) -> Callable[[int], tuple[Mappi
     personal = addressed(answer)
     shown = fit._shown.plain()
     attrs = {name: value for name, value in fit._attrs().items() if isinstance(value, str | int | float)}
-    key = jax.random.key_data(jax.random.fold_in(fit._key, 1))
+    key = jax.random.key_data(key_for(fit._key, Purpose.TOLD))
 
     def tell(place: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         without = how in ("given", "recorded") and not fit.roster.num_locals[place]  # where others have some

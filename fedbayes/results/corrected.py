@@ -4,7 +4,6 @@ import warnings
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from jax import Array
 
@@ -15,6 +14,7 @@ from fedbayes.correction.exact import exact_chains
 from fedbayes.correction.pool import LEAST, NOISE
 from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
 from fedbayes.gaussian import Gaussian
+from fedbayes.keys import Purpose, key_for
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.results import arviz
@@ -24,8 +24,6 @@ from fedbayes.rounds.progress import Bar, Silent
 
 if TYPE_CHECKING:
     import xarray as xr
-
-_DRAWS, _WEIGHTED, _EXACT = 1_000_001, 1_000_005, 1_000_006  # folded into the fit's key
 
 
 _GAUSSIAN_ENOUGH = 0.25  # error of means and sds up to which clients' Gaussians are compared unasked
@@ -55,7 +53,7 @@ class Corrected:
     @cached_property
     def _weighed(self) -> Correction:
         """Draws of the Gaussian, or of the one with the chains' moments, with the clients' answers."""
-        keys = jax.random.fold_in(self._key, _DRAWS), jax.random.fold_in(self._key, _WEIGHTED)
+        keys = key_for(self._key, Purpose.DRAWS), key_for(self._key, Purpose.RESAMPLED)
         with computing():
             ask = self._clients.log_likelihood
             return correct(self._dense("exact"), self._shown.num_draws, self.roster.prior, ask, keys)
@@ -108,7 +106,7 @@ class Corrected:
     @cached_property
     def _approximate_theta(self) -> np.ndarray:
         with computing():
-            return self._answer.draws(jax.random.fold_in(self._key, _DRAWS), self._shown.num_draws)
+            return self._answer.draws(key_for(self._key, Purpose.DRAWS), self._shown.num_draws)
 
     @cached_property
     def _theta(self) -> np.ndarray:
@@ -228,7 +226,7 @@ class Corrected:
         try:
             bar.start(f"exact chains, at most {max_exchanges} exchanges of {num:,} draws a chain", max_exchanges)
             with computing():
-                key = jax.random.fold_in(self._key, _EXACT)
+                key = key_for(self._key, Purpose.EXACT)
                 found = exact_chains(
                     self._weighed,
                     self.roster.prior.log_densities,

@@ -15,6 +15,7 @@ from fedbayes.algorithm import Method
 from fedbayes.answer import Answer, Verdict, gaussian_moments, shortened
 from fedbayes.computing import computing
 from fedbayes.gaussian import Gaussian
+from fedbayes.keys import Purpose, fingerprint, key_for
 from fedbayes.low_rank import LowRankGaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
@@ -35,8 +36,6 @@ from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
-
-_PREDICTIVE = 1_000_003  # folded into the fit's key
 
 
 class FederatedFit(LeavingOut, Questions):
@@ -302,7 +301,7 @@ class FederatedFit(LeavingOut, Questions):
         """Each client's outcomes, and replicates of them with draws of its own posterior."""
         for place, name in enumerate(self.client_names):
             program, data = self.problem.client(name).program, self.problem.held(name).arrays
-            key = jax.random.fold_in(jax.random.fold_in(self._key, _PREDICTIVE), place)
+            key = key_for(self._key, Purpose.REPLICATES, place)
             posterior = self._posterior_of(name, program).posterior
             with computing():
                 seen = observed_outcomes(program, data)
@@ -394,7 +393,7 @@ class FederatedFit(LeavingOut, Questions):
             Predict for this client, with its local latents; the arguments of a client that was no part of the fit, as
             for :meth:`adapt`; ``None``: for a new client without data, whose locals come from the model.
         key
-            Defaults to one derived from the fit's.
+            Defaults to one derived from the fit's and the client, so that the noise of two clients is not the same.
         **arguments
             The model's keyword arguments, such as ``x=new_rows``, in all forms that the fit takes; sizes, flags and
             names that are left out are those of the client, or of the first one. An outcome among them is not
@@ -420,7 +419,7 @@ class FederatedFit(LeavingOut, Questions):
         """
         like = self.client_names[0] if client is None or isinstance(client, Mapping) else client
         program, arguments, draws = self._asked(client, like, arguments)
-        key = jax.random.fold_in(self._key, _PREDICTIVE) if key is None else key
+        key = self._key_of_predictions(client) if key is None else key
         with computing():
             predictive = predictive_draws(program, draws, key, arguments, self._own_rows(client, program))
         predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
@@ -516,6 +515,14 @@ class FederatedFit(LeavingOut, Questions):
         if isinstance(client, str):
             return rows_of(self.problem, client)
         return rows_of_newcomer(program, like_first(self.problem, client))
+
+    def _key_of_predictions(self, client: str | Mapping[str, Any] | None) -> Array:
+        """A key of its own for each client, for a new one, and for each data set of one that was no part of the fit."""
+        if isinstance(client, Mapping):
+            data = like_first(self.problem, client).arrays
+            return key_for(self._key, Purpose.PREDICTIONS, self.roster.num_clients + 1, fingerprint(data))
+        place = self.roster.num_clients if client is None else self.problem.place(client)
+        return key_for(self._key, Purpose.PREDICTIONS, place)
 
     def _latents(self, client: str | Mapping[str, Any] | None, program: Program) -> dict[str, np.ndarray]:
         """Draws of the globals, or of a client's globals and locals, constrained."""

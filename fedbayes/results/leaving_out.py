@@ -3,19 +3,17 @@
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from fedbayes.computing import computing
 from fedbayes.correction.left_out import by_normalisers, cavity_pool, left_out
+from fedbayes.keys import Purpose, key_for
 from fedbayes.results.corrected import Corrected
 from fedbayes.results.loo import Rows, clients_dataset, elpd_data, rows_dataset
 from fedbayes.results.predictive import log_densities_of_draws
 
 if TYPE_CHECKING:
     import xarray as xr
-
-_LEFT_OUT = 1_000_007  # folded into the fit's key
 
 
 class LeavingOut(Corrected):
@@ -32,7 +30,7 @@ class LeavingOut(Corrected):
                 found, exchanges = psis, 0
             else:
                 prior, ask = self.roster.prior.log_densities, self._clients.log_likelihood
-                key = jax.random.fold_in(self._key, _LEFT_OUT)
+                key = key_for(self._key, Purpose.LEFT_OUT)
                 pool, cost = cavity_pool(self.correction.pool, cavities, self._shown.num_draws, prior, ask, key)
                 self._left_out_cost = (1, *cost)
                 flat = pool.log_likelihood.reshape(-1, self.roster.num_clients)

@@ -13,6 +13,7 @@ from fedbayes.correction.correct import Correction
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.gaussian import Gaussian
 from fedbayes.kept import Kept
+from fedbayes.keys import Purpose, fingerprint, key_for
 from fedbayes.problem.checks import same_globals
 from fedbayes.problem.clients import ClientArrays, prepare_like
 from fedbayes.problem.explained import explaining
@@ -23,7 +24,6 @@ from fedbayes.rounds.memory import memory_explained
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.state import RunState
 
-_PERSONAL = 1_000_002  # folded into the fit's key
 _KEPT = 64  # clients whose draws are kept
 
 Ask = Callable[[str, Any, np.ndarray], Heard]  # an update, what the server sends, and the active clients
@@ -49,7 +49,7 @@ class Clients:
 
     def __init__(self, problem: Problem, answer: Answer, run: RunState, executor: InProcess, key: Array) -> None:
         self._problem, self._answer, self._run, self._executor = problem, answer, run, executor
-        self._key = jax.random.fold_in(key, _PERSONAL)
+        self._key = key_for(key, Purpose.ASKED)
         self._kept: Kept[Personal] = Kept(_KEPT)
 
     def log_likelihood(self, theta: np.ndarray, turn: int = 0) -> Heard:
@@ -153,12 +153,13 @@ def newcomer(
     with explaining(clients):
         problem = make_problem(first.model, clients, local=local, dtype=first.dtype)
     same_globals([(known, first), (name, problem.programs[0])])
+    key = key_for(key, Purpose.NEWCOMER, fingerprint(read.arrays))
     executor = Batched()
     executor.connect(programs, problem, key)
     cavity = jax.tree.map(lambda leaf: np.asarray(leaf)[None], posterior)
 
     def ask(update: str, shared: Any, active: np.ndarray) -> Heard:
-        return executor.run(Round(None, shared, cavity, jax.random.fold_in(key, _PERSONAL), active, [update]))
+        return executor.run(Round(None, shared, cavity, key_for(key, Purpose.ASKED), active, [update]))
 
     shape = posterior.shift.shape[0], num_draws
     draws, attrs = _personal_draws(ask, np.zeros(1, int), gaussian_moments(posterior)[0], shape)

@@ -18,6 +18,7 @@ from jax import Array
 
 from fedbayes.answer import shortened
 from fedbayes.computing import computing
+from fedbayes.keys import Purpose, key_for
 from fedbayes.results import arviz
 from fedbayes.results.predictive import predictive_draws
 from fedbayes.results.replicates import CLIENTS, Replicates, observed_outcomes, observed_rows
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 Statistics = Mapping[str, Callable[[np.ndarray], float]]
 
 TAIL = 0.01  # a statistic whose tail probability is this small, or that large, is named
-_PRIOR = 1_000_005  # folded into the fit's key
 _FROM_POSTERIOR, _FROM_PRIOR = 250, 1_000  # replicates by default
 _SAME = 1e-10  # relative difference of statistics that is round-off, such as of another order of rows
 _DEFAULT: Statistics = {"mean": np.mean, "sd": np.std, "min": np.min, "max": np.max}
@@ -121,7 +121,7 @@ def _from_prior(fit: Any, num: int) -> Iterator[Replicates]:
 
     All clients have the same draws of the globals, as they have in the model.
     """
-    shapes, key = arviz.shapes_of(fit.problem), jax.random.fold_in(fit._key, _PRIOR)
+    shapes, key = arviz.shapes_of(fit.problem), key_for(fit._key, Purpose.PRIOR)
     values = _prior_draws(fit, shapes, jax.random.split(key, num))
     for place, name in enumerate(fit.client_names):
         program, data = fit.problem.client(name).program, fit.problem.held(name).arrays

@@ -3,19 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jax import Array
 
 from fedbayes.computing import computing
+from fedbayes.keys import Purpose, key_for
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.conditional import integrated_draws, rows_of
 from fedbayes.results.personal import Personal
 from fedbayes.results.saved import Presentation
-
-_INTEGRATED = 1_000_004  # folded into the fit's key
 
 
 def presented(
@@ -82,5 +80,5 @@ def _integrated(problem: Problem, name: str, values: Mapping[str, np.ndarray], k
     if not program.integrated:
         return {}
     latents = {site: values[site] for site in (*program.globals.names, *program.locals.names)}
-    key = jax.random.fold_in(jax.random.fold_in(key, _INTEGRATED), problem.place(name))
+    key = key_for(key, Purpose.INTEGRATED, problem.place(name))
     return integrated_draws(program, rows_of(problem, name), latents, key)

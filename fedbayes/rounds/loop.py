@@ -10,6 +10,7 @@ from jax import Array
 
 from fedbayes.algorithm import CONTROL, Phase, Recording, everybody
 from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.keys import Purpose, key_for
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.chains import Pace, pace, summary
 from fedbayes.rounds.checkpoint import Checkpoint
@@ -239,7 +240,7 @@ class Run:
         num, participation = self.roster.num_clients, self.participation
         if phase.full_participation or participation == 1.0:
             return np.ones(num, bool)
-        key = jax.random.fold_in(self._round_key(current), num)
+        key = key_for(self._round_key(current), Purpose.PARTICIPATION)
         if callable(participation):
             mask = np.asarray(participation(current.rounds_in_phase, key))
             if mask.shape != (num,) or mask.dtype != bool:

@@ -16,10 +16,9 @@ from jax import Array
 from fedbayes.algorithm import Key, Method, Phase, Update, replicated, replicated_update
 from fedbayes.compiling import CHEAPLY, jit_by_size, jit_cheaply
 from fedbayes.kept import Kept
+from fedbayes.keys import Purpose, key_for
 from fedbayes.problem.program import Program
 from fedbayes.problem.roster import Roster
-
-_SECRET = 1_000_004
 
 T = TypeVar("T")
 
@@ -99,7 +98,7 @@ def client_key(secret: Key, key: Key) -> Key:
 
 def client_secrets(key: Key, num_clients: int) -> Key:
     """The secrets of clients in one process, from the fit's key; over a network each client draws its own."""
-    return _folded(jax.random.fold_in(key, _SECRET), np.arange(num_clients))
+    return _folded(key_for(key, Purpose.SECRETS), np.arange(num_clients))
 
 
 @jax.jit(compiler_options=CHEAPLY)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.inference.fed_ensemble.options import Options
-
-_STRATA, _PLAN, _DRAWN = 1_000_006, 1_000_007, 1_000_008  # folded into keys of the phase and of the rounds
+from fedbayes.keys import Purpose, key_for
 
 
 class Assignment(NamedTuple):
@@ -40,7 +39,7 @@ class Assignment(NamedTuple):
 def first_assignment(config: Options, num_clients: int, key: Array) -> Assignment:
     """Strata of equal sizes, up to one client, and the first age's plan."""
     num_strata = num_clients if config.num_strata is None else config.num_strata
-    order = jax.random.permutation(jax.random.fold_in(key, _STRATA), num_clients)
+    order = jax.random.permutation(key_for(key, Purpose.STRATA), num_clients)
     places = (jnp.arange(num_clients) % num_strata).astype(jnp.uint32)
     strata = jnp.zeros(num_clients, jnp.uint32).at[order].set(places)
     plan = draw_plan(config, num_strata, key)
@@ -62,7 +61,7 @@ def draw_plan(config: Options, num_strata: int, key: Array) -> Array:
     ``"random"``: a fresh one for each. ``"latin"``: ``plan[q, r] = p((q + r) mod K)`` with one permutation p, so that
     modes have equally many strata in every round where Q is a multiple of K.
     """
-    key, modes = jax.random.fold_in(key, _PLAN), config.num_modes
+    key, modes = key_for(key, Purpose.PLAN), config.num_modes
     numbers = jnp.arange(modes, dtype=jnp.uint32)
     if config.assignment == "latin":
         places = (jnp.arange(num_strata)[:, None] + jnp.arange(modes)) % modes
@@ -75,7 +74,7 @@ def _drawn(config: Options, strata: Array, key: Array) -> Array:
     num = len(strata)
     if config.clients_per_stratum is None:
         return jnp.ones(num, bool)
-    order = jnp.lexsort((jax.random.uniform(jax.random.fold_in(key, _DRAWN), (num,)), strata))
+    order = jnp.lexsort((jax.random.uniform(key_for(key, Purpose.TAKEN), (num,)), strata))
     in_order = strata[order]
     rank = jnp.arange(num) - jnp.searchsorted(in_order, in_order)
     return jnp.zeros(num, bool).at[order].set(rank < config.clients_per_stratum)

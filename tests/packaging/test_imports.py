@@ -103,7 +103,7 @@ def test_a_planted_circle_is_found(case, tmp_path):
 # The order of the rooms, from the ground up. A module imports from its own room and from the floors below, never from
 # beside or above. Where a name begins another (`inference`, `inference.ep`), a module belongs to the longest.
 FLOORS = [
-    {"errors", "gaussian", "importance", "rounds.state", "compiling", "computing", "files", "kept", "sources"},
+    {"errors", "gaussian", "importance", "rounds.state", "compiling", "computing", "files", "kept", "keys", "sources"},
     {"low_rank", "problem"},
     {"answer", "models"},
     {"algorithm"},

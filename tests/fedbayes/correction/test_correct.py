@@ -113,6 +113,7 @@ def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.Federate
     assert schools.approximate_idata.posterior.attrs["correction"] == "none"
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=16, errors=4.7)
 def test_every_schools_own_effect_is_the_references(schools: fb.FederatedFit) -> None:
     for place, name in enumerate(schools.client_names):

@@ -15,7 +15,7 @@ from fedbayes.inference.local.energy import Energy
 datasets = pytest.importorskip("sklearn.datasets")
 pytestmark = [pytest.mark.slow, pytest.mark.optimised]
 
-CHAINS = 16
+CHAINS = 8
 LOCAL_STEPS = (1, 10, 20, 50)
 # By step size, K and round: accuracy, Brier score and expected calibration error of the notes' run (section 4.2), and
 # their sds from chain to chain, measured once with 16 chains and another key. The notes name no split. The one below is
@@ -97,9 +97,9 @@ def by_round():
 
 
 @pytest.mark.parametrize("number", [50, 100, 200])
-@pytest.mark.statistical(key=1, numbers=9, errors=7.5)
+@pytest.mark.statistical(key=1, numbers=9, errors=5.3)
 def test_one_local_step_is_worst_per_round(by_round, number):
-    """The smallest gap, in accuracy at round 200, is eight Monte Carlo standard errors wide."""
+    """The smallest gap, in accuracy at round 200, is five and a half Monte Carlo standard errors wide."""
     accuracy, brier, calibration = np.transpose([by_round[1e-3, steps][number] for steps in LOCAL_STEPS])
     assert accuracy[0] < accuracy[1:].min()
     assert brier[0] > brier[1:].max()
@@ -107,11 +107,11 @@ def test_one_local_step_is_worst_per_round(by_round, number):
 
 
 @pytest.mark.parametrize("case", NOTES, ids=lambda case: f"eta={case[0]:g}-K={case[1]}-round={case[2]}")
-@pytest.mark.statistical(key=1, numbers=3, errors=4.45)
+@pytest.mark.statistical(key=1, numbers=3, errors=4.32)
 def test_scores_are_those_of_the_notes(by_round, case):
-    """Within 4.45 standard errors: 30 comparisons."""
+    """Within 4.32 standard errors: 30 comparisons."""
     step_size, steps, number = case
-    assert np.all(deviation(by_round[step_size, steps][number], case) < 4.45)
+    assert np.all(deviation(by_round[step_size, steps][number], case) < 4.32)
 
 
 def unscaled(energy, position, x, key):

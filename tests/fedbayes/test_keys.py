@@ -1,0 +1,74 @@
+"""Every purpose of random numbers has a key of its own."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import fedbayes as fb
+from fedbayes.keys import Purpose, fingerprint, key_for
+from fedbayes.rounds.programs import client_secrets
+
+ROWS = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, -1.0]])
+
+
+def test_purposes_and_their_places_have_different_keys(key) -> None:
+    places = range(5)  # also what phases, clients, steps and replicates are numbered by
+    keys = [jax.random.fold_in(key, place) for place in places]
+    keys += [key_for(key, purpose) for purpose in Purpose]
+    keys += [key_for(key, purpose, place) for purpose in Purpose for place in places]
+    assert len({jax.random.key_data(each).tobytes() for each in keys}) == len(keys)
+
+
+def test_no_purpose_is_the_number_of_a_phase_or_of_another_purpose() -> None:
+    assert len(Purpose.__members__) == len(set(Purpose))
+    assert min(Purpose) > 1_000_000
+
+
+def test_a_clients_secret_is_the_key_of_no_other_purpose(key) -> None:
+    """It was that of the draws of what the rounds have integrated out."""
+    secrets = {jax.random.key_data(secret).tobytes() for secret in client_secrets(key, 5)}
+    others = [purpose for purpose in Purpose if purpose != Purpose.SECRETS]
+    found = {jax.random.key_data(key_for(key, purpose, place)).tobytes() for purpose in others for place in range(5)}
+    assert not secrets & found
+    assert jax.random.key_data(key_for(key, Purpose.SECRETS, 2)).tobytes() in secrets  # the comparison sees one
+
+
+def test_their_numbers_stand_in_one_file() -> None:
+    """Elsewhere nobody could see that two are equal."""
+    package = Path(fb.__file__).parent
+    number = re.compile(r"\b1_000_(?!000\b)\d{3}\b")
+    assert number.search((package / "keys.py").read_text())
+    found = [path.name for path in package.rglob("*.py") if path.name != "keys.py" and number.search(path.read_text())]
+    assert found == []
+
+
+def test_predictions_of_two_clients_have_noise_of_their_own(small_fit) -> None:
+    """These clients have no latents of their own, so that with the same noise their predictions would be equal."""
+    asked = [*small_fit.client_names, None]
+    drawn = [small_fit.predict(name, x=ROWS).posterior_predictive["y"].values for name in asked]
+    again = small_fit.predict(asked[0], x=ROWS).posterior_predictive["y"].values
+    np.testing.assert_array_equal(again, drawn[0])
+    shared = [small_fit.predict(name, x=ROWS, key=jax.random.key(5)) for name in asked[:2]]
+    np.testing.assert_array_equal(*(each.posterior_predictive["y"].values for each in shared))  # the control
+    for place, one in enumerate(drawn):
+        for other in drawn[place + 1 :]:
+            assert np.all(one != other)
+
+
+def test_clients_that_join_later_are_told_apart_by_their_data(small_fit) -> None:
+    name = small_fit.client_names[0]
+    data = dict(small_fit.problem.held(name).arrays)
+    others = [{**data, "y": data["y"] + 1.0}, {**data, "x": data["x"][::-1]}, data]
+    keys = [small_fit._key_of_predictions(each) for each in [*others, name, None]]
+    assert len({jax.random.key_data(each).tobytes() for each in keys}) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "other", [{"b": np.arange(4)}, {"a": np.arange(4.0)}, {"a": np.arange(4).reshape(2, 2)}, {"a": np.arange(5)}, {}]
+)
+def test_a_fingerprint_sees_names_types_shapes_and_values(other) -> None:
+    assert fingerprint({"a": np.arange(4)}) != fingerprint(other)
+    assert fingerprint({"a": np.arange(4), "b": np.ones(1)}) == fingerprint({"b": np.ones(1), "a": np.arange(4)})
