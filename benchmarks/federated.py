@@ -12,9 +12,9 @@ from scores import Moments
 
 import fedbayes
 from fedbayes.algorithm import Method, Reply
-from fedbayes.answer import gaussian_moments
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local.after import AFTER
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_moments
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Batched

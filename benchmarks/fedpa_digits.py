@@ -31,7 +31,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 import fedbayes as fb
-from fedbayes.low_rank import LowRankGaussian
+from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.results.drawing import BLUE, GREEN, GREY, ORANGE
 
 FOLDER = Path(__file__).parent

@@ -104,11 +104,11 @@ def parts() -> dict:
     import numpy as np
 
     import fedbayes as fb
-    from fedbayes.gaussian import unpacked, whitener
     from fedbayes.inference.local import importance, moments
     from fedbayes.inference.local.draws import by_importance
     from fedbayes.inference.local.tilted import Tilted
     from fedbayes.models import heart_disease
+    from fedbayes.numerics.gaussian import unpacked, whitener
     from fedbayes.problem.problem import make_problem
     from fedbayes.rounds.exchange import Round
     from fedbayes.rounds.executors import Batched

@@ -22,8 +22,8 @@ import fedbayes as fb
 from fedbayes.inference.fald import rounds as fald
 from fedbayes.inference.local.after import AFTER
 from fedbayes.models import heart_disease
+from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.problem.problem import make_problem
-from fedbayes.results.arviz import chain_diagnostics
 from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs

@@ -21,8 +21,8 @@ from numpyro.infer import MCMC, NUTS
 
 import fedbayes as fb
 from fedbayes.models import eight_schools, heart_disease
+from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.problem.problem import Problem, make_problem
-from fedbayes.results.arviz import chain_diagnostics
 
 NUM_NUTS = 20_000
 Clients = Mapping[str, Mapping[str, np.ndarray]]

@@ -78,7 +78,7 @@ FAULTS = (
     Fault("no proposal density in the weights", "local/draws.py", "+ 0.5 * jnp.sum(noise**2, axis=1)", ""),
     Fault(
         "smoothed weights in the wrong places",
-        "../importance.py",
+        "../numerics/importance.py",
         ".at[order].set(ranked)",
         ".at[jnp.argsort(order)].set(ranked)",
     ),

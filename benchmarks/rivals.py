@@ -14,7 +14,7 @@ from nuts import Chain, PooledChain
 from problems import BenchmarkSet
 from scores import Moments, of_draws
 
-from fedbayes.gaussian import Gaussian
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.clients import Client
 from fedbayes.problem.problem import Problem
 

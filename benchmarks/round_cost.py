@@ -20,11 +20,11 @@ from rich.table import Table
 
 import fedbayes
 from fedbayes.algorithm import Phase, Reply, Update
-from fedbayes.gaussian import unpacked
-from fedbayes.importance import pareto_smooth, quasi_normal
 from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.local.draws import importance_inputs
 from fedbayes.inference.local.tilted import Tilted
+from fedbayes.numerics.gaussian import unpacked
+from fedbayes.numerics.importance import pareto_smooth, quasi_normal
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Batched

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     )
     from fedbayes.fit import fit_federated, load_fit
     from fedbayes.gain import federation_gain
-    from fedbayes.gaussian import Gaussian
     from fedbayes.inference import (
         EP,
         FALD,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         Laplace,
         OneShot,
     )
+    from fedbayes.numerics.gaussian import Gaussian
     from fedbayes.problem.split import local
     from fedbayes.problem.tables import clients_from_dataframe
     from fedbayes.results.fairness import fairness_report
@@ -107,7 +107,7 @@ _HOMES = {
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],
     "fedbayes.gain": ["federation_gain"],
-    "fedbayes.gaussian": ["Gaussian"],
+    "fedbayes.numerics.gaussian": ["Gaussian"],
     "fedbayes.inference": [
         "EP",
         "FALD",

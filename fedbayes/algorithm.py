@@ -6,9 +6,10 @@ after the other as phases, and the answer that they lead to. No method loops ove
 knows where it runs.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -240,37 +241,62 @@ class Phase:
     check: Callable[[RunState], None] | None = None
 
 
-class Method(Protocol):
+class Method(ABC):
     """A configured method, such as ``fedbayes.EP(damping=0.5)``.
 
-    Three more attributes are optional. For methods that couple the clients' local latents: ``only_locals = True`` lets
-    a program have no globals, and ``after(roster)`` gives updates by name that clients can be asked for once the rounds
-    are over, beside those that all methods share. For methods whose clients keep points of their own:
-    ``own_draws(private)`` gives these, as :attr:`fedbayes.answer.Answer.own_draws` does.
+    Attributes
+    ----------
+    only_locals
+        Whether the method couples the clients' local latents, so that a program may have no globals.
     """
 
+    only_locals: ClassVar[bool] = False
+
     @property
+    @abstractmethod
     def num_replicates(self) -> int:
         """Independent runs of the whole fit, which become the chains of the posterior."""
-        ...
 
     @property
+    @abstractmethod
     def needs_rows(self) -> bool:
         """Whether single rows of the clients' data are asked for, as by mini-batches."""
-        ...
 
     @property
+    @abstractmethod
     def diagnostics(self) -> Mapping[str, Diagnostic]:
         """What ``info`` may hold in any of its phases: names, dimensions, meaning, unit."""
-        ...
 
+    @abstractmethod
     def phases(self, roster: Roster) -> list[Phase]:
         """The algorithms to run one after the other, each from the last state of the one before."""
-        ...
 
+    @abstractmethod
     def answer(self, roster: Roster, run: RunState) -> Answer:
         """What the last phase has found."""
-        ...
+
+    @property
+    def tolerance(self) -> float | None:
+        """Change of a round at which the rounds end; ``None`` where they end for another reason."""
+        return None
+
+    def after(self, roster: Roster) -> Mapping[str, Update]:
+        """What clients can be asked once the rounds are over, by name, beside what all methods ask."""
+        return {}
+
+    def for_one_client(self) -> Self:
+        """The same method for a single client: without options that only several clients give a meaning."""
+        return self
+
+    def own_draws(self, private: Private) -> np.ndarray:
+        """The points that a client keeps for itself, as :attr:`fedbayes.answer.Answer.own_draws` gives them.
+
+        Raises
+        ------
+        NotImplementedError
+            The clients of this method keep none.
+        """
+        raise NotImplementedError(f"The clients of {type(self).__name__} keep no points of their own.")
 
 
 def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import LOG_2PI, Gaussian
-from fedbayes.low_rank import LowRankGaussian
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_draws, gaussian_log_density, log_integrals, spread_of_means
+from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
@@ -239,110 +238,6 @@ class GaussianAnswer:
             "chains": "replicates of the whole fit with other keys: R-hat and MCSE measure its Monte Carlo error, "
             "not the error of the Gaussian approximation",
         }
-
-
-def product_of(prior: Gaussian, sites: Gaussian) -> Gaussian:
-    """Prior times sites, whose leading axes are replicate and client."""
-    return _symmetric(jax.tree.map(lambda own, each: np.asarray(own) + np.asarray(each).sum(axis=1), prior, sites))
-
-
-def cavities_of(prior: Gaussian, sites: Gaussian) -> Gaussian:
-    """Prior times the other clients' sites, leading axes replicate and client."""
-    everybody = product_of(prior, sites)
-    return _symmetric(jax.tree.map(lambda total, each: total[:, None] - np.asarray(each), everybody, sites))
-
-
-def _symmetric(gaussian: Gaussian) -> Gaussian:
-    precision = 0.5 * (gaussian.precision + np.swapaxes(gaussian.precision, -1, -2))
-    return Gaussian(gaussian.shift, precision, gaussian.log_scale)
-
-
-def whiteners(precision: ArrayLike) -> np.ndarray:
-    """Inverse Cholesky factors ``W``, ``W Q W' = I``, of a batch of matrices; NaN for those that are not precisions.
-
-    After a fit a few small matrices are factorised once: NumPy does that without compiling a program.
-    """
-    matrices = np.asarray(precision)
-    found = np.full(matrices.shape, np.nan)
-    for place, matrix in enumerate(matrices):
-        try:
-            found[place] = np.linalg.inv(np.linalg.cholesky(matrix))
-        except np.linalg.LinAlgError:
-            continue
-    return found
-
-
-def gaussian_moments(posterior: Gaussian) -> tuple[np.ndarray, np.ndarray]:
-    """Means ``(replicate, d)`` and covariances ``(replicate, d, d)``; NaN for an improper Gaussian."""
-    white = whiteners(posterior.precision)
-    covariance = np.swapaxes(white, 1, 2) @ white
-    return np.einsum("rij,rj->ri", covariance, np.asarray(posterior.shift)), covariance
-
-
-def normal_from_moments(means: np.ndarray, covariances: np.ndarray) -> Gaussian:
-    """Normalised Gaussians with these moments, shapes ``(replicate, d)`` and ``(replicate, d, d)``."""
-    white = whiteners(covariances)
-    precision = np.swapaxes(white, 1, 2) @ white
-    shift = np.einsum("rij,rj->ri", precision, means)
-    scale = -0.5 * (np.einsum("ri,ri->r", means, shift) - _log_det(precision) + means.shape[1] * LOG_2PI)
-    return Gaussian(shift, precision, scale)
-
-
-def gaussian_draws(posterior: Gaussian, key: Array, num: int) -> np.ndarray:
-    """Independent draws, shape ``(replicate, num, d)``."""
-    mean, _ = gaussian_moments(posterior)
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    noise = rng.standard_normal((len(mean), num, mean.shape[1]))
-    return mean[:, None] + noise @ whiteners(posterior.precision)
-
-
-def gaussian_log_density(posterior: Gaussian, theta: np.ndarray) -> np.ndarray:
-    """Log density of each replicate's Gaussian at its draws ``(replicate, draw, d)``, shape ``(replicate, draw)``."""
-    mean, _ = gaussian_moments(posterior)
-    precision = np.asarray(posterior.precision)
-    gap = np.asarray(theta) - mean[:, None]
-    squared = np.einsum("rsi,rij,rsj->rs", gap, precision, gap)
-    return 0.5 * (_log_det(precision)[:, None] - squared - mean.shape[1] * LOG_2PI)
-
-
-def log_integrals(posterior: Gaussian) -> np.ndarray:
-    """Log of the integral of each replicate's Gaussian, shape ``(replicate,)``."""
-    mean, _ = gaussian_moments(posterior)
-    half = np.einsum("ri,ri->r", mean, np.asarray(posterior.shift))
-    scale = np.asarray(posterior.log_scale)
-    return scale + 0.5 * (half - _log_det(np.asarray(posterior.precision)) + mean.shape[1] * LOG_2PI)
-
-
-def log_joint(
-    log_densities: Callable[[np.ndarray], Array], theta: np.ndarray, log_likelihood: np.ndarray
-) -> np.ndarray:
-    """Log joint density of draws ``(chain, draw, d)``, unnormalised, in unconstrained space, shape ``(chain, draw)``.
-
-    Parameters
-    ----------
-    log_densities
-        Of the prior, at many points.
-    theta
-        The draws.
-    log_likelihood
-        Each client's, shape ``(chain, draw, client)``.
-    """
-    prior = np.asarray(log_densities(theta.reshape(-1, theta.shape[-1])))
-    return prior.reshape(theta.shape[:2]) + log_likelihood.sum(axis=-1)
-
-
-def spread_of_means(posterior: Gaussian) -> float:
-    """Spread of the replicates' means, in posterior sds (root mean square); NaN with one replicate."""
-    mean, covariance = gaussian_moments(posterior)
-    if len(mean) < 2:
-        return float("nan")
-    sd = np.sqrt(np.diagonal(covariance.mean(axis=0)))
-    return float(np.sqrt(np.mean((mean.std(axis=0, ddof=1) / sd) ** 2)))
-
-
-def _log_det(precision: np.ndarray) -> np.ndarray:
-    """Log determinants; ``W Q W' = I``, so minus twice the sum of the logs of W's diagonal."""
-    return -2.0 * np.log(np.diagonal(whiteners(precision), axis1=1, axis2=2)).sum(axis=1)
 
 
 def bad_clients(last: "xr.Dataset") -> list[str]:

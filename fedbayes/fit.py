@@ -226,15 +226,14 @@ def problem_for(
     method: Method, model: Model, clients: Mapping[str, Mapping[str, Any]], local: Sequence[str], dtype: Any
 ) -> Problem:
     """The model and the clients, checked for what the method asks of them."""
-    only_locals = getattr(method, "only_locals", False)
+    asked = {"rows": method.needs_rows, "only_locals": method.only_locals}
     with explaining(clients):
-        return make_problem(model, clients, local=local, dtype=dtype, rows=method.needs_rows, only_locals=only_locals)
+        return make_problem(model, clients, local=local, dtype=dtype, **asked)
 
 
 def updates_after(method: Method, roster: Roster) -> Mapping[str, Update]:
     """What clients can be asked once the rounds are over; a method that couples their locals adds its own."""
-    own = getattr(method, "after", None)
-    return AFTER if own is None else {**AFTER, **own(roster)}
+    return {**AFTER, **method.after(roster)}
 
 
 def method_of(method: str | Method) -> Method:
@@ -252,7 +251,7 @@ def method_of(method: str | Method) -> Method:
                 "`fedbayes.EP(...)`."
             )
         return inference.METHODS[method]()
-    if isinstance(method, type) or not hasattr(method, "phases"):
+    if not isinstance(method, Method):
         raise TypeError(
             f"`method` is {method!r}; write a name, {sorted(inference.METHODS)}, or a configured one, "
             f"`{_written(method)}`."
@@ -262,7 +261,7 @@ def method_of(method: str | Method) -> Method:
 
 def _written(method: object) -> str:
     known = {type_.__name__ for type_ in inference.METHODS.values()}
-    name = getattr(method, "__name__", "")
+    name = method.__name__ if isinstance(method, type) else ""
     return f"fedbayes.{name if name in known else 'EP'}(...)"
 
 

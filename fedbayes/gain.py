@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.algorithm import Method
 from fedbayes.errors import FederatedError, NotConvergedWarning
 from fedbayes.fit import fit_federated
 from fedbayes.keys import Purpose, key_for
@@ -99,11 +98,6 @@ def _alone(fit: FederatedFit, name: str) -> FederatedFit | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)  # the table says so
         try:
-            return fit_federated(**arguments, method=_for_one(fit.method), key=key, progress=False)
+            return fit_federated(**arguments, method=fit.method.for_one_client(), key=key, progress=False)
         except FederatedError:
             return None
-
-
-def _for_one(method: Method) -> Method:
-    """The method, without what names other clients, such as their weights; most methods name none."""
-    return method.for_one_client() if hasattr(method, "for_one_client") else method

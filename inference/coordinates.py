@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import Gaussian, symmetrised, whitener
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.mode import ModeState
+from fedbayes.numerics.gaussian import Gaussian, symmetrised, whitener
 from fedbayes.problem.clients import Client
 
 

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
-from fedbayes.answer import REPLICATE, Diagnostic, GaussianAnswer, cavities_of, product_of
+from fedbayes.algorithm import Algorithm, Info, Method, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.answer import REPLICATE, Diagnostic, GaussianAnswer
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, packed, symmetrised, unpacked, where, whitener
 from fedbayes.inference.local.marginal import integrate_locals
 from fedbayes.inference.local.tilted import cold_start
+from fedbayes.numerics.gaussian import Gaussian, packed, symmetrised, unpacked, where, whitener
+from fedbayes.numerics.host import cavities_of, product_of
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
@@ -74,7 +75,7 @@ class ModeMessage(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace:
+class Laplace(Method):
     """The Laplace approximation by federated Newton steps: a start for EP, and a quick approximation by itself.
 
     Parameters

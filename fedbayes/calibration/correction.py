@@ -12,7 +12,7 @@ from jax import Array
 
 from fedbayes.correction.correct import Correction, LogDensities, correctable_precision, first_draws, pool_of, refitted
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.gaussian import Gaussian
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.prior import Prior
 from fedbayes.rounds.exchange import Heard
 

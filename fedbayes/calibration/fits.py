@@ -18,8 +18,8 @@ from fedbayes.calibration.simulators import Clients
 from fedbayes.computing import computing
 from fedbayes.errors import K_HAT_LIMIT, FederatedError, NotConvergedWarning, UnreliableWarning
 from fedbayes.fit import fit_federated, updates_after
-from fedbayes.gaussian import Gaussian
 from fedbayes.keys import Purpose, key_for
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Model
 from fedbayes.results.fit import FederatedFit

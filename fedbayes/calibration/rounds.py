@@ -78,7 +78,7 @@ def why_not_at_once(method: Method, phases: tuple[Phase, ...] | list[Phase]) -> 
         return "its rounds are steps of Markov chains, planned for one data set"
     if any(phase.check is not None for phase in phases):
         return "one of its phases looks at the data set before it starts"
-    if hasattr(method, "after"):
+    if method.only_locals:
         return "it couples the clients' local latents"
     if method.needs_rows:
         return "it draws mini-batches"

@@ -25,10 +25,11 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import COORDINATE, Answer, gaussian_draws, gaussian_moments, log_joint, whiteners
+from fedbayes.answer import COORDINATE, Answer
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
-from fedbayes.gaussian import Gaussian
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_draws, gaussian_moments, log_joint, whiteners
 from fedbayes.problem.prior import Prior
 from fedbayes.rounds.exchange import Heard
 

@@ -19,7 +19,7 @@ from jax import Array
 from fedbayes.correction.correct import Ask, Correction, LogDensities, pool_of, refitted
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Proposal, systematic
-from fedbayes.results.arviz import chain_diagnostics
+from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.rounds.progress import Progress
 
 _NUM_CHAINS = 4

@@ -8,8 +8,8 @@ import numpy as np
 from scipy.special import chdtri, gammaln, logsumexp, ndtri
 from scipy.stats import qmc
 
-from fedbayes.answer import whiteners
-from fedbayes.gaussian import LOG_2PI
+from fedbayes.numerics.gaussian import LOG_2PI
+from fedbayes.numerics.host import whiteners
 
 _KERNELS = 48  # of a fitted proposal
 _TAILS = 5.0  # degrees of freedom of the laws that are fitted to draws: heavier than a posterior's, with four moments

@@ -118,8 +118,8 @@ def _recorded(session: Session, message: Message, theta: np.ndarray) -> Personal
 
 def _own(session: Session, message: Message, theta: np.ndarray) -> Personal:
     """The client's own point, in its private state."""
-    own_draws = session.study.configured.own_draws  # type: ignore[attr-defined]  # which such a method has
-    return Personal(np.asarray(own_draws(session.last_private(message))), {"solver": "own steps"})
+    draws = session.study.configured.own_draws(session.last_private(message))
+    return Personal(np.asarray(draws), {"solver": "own steps"})
 
 
 _DRAWN: Mapping[str, Callable[[Session, Message, np.ndarray], Personal]] = {

@@ -119,7 +119,7 @@ def described_problem(
     )
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
-    if not getattr(study.configured, "only_locals", False):
+    if not study.configured.only_locals:
         checks.something_global(program)
     prior = prior_of(program, shapes_of_client(buckets[0]))
     return Described(names, program.globals, prior, buckets, tuple(arrays))

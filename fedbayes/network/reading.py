@@ -109,7 +109,7 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat) -> Ow
             local=study.local,
             dtype=dtype,
             rows=study.configured.needs_rows,
-            only_locals=getattr(study.configured, "only_locals", False),
+            only_locals=study.configured.only_locals,
         )
     b, at = whole.locate(0)
     found = whole.buckets[b].clients

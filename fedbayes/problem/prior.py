@@ -12,7 +12,7 @@ from jax import Array
 
 from fedbayes.compiling import jit_cheaply
 from fedbayes.errors import ModelError
-from fedbayes.gaussian import Gaussian, symmetrised
+from fedbayes.numerics.gaussian import Gaussian, symmetrised
 
 
 def _no_draw(key: Array) -> Array:

@@ -17,7 +17,7 @@ from fedbayes.problem.program import Arrays, Program
 from fedbayes.problem.split import trace_sites
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 Groups = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -199,21 +199,3 @@ def global_values(clients: Sequence[Shapes], theta: np.ndarray) -> dict[str, np.
 
 def _same(value: np.ndarray, other: np.ndarray | None) -> bool:
     return other is not None and np.array_equal(value, other, equal_nan=True)
-
-
-def chain_diagnostics(theta: np.ndarray) -> "xr.Dataset":
-    """ArviZ's R-hat and bulk effective sample size of chains ``(chain, draw, d)``: variables ``r_hat`` and ``ess``."""
-    import arviz as az
-    import xarray as xr
-
-    if len(theta) == 1:  # R-hat compares chains
-        unknown = np.full(theta.shape[2], np.nan)
-        return xr.Dataset({"r_hat": ("coordinate", unknown), "ess": ("coordinate", unknown)})
-    chains = to_arviz({"posterior": {"theta": theta}}, {}, {}, {})
-
-    def found(result: Any) -> "xr.DataArray":
-        return (result["posterior"] if "posterior" in result else result)["theta"]
-
-    # ArviZ lets antithetic chains have more effective draws than draws; in many short chains that is noise
-    ess = np.minimum(found(az.ess(chains)), theta.shape[0] * theta.shape[1])
-    return xr.Dataset({"r_hat": found(az.rhat(chains)), "ess": ess})

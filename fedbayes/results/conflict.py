@@ -27,8 +27,9 @@ import jax
 import numpy as np
 from scipy import stats
 
-from fedbayes.answer import CLIENT, COORDINATE, Answer, shortened, whiteners
-from fedbayes.gaussian import Gaussian
+from fedbayes.answer import CLIENT, COORDINATE, Answer, shortened
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import whiteners
 from fedbayes.problem.roster import Roster
 
 if TYPE_CHECKING:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import Answer, log_joint
+from fedbayes.answer import Answer
 from fedbayes.computing import computing
 from fedbayes.correction.correct import Correction, correct, correctable
 from fedbayes.correction.exact import exact_chains
 from fedbayes.correction.pool import LEAST, NOISE
 from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
-from fedbayes.gaussian import Gaussian
 from fedbayes.keys import Purpose, key_for
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import log_joint
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.results import arviz

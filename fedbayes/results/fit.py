@@ -12,11 +12,12 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Method
-from fedbayes.answer import Answer, Verdict, gaussian_moments, shortened
+from fedbayes.answer import Answer, Verdict, shortened
 from fedbayes.computing import computing
-from fedbayes.gaussian import Gaussian
 from fedbayes.keys import Purpose, fingerprint, key_for
-from fedbayes.low_rank import LowRankGaussian
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_moments
+from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
@@ -45,7 +46,7 @@ class FederatedFit(LeavingOut, Questions):
     ----------
     posterior
         The Gaussian over the unconstrained globals, one per replicate (leading axis), or the Gaussians with the chains'
-        moments; for FedPA with very many globals a :class:`~fedbayes.low_rank.LowRankGaussian`.
+        moments; for FedPA with very many globals a :class:`~fedbayes.numerics.low_rank.LowRankGaussian`.
     roster
         What the server knows of the clients: names, rows, globals, prior.
     problem

@@ -12,7 +12,7 @@ from jax import Array
 from fedbayes.answer import shortened
 from fedbayes.compiling import jit_cheaply
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.importance import pareto_smooth
+from fedbayes.numerics.importance import pareto_smooth
 
 if TYPE_CHECKING:
     import xarray as xr

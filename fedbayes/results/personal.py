@@ -8,12 +8,13 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Wanted
-from fedbayes.answer import Answer, gaussian_moments
+from fedbayes.answer import Answer
 from fedbayes.correction.correct import Correction
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.gaussian import Gaussian
 from fedbayes.kept import Kept
 from fedbayes.keys import Purpose, fingerprint, key_for
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_moments
 from fedbayes.problem.checks import same_globals
 from fedbayes.problem.clients import ClientArrays, prepare_like
 from fedbayes.problem.explained import explaining

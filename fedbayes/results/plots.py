@@ -137,8 +137,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
             linewidth=1.5,
             label="Monte Carlo noise of a round",
         )
-    tolerance = getattr(fit.method, "tolerance", None)
-    if tolerance is not None:
+    if (tolerance := fit.method.tolerance) is not None:
         ax.axhline(tolerance, color=INK, linestyle="--", linewidth=1.0, label=f"tolerance, {tolerance:g} sd")
     scales_of_rounds(ax)
     ax.grid(axis="y", color=FAINT, linewidth=0.6)

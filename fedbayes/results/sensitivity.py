@@ -20,8 +20,8 @@ from jax import Array
 
 from fedbayes.compiling import jit_cheaply
 from fedbayes.computing import computing
-from fedbayes.importance import pareto_smooth
 from fedbayes.kept import Kept
+from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.problem.program import Arrays, Program
 from fedbayes.results import arviz
 from fedbayes.results.hypothesis import SAMPLES

@@ -8,16 +8,17 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import CLIENT, REPLICATE, Coupled, Diagnostic, Verdict, bad_clients, normal_from_moments, shortened
+from fedbayes.answer import CLIENT, REPLICATE, Coupled, Diagnostic, Verdict, bad_clients, shortened
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, packed
 from fedbayes.inference.correlated.client import Told
 from fedbayes.inference.correlated.gibbs import Draws, first_position, long_chain, turned
 from fedbayes.inference.correlated.options import Layout, Options, by_client
 from fedbayes.inference.correlated.server import State, chain_key, convex
 from fedbayes.kept import Kept
+from fedbayes.numerics.chains import chain_diagnostics
+from fedbayes.numerics.gaussian import Gaussian, packed
+from fedbayes.numerics.host import normal_from_moments
 from fedbayes.problem.roster import Roster
-from fedbayes.results.arviz import chain_diagnostics
 from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from jax import Array
 
 from fedbayes.algorithm import Reply, Update
 from fedbayes.errors import K_HAT_LIMIT, ResultCode
-from fedbayes.gaussian import LOG_2PI, Gaussian, unpacked
-from fedbayes.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.inference.correlated.options import Layout
 from fedbayes.inference.ep.client import Shared as Opening
 from fedbayes.inference.ep.client import local_update
@@ -20,6 +18,8 @@ from fedbayes.inference.local.after import Personal
 from fedbayes.inference.local.conditional import find_conditional
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.inference.local.tilted import Warm, cold_chains, cold_start
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, unpacked
+from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.problem.clients import Client
 
 _LOCAL_DRAWS = 32  # that integrate out the other locals at each draw

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import Gaussian, eigenvectors, symmetrised, whitener
 from fedbayes.inference.correlated.slices import slice_step
+from fedbayes.numerics.gaussian import Gaussian, eigenvectors, symmetrised, whitener
 
 SCALE_SD = 2.0  # of log s and log t around the rough scale
 PSI_SHAPE = 2.0  # of the inverse gamma law: e_k has Student's law with 4 degrees of freedom

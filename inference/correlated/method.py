@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbayes.algorithm import Algorithm, Phase, Update
+from fedbayes.algorithm import Algorithm, Method, Phase, Update
 from fedbayes.answer import Answer, Diagnostic
 from fedbayes.inference.correlated.answer import DIAGNOSTICS, BayesAnswer
 from fedbayes.inference.correlated.client import after, begin, update
@@ -26,7 +26,7 @@ from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrelatedClients(Options):
+class CorrelatedClients(Options, Method):
     """Clients with coefficients of their own, coupled by a covariance between clients.
 
     The coefficients ``theta_k`` are one local vector latent of the program, of one shape on all clients. The method

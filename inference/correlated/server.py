@@ -9,7 +9,6 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Info, Replies
-from fedbayes.gaussian import Gaussian, eigenvectors, gaussian_from_moments, log_det, packed, unpacked, where, whitener
 from fedbayes.inference.correlated.client import Own, Shared
 from fedbayes.inference.correlated.gibbs import Moments, first_position, short_chain, turned
 from fedbayes.inference.correlated.options import Layout
@@ -17,6 +16,16 @@ from fedbayes.inference.ep.client import SiteMessage
 from fedbayes.inference.local.moments import score_regression
 from fedbayes.inference.local.solvers import importance
 from fedbayes.inference.local.tilted import Tilted, cold_chains
+from fedbayes.numerics.gaussian import (
+    Gaussian,
+    eigenvectors,
+    gaussian_from_moments,
+    log_det,
+    packed,
+    unpacked,
+    where,
+    whitener,
+)
 from fedbayes.problem.prior import Prior
 
 _WIDE = 0.01  # precision of what is not known yet

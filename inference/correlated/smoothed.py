@@ -23,10 +23,10 @@ from jax import Array
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.answer import Coupled, Verdict, bad_clients
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, log_det, packed, whitener
 from fedbayes.inference.correlated.client import Told
 from fedbayes.inference.correlated.options import Layout, Options, by_client
 from fedbayes.inference.local.descent import make_batches
+from fedbayes.numerics.gaussian import Gaussian, log_det, packed, whitener
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, cavities_of, product_of
+from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer
 from fedbayes.inference.ep.step import HOPELESS, EPState
 from fedbayes.inference.merging.answer import DIAGNOSTICS as MERGING
+from fedbayes.numerics.host import cavities_of, product_of
 from fedbayes.rounds.state import Record, RunState
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from jax import Array
 
 from fedbayes.algorithm import Reply
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, packed, unpacked, whitener
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.inference.local.tilted import Tilted, Warm, laplace_evidence, site_of_gaussian
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, packed, unpacked, whitener
 from fedbayes.problem.clients import Client
 
 
@@ -21,8 +21,8 @@ class SiteMessage(NamedTuple):
     Attributes
     ----------
     site
-        Natural parameters; the precision is a triangle (:func:`~fedbayes.gaussian.packed`), or a vector ``(d,)`` for
-        diagonal sites.
+        Natural parameters; the precision is a triangle (:func:`~fedbayes.numerics.gaussian.packed`), or a vector
+        ``(d,)`` for diagonal sites.
     noise
         Expected squared Monte Carlo error of the global that this site causes, in posterior sds, summed over
         coordinates.

@@ -22,9 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Update
-from fedbayes.answer import Diagnostic, whiteners
-from fedbayes.gaussian import Gaussian, packed, unpacked, where, whitener
+from fedbayes.algorithm import Algorithm, Info, Method, Phase, Replies, Update
+from fedbayes.answer import Diagnostic
 from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.client import Shared, SiteMessage, local_update
 from fedbayes.inference.ep.step import (
@@ -53,6 +52,8 @@ from fedbayes.inference.local.tilted import (
 from fedbayes.inference.merging.merge import MergeState
 from fedbayes.inference.merging.one_shot import OneShot, one_shot
 from fedbayes.inference.mode import ModeState, mode_phase
+from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, where, whitener
+from fedbayes.numerics.host import whiteners
 from fedbayes.problem.prior import Prior
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
@@ -66,7 +67,7 @@ _MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that
 
 
 @dataclass(frozen=True, kw_only=True)
-class EP:
+class EP(Method):
     """Federated expectation propagation.
 
     Parameters

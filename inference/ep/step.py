@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import Gaussian, eigenvectors, log_det, whitener
+from fedbayes.numerics.gaussian import Gaussian, eigenvectors, log_det, whitener
 
 NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that needs no damping
 # Two undamped rounds at the fixed point differ by 1.4 times their noise (root mean square), rarely by three times.

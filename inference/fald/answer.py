@@ -8,21 +8,13 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import (
-    CLIENT,
-    COORDINATE,
-    REPLICATE,
-    Diagnostic,
-    Verdict,
-    log_joint,
-    normal_from_moments,
-    shortened,
-)
+from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, shortened
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
+from fedbayes.numerics.chains import chain_diagnostics
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import log_joint, normal_from_moments
 from fedbayes.problem.roster import Roster
-from fedbayes.results.arviz import chain_diagnostics
 from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import numpy as np
 
-from fedbayes.algorithm import Phase, Recording
+from fedbayes.algorithm import Method, Phase, Recording
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.fald import checks
 from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
@@ -21,7 +21,7 @@ from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class FALD(Options):
+class FALD(Options, Method):
     """Federated averaging Langevin dynamics.
 
     Parameters

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.gaussian import whitener
 from fedbayes.inference.coordinates import Coordinates
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.theory import covariance_inflation, participation_share
 from fedbayes.inference.mode import ModeState
+from fedbayes.numerics.gaussian import whitener
 
 _MOST_STEPS = 100  # local steps of the default
 _ITERATIONS = 200  # of the power method

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbayes.algorithm import Phase
+from fedbayes.algorithm import Method, Phase
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.fed_ensemble.answer import DIAGNOSTICS, EnsembleAnswer
 from fedbayes.inference.fed_ensemble.options import Options, check_roster
@@ -30,7 +30,7 @@ from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedEnsemble(Options):
+class FedEnsemble(Options, Method):
     """An ensemble of modes by federated averaging; ``fit.idata`` holds them as the draws of one chain.
 
     All options of :class:`FedAvg` but ``laplace`` and ``num_replicates`` hold for the members, ``proximal`` (FedProx)

@@ -8,7 +8,7 @@ marked "derived" corrects or sharpens them. Plain NumPy in float64, on the host.
 
 import numpy as np
 
-from fedbayes.gaussian import LOG_2PI
+from fedbayes.numerics.gaussian import LOG_2PI
 
 
 def interpolated(start: np.ndarray, features: np.ndarray, outcomes: np.ndarray) -> np.ndarray:

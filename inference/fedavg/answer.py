@@ -6,20 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import (
-    CLIENT,
-    REPLICATE,
-    Diagnostic,
-    GaussianAnswer,
-    Verdict,
-    bad_clients,
-    cavities_of,
-    log_joint,
-    product_of,
-    spread_of_means,
-)
-from fedbayes.gaussian import Gaussian
+from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, Verdict, bad_clients
 from fedbayes.inference.fedavg.clients import Own
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import cavities_of, log_joint, product_of, spread_of_means
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 

@@ -10,12 +10,12 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedbayes.gaussian import whitener
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.local.descent import Descended, descend, make_batches
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.marginal import integrate_locals, profile_locals
 from fedbayes.inference.local.tilted import cold_start
+from fedbayes.numerics.gaussian import whitener
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
 from fedbayes.problem.roster import Roster

@@ -7,11 +7,11 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update, no_inputs
-from fedbayes.gaussian import Gaussian, unpacked, where, whitener
 from fedbayes.inference.fedavg.clients import start_locals
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.fedavg.rounds import FedAvgState
 from fedbayes.inference.mode import expanded
+from fedbayes.numerics.gaussian import Gaussian, unpacked, where, whitener
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 

@@ -12,11 +12,13 @@ joint density with the prior counted once, in unconstrained space. Its minimum, 
 model's rounds end at ``(sum_c p_c C_c)^-1 sum_c p_c C_c optimum_c`` with ``C_c = I - (I - eta H_c)^K``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedbayes.algorithm import Phase
+import numpy as np
+
+from fedbayes.algorithm import Method, Phase, Private
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer, own_point
 from fedbayes.inference.fedavg.curvature import expanding
@@ -29,7 +31,7 @@ from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Options):
+class FedAvg(Options, Method):
     """Federated averaging: the mode of the posterior by clients' gradient steps, and a Laplace posterior around it.
 
     The mode is that of the density in unconstrained space, with the Jacobian of the transforms: it moves with the
@@ -89,7 +91,6 @@ class FedAvg(Options):
     laplace: bool | None = None
     num_replicates: int = 1
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
-    own_draws: ClassVar[Callable[..., Any]] = staticmethod(own_point)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,6 +119,10 @@ class FedAvg(Options):
         if self._ends_with_curvature(roster):
             return LaplaceAnswer(run, self.tolerance)
         return PointAnswer(roster, run, self.tolerance)
+
+    def own_draws(self, private: Private) -> np.ndarray:
+        """A client's own point as its only draw, see :class:`GIFAIR`."""
+        return own_point(private)
 
     def _ends_with_curvature(self, roster: Roster) -> bool:
         if self.fairness is not None:

@@ -10,7 +10,6 @@ import optax
 from jax import Array
 
 from fedbayes.algorithm import its_key, no_inputs
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.coordinates import Coordinates, LocalCoordinates, local_coordinates
 from fedbayes.inference.fedpa.options import STEPPING, Options
 from fedbayes.inference.fedpa.shrinkage import shrunk_delta, shrunk_factor, shrunk_precision
@@ -22,6 +21,7 @@ from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merging.estimators import ESTIMATORS, affordable
 from fedbayes.inference.merging.merge import LocalSummary
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 

@@ -10,7 +10,7 @@ from jax import Array
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedpa.clients import Clients, Factor, LocalFactor, Private, Shared
-from fedbayes.low_rank import LowRankGaussian
+from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 
@@ -44,7 +44,7 @@ def low_rank_merging(
     num_samples: int,
     tolerance: float,
 ) -> Algorithm:
-    """The round after which the product is a :class:`~fedbayes.low_rank.LowRankGaussian`; ``(l + 1) d`` numbers up.
+    """The round with a :class:`~fedbayes.numerics.low_rank.LowRankGaussian` as product; ``(l + 1) d`` numbers up.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Phase
+from fedbayes.algorithm import Method, Phase
 from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
 from fedbayes.inference.fedpa.checks import check_roster
 from fedbayes.inference.fedpa.clients import Clients, Shared, make_clients
@@ -57,7 +57,7 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPA(Options):
+class FedPA(Options, Method):
     """Federated posterior averaging.
 
     Parameters

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import whitener
-from fedbayes.low_rank import deflated
+from fedbayes.numerics.gaussian import whitener
+from fedbayes.numerics.low_rank import deflated
 
 
 def shrinkage_weight(num: int, rho: Array | float) -> Array | float:
@@ -83,7 +83,8 @@ def shrunk_factor(samples: Array, rho: Array | float, scale: Array | float = 1.0
     Returns
     -------
     tuple[Array, Array]
-        The basis, shape ``(l, d)``, and ``rho_l``: what :meth:`fedbayes.low_rank.LowRankGaussian.product` takes.
+        The basis, shape ``(l, d)``, and ``rho_l``: what
+        :meth:`fedbayes.numerics.low_rank.LowRankGaussian.product` takes.
     """
     scaled, weight = _centred(samples, rho, scale)
     return whitener(jnp.eye(len(scaled), dtype=scaled.dtype) + scaled @ scaled.T) @ scaled, weight

@@ -13,12 +13,12 @@ from jax import Array
 
 from fedbayes.algorithm import Reply, Update, Wanted
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian
-from fedbayes.importance import random_shift
 from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.log_factors import locals_given, log_factors
 from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.inference.local.tilted import Tilted, cold_chains
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.importance import random_shift
 from fedbayes.problem.clients import Client
 
 

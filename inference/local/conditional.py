@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import whitener_for
+from fedbayes.numerics.gaussian import whitener_for
 
 _LADDER = (0.0, 0.1, 10.0)  # Levenberg-Marquardt damping of a group's curvature that is no precision
 _SCALES = (1.0, 0.3, 0.05)  # of a Newton step
@@ -22,7 +22,7 @@ class Conditional(NamedTuple):
     mode
         Shape ``(m,)``.
     white
-        Each group's :func:`~fedbayes.gaussian.whitener` of the curvature, shape ``(groups, size, size)``.
+        Each group's :func:`~fedbayes.numerics.gaussian.whitener` of the curvature, shape ``(groups, size, size)``.
     """
 
     mode: Array

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.gaussian import LOG_2PI, log_det
-from fedbayes.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.moments import TiltedDraws
 from fedbayes.inference.local.nuts import nuts_chains
 from fedbayes.inference.local.tilted import Tilted, Warm
+from fedbayes.numerics.gaussian import LOG_2PI, log_det
+from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 
 
 class Drawn(NamedTuple):

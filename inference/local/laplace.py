@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.gaussian import symmetrised, whitener
+from fedbayes.numerics.gaussian import symmetrised, whitener
 
 # Levenberg-Marquardt damping values, all tried at once: under vmap a search by backtracking would wait for the worst
 # client
@@ -29,7 +29,7 @@ class Mode(NamedTuple):
     curvature
         Negative Hessian of the log density, shape ``(p, p)``, damped where it was not positive definite.
     white
-        Its :func:`~fedbayes.gaussian.whitener`.
+        Its :func:`~fedbayes.numerics.gaussian.whitener`.
     converged
         Whether the last Newton decrement, by the damped curvature, was below the tolerance: it is along a flat ridge as
         well, but not where the log density grows for ever.

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import Gaussian, eigenvectors, symmetrised, whitener
+from fedbayes.numerics.gaussian import Gaussian, eigenvectors, symmetrised, whitener
 
 
 class TiltedDraws(NamedTuple):

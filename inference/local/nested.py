@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
-from fedbayes.importance import log_mean_exp, pareto_smooth, quasi_normal
 from fedbayes.inference.local.conditional import Conditional, find_conditional
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
+from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal
 
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
 _NEWTON = 4  # steps to the mode of the locals given each draw of the globals

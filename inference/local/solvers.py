@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
-from fedbayes.importance import quasi_normal
 from fedbayes.inference.local.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.laplace import Mode
 from fedbayes.inference.local.moments import Estimator, SiteError
 from fedbayes.inference.local.nested import nested_site
 from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
+from fedbayes.numerics.importance import quasi_normal
 
 
 class Solver(NamedTuple):

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.moments import Estimator
 from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.inference.local.tilted import Tilted, cold_chains, laplace_evidence, site_of_gaussian, with_evidence
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.inference.local.laplace import Mode, find_mode
 from fedbayes.inference.local.moments import SiteError
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 
 NUM_CHAINS = 4  # of a local Markov chain sampler
 

@@ -8,23 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import (
-    CLIENT,
-    COORDINATE,
-    REPLICATE,
-    Diagnostic,
-    Verdict,
-    bad_clients,
-    cavities_of,
-    gaussian_draws,
-    gaussian_log_density,
-    log_integrals,
-    shortened,
-    spread_of_means,
-)
+from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.gaussian import Gaussian
-from fedbayes.low_rank import LowRankGaussian
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import cavities_of, gaussian_draws, gaussian_log_density, log_integrals, spread_of_means
+from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 

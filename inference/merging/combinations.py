@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import Gaussian, gaussian_from_moments, symmetrised, whitener
+from fedbayes.numerics.gaussian import Gaussian, gaussian_from_moments, symmetrised, whitener
 
 
 def consensus(draws: Array, precisions: Array) -> Array:

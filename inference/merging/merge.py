@@ -16,9 +16,9 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.errors import ResultCode
-from fedbayes.gaussian import Gaussian, packed, unpacked, where
 from fedbayes.inference.local.subposterior import Summary
 from fedbayes.inference.merging.combinations import Combination
+from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, where
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
 from fedbayes.problem.roster import Roster

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Phase
+from fedbayes.algorithm import Method, Phase
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary, samplers
 from fedbayes.inference.local.tilted import cold_start
@@ -46,7 +46,7 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneShot:
+class OneShot(Method):
     """One-shot combination of the clients' subposteriors.
 
     Parameters

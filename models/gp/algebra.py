@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import LOG_2PI, large_whitener
+from fedbayes.numerics.gaussian import LOG_2PI, large_whitener
 
 
 @jax.custom_jvp

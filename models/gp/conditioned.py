@@ -8,8 +8,8 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
-from fedbayes.gaussian import LOG_2PI
 from fedbayes.models.gp.normal import NormalRows
+from fedbayes.numerics.gaussian import LOG_2PI
 
 
 class Conditioned(NormalRows):

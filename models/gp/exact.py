@@ -10,11 +10,11 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
 from fedbayes.errors import ModelError
-from fedbayes.gaussian import LOG_2PI
 from fedbayes.models.gp.algebra import log_normal_density
 from fedbayes.models.gp.conditioned import Conditioned
 from fedbayes.models.gp.kernels import as_rows, check_positive
 from fedbayes.models.gp.normal import Process
+from fedbayes.numerics.gaussian import LOG_2PI
 
 JITTER = 1e-9  # of the covariance's mean diagonal
 MAX_ROWS = 10_000

@@ -8,10 +8,10 @@ from jax import Array
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.typing import ArrayLike
 
-from fedbayes.gaussian import LOG_2PI
 from fedbayes.models.gp.conditioned import Conditioned
 from fedbayes.models.gp.kernels import as_rows, check_positive
 from fedbayes.models.gp.normal import Process
+from fedbayes.numerics.gaussian import LOG_2PI
 
 JITTER = 1e-6  # of the mean diagonal of K_mm; it lowers the bound by about 1e-2 nats for 1,500 rows
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import log_ndtr, ndtr, ndtri
 
-from fedbayes.gaussian import LOG_2PI
+from fedbayes.numerics.gaussian import LOG_2PI
 
 # by precision: the ratio of the elastic net's penalties up to which a normal's tail is computed, and the exponential
 # variable below which a difference of squares would be rounding

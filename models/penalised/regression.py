@@ -10,8 +10,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fedbayes.errors import ModelError
-from fedbayes.gaussian import LOG_2PI
 from fedbayes.models.penalised.standardised import log_evidence, whitener_of_coefficients
+from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.problem.row_process import RowProcess
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from fedbayes.gaussian import symmetrised, whitener_for
+from fedbayes.numerics.gaussian import symmetrised, whitener_for
 
 Moments = tuple[Array, Array, Array]
 

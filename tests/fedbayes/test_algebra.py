@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.gaussian import (
+from fedbayes.numerics.gaussian import (
     Gaussian,
     eigenvectors,
     gaussian_from_moments,
@@ -20,7 +20,7 @@ from fedbayes.gaussian import (
     whitener,
     whitener_for,
 )
-from fedbayes.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
+from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.problem.clients import ClientArrays
 from fedbayes.problem.padding import _WORTH_A_BUCKET, bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.rounds.wire import decode, encode, named_arrays

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from fedbayes.inference.fedpa.shrinkage import shrunk_factor, shrunk_precision
-from fedbayes.low_rank import LowRankGaussian, deflated, spectrum
+from fedbayes.numerics.low_rank import LowRankGaussian, deflated, spectrum
 
 # rank, dimension, whether the stretch is a vector
 SHAPES = [(1, 4, True), (3, 7, True), (3, 7, False), (9, 5, True), (2, 1, False)]

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.mode import ModeState, _newton_step, expansion
 from fedbayes.models import eight_schools
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 
 

@@ -8,11 +8,12 @@ import pytest
 import xarray as xr
 
 import fedbayes as fb
-from fedbayes.answer import GaussianAnswer, product_of
+from fedbayes.answer import GaussianAnswer
 from fedbayes.calibration.calibrate import _dataset
 from fedbayes.errors import FederatedError
-from fedbayes.gaussian import Gaussian
 from fedbayes.models import hierarchical_linear, linear
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import product_of
 from fedbayes.problem.program import Block
 
 KEY = jax.random.key(0)

@@ -11,9 +11,10 @@ import pytest
 from scipy import linalg, stats
 
 import fedbayes as fb
-from fedbayes.answer import GaussianAnswer, cavities_of, product_of
-from fedbayes.gaussian import Gaussian
+from fedbayes.answer import GaussianAnswer
 from fedbayes.models import heart_disease, linear
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import cavities_of, product_of
 from fedbayes.problem.program import Block
 from fedbayes.results import conflict
 from fedbayes.results.conflict import agreement, conflict_of, gaussians_of, holm

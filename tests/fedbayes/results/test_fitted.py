@@ -10,10 +10,10 @@ import pytest
 import xarray as xr
 
 import fedbayes as fb
-from fedbayes.importance import quasi_normal, random_shift
 from fedbayes.inference.local.moments import TiltedDraws
 from fedbayes.inference.local.resampling import equal_weights, pool_size, resampling
 from fedbayes.models import hierarchical_linear as hm2
+from fedbayes.numerics.importance import quasi_normal, random_shift
 
 TAU, NOISE = np.array([0.5, 1.5]), 0.7
 MODEL = partial(hm2.model_noncentered, tau=TAU, noise_sd=NOISE)

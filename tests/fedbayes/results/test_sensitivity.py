@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 import fedbayes as fb
 from fedbayes.computing import computing
-from fedbayes.importance import pareto_smooth
+from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.results.arviz import shapes_of
 from fedbayes.results.sensitivity import (
     CONFLICT,

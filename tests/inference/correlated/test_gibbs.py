@@ -17,9 +17,9 @@ import pytest
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.correlated import gibbs
 from fedbayes.inference.correlated.server import cavity_of, convex
+from fedbayes.numerics.gaussian import Gaussian
 
 KEY = jax.random.key(3)
 BY_NUTS = Path(__file__).parents[2] / "data" / "gibbs_by_nuts.json"

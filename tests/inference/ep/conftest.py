@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedbayes.algorithm import Phase
-from fedbayes.answer import gaussian_moments
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local.after import AFTER
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_moments
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.loop import Run

@@ -9,10 +9,10 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.gaussian import packed
 from fedbayes.inference.local.tilted import Tilted
 from fedbayes.models import hierarchical_linear as hm2
 from fedbayes.models import linear
+from fedbayes.numerics.gaussian import packed
 from fedbayes.problem.problem import make_problem
 
 TAU, NOISE = np.array([0.5, 1.5, 0.8]), 0.7

@@ -14,12 +14,12 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.gaussian import Gaussian, packed, whitener
 from fedbayes.inference.ep import client, ep
 from fedbayes.inference.local import moments
 from fedbayes.inference.local.moments import SiteError, TiltedDraws, covariance_inversion, score_regression
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.inference.local.tilted import LocalSite
+from fedbayes.numerics.gaussian import Gaussian, packed, whitener
 
 V = 0.05**2 / 100
 # K: fixed point of EP (mean mu, mean l, sd mu, sd l), 40 x 40 Gauss-Hermite moments; from the method notes

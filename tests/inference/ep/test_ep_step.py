@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import fedbayes as fb
-from fedbayes.gaussian import Gaussian, whitener
 from fedbayes.inference.ep import step
 from fedbayes.inference.ep.answer import fixed_point_error
 from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress
 from fedbayes.models import linear
+from fedbayes.numerics.gaussian import Gaussian, whitener
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 import fedbayes as fb
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.after import AFTER
+from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.problem.problem import make_problem
-from fedbayes.results import arviz as output
 from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs
@@ -64,7 +64,7 @@ def test_globals_and_locals_follow_the_exact_posterior(fit, clients) -> None:
     draws = [fit.idata.posterior["mu"].values]
     draws += [fit.client_posterior(name).posterior["theta"].values for name in clients]
     for k, found in enumerate(draws):
-        effective = float(output.chain_diagnostics(found[..., None])["ess"].min())
+        effective = float(chain_diagnostics(found[..., None])["ess"].min())
         assert abs(found.mean() - mean[k]) / sd[k] < 5.0 / np.sqrt(effective)
         assert abs(found.std() / sd[k] - 1.0) < 0.02 + 5.0 / np.sqrt(2.0 * effective)
     joint = fit.client_posterior("a").posterior

@@ -11,11 +11,11 @@ import optax
 import pytest
 
 import fedbayes as fb
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.fedpa import clients as fedpa_clients
 from fedbayes.inference.local.sgd import covariance_factor
-from fedbayes.low_rank import LowRankGaussian
 from fedbayes.models import hierarchical_linear as hm2
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.low_rank import LowRankGaussian
 
 KEY = jax.random.key(4)
 NOISE, PRIOR = 0.5, 3.0

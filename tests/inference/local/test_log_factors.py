@@ -9,8 +9,8 @@ import pytest
 from scipy.special import roots_hermitenorm
 
 import fedbayes as fb
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local.log_factors import locals_given, log_factors
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 
 Y = np.array([1.0, 0.2, -0.5])

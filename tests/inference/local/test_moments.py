@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.gaussian import Gaussian
 from fedbayes.inference.local import moments
 from fedbayes.inference.local.moments import TiltedDraws, covariance_inversion, score_regression, symmetric_slope
+from fedbayes.numerics.gaussian import Gaussian
 
 SIZE = 4
 

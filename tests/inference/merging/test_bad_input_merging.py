@@ -16,7 +16,7 @@ from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.merging.answer import MergedAnswer
 from fedbayes.inference.merging.one_shot import OneShot
 from fedbayes.inference.options import DENSE_LIMIT, client_weights
-from fedbayes.low_rank import LowRankGaussian
+from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.programs import forget_programs
 

@@ -6,10 +6,10 @@ its r x r Gram matrix and ``p`` any power,
 
     (I - B' B)^p = I + B' h(G) B,    h(x) = ((1 - x)^p - 1) / x.
 
-The functions of ``G`` come from its eigenvalues by LAPACK, not from :func:`fedbayes.gaussian.whitener`: they can be
-kept from falling to zero by round-off (:func:`spectrum`), where elimination would break down. This runs at the edge,
-once and on a single matrix, where LAPACK cannot deadlock (DESIGN.md, "Traps"); don't map it over a batch inside a
-compiled round.
+The functions of ``G`` come from its eigenvalues by LAPACK, not from :func:`fedbayes.numerics.gaussian.whitener`: they
+can be kept from falling to zero by round-off (:func:`spectrum`), where elimination would break down. This runs at the
+edge, once and on a single matrix, where LAPACK cannot deadlock (DESIGN.md, "Traps"); don't map it over a batch inside
+a compiled round.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.gaussian import LOG_2PI
+from fedbayes.numerics.gaussian import LOG_2PI
 
 
 def deflated(basis: Array, vector: Array) -> Array:

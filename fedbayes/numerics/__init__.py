@@ -1,0 +1,1 @@
+"""Numerics that know nothing of federations: Gaussians, importance weights, chains."""
