@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from fedbayes.flower.codes import SiteError, SiteFailure
+from fedbayes.flower.codes import NoAnswer, SiteFailure
 from fedbayes.flower.state import StateFolder
 from fedbayes.flower.worker import PLACE_TAKEN, READY
 from fedbayes.network.naming import Config
@@ -70,7 +70,7 @@ class Caller:
                     return _receive(connection, deadline)
                 except (EOFError, OSError):
                     logger.warning("the worker died over a request; its log is %s", self.state.log)
-        raise SiteFailure(SiteError.WORKER_DIED, f"Two workers have died over this request: see {self.state.log}")
+        raise SiteFailure(NoAnswer.WORKER_DIED, f"Two workers have died over this request: see {self.state.log}")
 
     def _connect(self, deadline: float) -> Connection:
         """A connection on which a worker waits for the request."""
@@ -79,7 +79,7 @@ class Caller:
             if connection := self._greet(deadline):
                 return connection
             if started and started.poll() not in (None, 0, PLACE_TAKEN):
-                raise SiteFailure(SiteError.NO_WORKER, f"The worker did not start: see {self.state.log}")
+                raise SiteFailure(NoAnswer.NO_WORKER, f"The worker did not start: see {self.state.log}")
             if self._place_is_free() and (started is None or started.poll() is not None):
                 started = self._start()
             time.sleep(_PAUSE)
@@ -141,4 +141,4 @@ def _receive(connection: Connection, deadline: float) -> bytes:
 
 
 def _too_late() -> SiteFailure:
-    return SiteFailure(SiteError.TOO_LATE, "No answer by the deadline; the worker may still be computing.")
+    return SiteFailure(NoAnswer.TOO_LATE, "No answer by the deadline; the worker may still be computing.")

@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedbayes.flower.caller import Caller
-from fedbayes.flower.codes import SiteError, SiteFailure
+from fedbayes.flower.codes import NoAnswer, SiteFailure
 from fedbayes.flower.messages import ACTION, pack, unpack
 from fedbayes.flower.programs import parts
 from fedbayes.flower.source import fingerprint, locate
@@ -112,7 +112,7 @@ class SiteApp(ClientApp):
             code = failure.code
         except Exception:
             logger.exception("no answer")
-            code = SiteError.BROKEN
+            code = NoAnswer.BROKEN
         return Message(Error(code, code.meaning), reply_to=message)
 
     def _caller(self, config: Config) -> Caller:

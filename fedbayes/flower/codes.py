@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 
-class SiteError(IntEnum):
+class NoAnswer(IntEnum):
     """Why a site gave no answer, as the code of a Flower error. Flower's own codes are below 100."""
 
     BROKEN = 101
@@ -30,16 +30,16 @@ class SiteFailure(Exception):
         What the site's administrator reads.
     """
 
-    def __init__(self, code: SiteError, text: str) -> None:
+    def __init__(self, code: NoAnswer, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
 _MEANINGS = {
-    SiteError.BROKEN: "the client app failed; the node's log says how",
-    SiteError.NO_SITE_ID: "the node's configuration does not name its site",
-    SiteError.NO_STATE_FOLDER: "the site's state folder can't be used; the node's log says why",
-    SiteError.NO_WORKER: "the site's worker did not start; its log says why",
-    SiteError.WORKER_DIED: "the site's worker died of this request, twice; its log may say why",
-    SiteError.TOO_LATE: "the site had no answer by the deadline",
+    NoAnswer.BROKEN: "the client app failed; the node's log says how",
+    NoAnswer.NO_SITE_ID: "the node's configuration does not name its site",
+    NoAnswer.NO_STATE_FOLDER: "the site's state folder can't be used; the node's log says why",
+    NoAnswer.NO_WORKER: "the site's worker did not start; its log says why",
+    NoAnswer.WORKER_DIED: "the site's worker died of this request, twice; its log may say why",
+    NoAnswer.TOO_LATE: "the site had no answer by the deadline",
 }

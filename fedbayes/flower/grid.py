@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from fedbayes.flower.codes import SiteError
+from fedbayes.flower.codes import NoAnswer
 from fedbayes.flower.messages import MESSAGE_TYPE, pack, unpack
 from fedbayes.network.transport import Failure, NodeKey
 
@@ -22,7 +22,7 @@ _FAILURES = {
     3: Failure.LATE,  # the message has expired
     4: Failure.LATE,  # the answer has expired
     5: Failure.GONE,  # the node has sent no sign of life
-    SiteError.TOO_LATE: Failure.LATE,
+    NoAnswer.TOO_LATE: Failure.LATE,
 }
 
 
@@ -117,6 +117,6 @@ def _answer(address: int, message: Message) -> bytes | Failure:
 def _in_words(error: Error) -> str:
     """The error without the text that came with it, which may be that of an exception."""
     try:
-        return SiteError(error.code).meaning
+        return NoAnswer(error.code).meaning
     except ValueError:
         return f"Flower's error {error.code}"

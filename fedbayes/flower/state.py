@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedbayes.errors import ClientDataError
 from fedbayes.files import private_folder, replace_private_file
-from fedbayes.flower.codes import SiteError, SiteFailure
+from fedbayes.flower.codes import NoAnswer, SiteFailure
 from fedbayes.network.naming import Config, site_folder, site_name
 
 _LONGEST_SOCKET = 100  # bytes of a socket's path; systems allow 104 or 108
@@ -43,9 +43,9 @@ class StateFolder:
             site_name(config)
             return cls(site_folder(config))
         except ClientDataError as error:
-            raise SiteFailure(SiteError.NO_SITE_ID, str(error)) from error
+            raise SiteFailure(NoAnswer.NO_SITE_ID, str(error)) from error
         except OSError as error:
-            raise SiteFailure(SiteError.NO_STATE_FOLDER, f"The state folder can't be used: {error}") from error
+            raise SiteFailure(NoAnswer.NO_STATE_FOLDER, f"The state folder can't be used: {error}") from error
 
     @property
     def socket(self) -> str:

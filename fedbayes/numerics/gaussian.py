@@ -204,6 +204,9 @@ class Gaussian:
         return mean + jax.random.normal(key, (num, self.size), dtype=mean.dtype) @ white
 
 
+STRUCTURE = Gaussian(0.0, 0.0, 0.0)  # type: ignore[arg-type]  # its structure alone is meant
+
+
 def packed(gaussian: Gaussian) -> Gaussian:
     """The same factor with its precision as a triangle, shape ``(..., d (d + 1) / 2)``: what travels."""
     rows, columns = np.tril_indices(gaussian.size)

@@ -43,7 +43,7 @@ def local() -> infer_config:
     return infer_config(config_fn=lambda site: {LOCAL: True})
 
 
-class Site(NamedTuple):
+class TracedSite(NamedTuple):
     """What the library needs to know of one site, without its values.
 
     Attributes
@@ -90,9 +90,9 @@ class Site(NamedTuple):
     integrated: tuple[str, ...] = ()
 
 
-def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, Site]:
+def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, TracedSite]:
     """The program's sites, by tracing it on shapes: nothing is computed."""
-    found: dict[str, Site] = {}
+    found: dict[str, TracedSite] = {}
 
     def run(data: Arrays) -> None:
         # init_to_uniform gives values to priors that can't be sampled
@@ -104,17 +104,18 @@ def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[s
     return found
 
 
-def _site(site: dict, data: Arrays) -> Site:
+def _site(site: dict, data: Arrays) -> TracedSite:
     if site["type"] == "plate":
         size, subsample = site["args"]
-        return Site("plate", plates=((size, size if subsample is None else subsample),))
+        return TracedSite("plate", plates=((size, size if subsample is None else subsample),))
     if site["type"] == "param":
         weights = jax.tree.leaves(site["value"], is_leaf=lambda weight: isinstance(weight, ParamShape))
         # NumPyro replaces the weights of a network that have a prior by placeholders
-        return Site("module" if weights and all(isinstance(weight, ParamShape) for weight in weights) else "param")
+        network = weights and all(isinstance(weight, ParamShape) for weight in weights)
+        return TracedSite("module" if network else "param")
     shape = tuple(jnp.shape(site["value"])) if site["type"] in ("sample", "deterministic") else ()
     if site["type"] != "sample":
-        return Site(site["type"], shape)
+        return TracedSite(site["type"], shape)
     event_dim = len(site["fn"].event_shape)
     frames = ((frame.name, len(shape) - event_dim + frame.dim) for frame in site["cond_indep_stack"])
     plates = tuple((plate, axis) for plate, axis in frames if 0 <= axis < len(shape))
@@ -122,7 +123,7 @@ def _site(site: dict, data: Arrays) -> Site:
     if site["is_observed"]:
         argument = next((key for key, value in data.items() if value is site["value"]), None)
         known, process = _outcome(site, argument), isinstance(site["fn"], RowProcess)
-        return Site(
+        return TracedSite(
             "observed",
             shape,
             event_dim,
@@ -139,7 +140,7 @@ def _site(site: dict, data: Arrays) -> Site:
     discrete = site["fn"].support.is_discrete
     unconstrained = () if discrete else _unconstrained_shape(site)
     mine = bool(site["infer"].get(LOCAL))
-    return Site("latent", shape, event_dim, unconstrained, mine, discrete, plates, scanned=scanned)
+    return TracedSite("latent", shape, event_dim, unconstrained, mine, discrete, plates, scanned=scanned)
 
 
 def _outcome(site: dict, argument: str | None) -> Outcome | None:
@@ -201,7 +202,7 @@ def split(
     return program
 
 
-def _integrated(sites: Mapping[str, Site]) -> tuple[str, ...]:
+def _integrated(sites: Mapping[str, TracedSite]) -> tuple[str, ...]:
     """Names of what the densities of the program have integrated out."""
     found = [name for site in sites.values() for name in site.integrated]
     twice = [name for name in found if name in sites or found.count(name) > 1]
@@ -214,7 +215,7 @@ def _integrated(sites: Mapping[str, Site]) -> tuple[str, ...]:
 
 
 def _missing_outcomes(
-    model: Model, static: Mapping[str, Any], data: Arrays, sites: Mapping[str, Site]
+    model: Model, static: Mapping[str, Any], data: Arrays, sites: Mapping[str, TracedSite]
 ) -> tuple[str, ...]:
     """The latents of NumPyro's ``obs_mask``: with nothing else that looks at them, they integrate to one."""
     found = tuple(name for name in sites if name.endswith("_unobserved") and f"{completed(name)}_observed" in sites)
@@ -229,7 +230,7 @@ def _missing_outcomes(
     return found
 
 
-def _readers(model: Model, static: Mapping[str, Any], data: Arrays, name: str, site: Site) -> set[str]:
+def _readers(model: Model, static: Mapping[str, Any], data: Arrays, name: str, site: TracedSite) -> set[str]:
     """The sites whose log-probability depends on the value of the latent ``name``."""
 
     def terms(value: Array) -> dict[str, Array]:
@@ -243,7 +244,7 @@ def _readers(model: Model, static: Mapping[str, Any], data: Arrays, name: str, s
     return {term for term, var in variables if id(value) in leading_to(jaxpr.jaxpr, [var])[1]}
 
 
-def _warn(sites: Mapping[str, Site], globals_: Block) -> None:
+def _warn(sites: Mapping[str, TracedSite], globals_: Block) -> None:
     """Programs that run, but seldom mean what they say."""
     for name, site in sites.items():
         own = site.shape[: len(site.shape) - site.event_dim]
@@ -286,7 +287,7 @@ def _check_enumerates(program: Program, data: Arrays, discrete: set[str]) -> Non
         ) from error
 
 
-def _check_splittable(sites: Mapping[str, Site]) -> None:
+def _check_splittable(sites: Mapping[str, TracedSite]) -> None:
     if not any(site.kind == "observed" for site in sites.values()):
         raise ModelError(
             "The program has no observed site, so the clients' data say nothing about it. Pass the data to a site: "
@@ -295,7 +296,7 @@ def _check_splittable(sites: Mapping[str, Site]) -> None:
     for name, site in sites.items():
         if site.kind == "param":
             raise ModelError(
-                f"Site '{name}' is a `numpyro.param`: it has no prior, so it has no posterior. "
+                f"TracedSite '{name}' is a `numpyro.param`: it has no prior, so it has no posterior. "
                 "Write `numpyro.sample` with a prior instead (for networks: `random_flax_module` and its relatives)."
             )
         if site.kind == "plate" and site.plates[0][0] != site.plates[0][1]:
@@ -306,7 +307,9 @@ def _check_splittable(sites: Mapping[str, Site]) -> None:
             )
 
 
-def _local_latents(sites: Mapping[str, Site], latents: Mapping[str, Site], local_names: Sequence[str]) -> set[str]:
+def _local_latents(
+    sites: Mapping[str, TracedSite], latents: Mapping[str, TracedSite], local_names: Sequence[str]
+) -> set[str]:
     marked = {name for name, site in latents.items() if site.local}
     for name in local_names:
         # a reparameterised site is deterministic, and its auxiliary latents carry its name: theta -> theta_decentered

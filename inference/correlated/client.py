@@ -18,7 +18,7 @@ from fedbayes.inference.local.after import Personal
 from fedbayes.inference.local.conditional import find_conditional
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.inference.local.tilted import Warm, cold_chains, cold_start
-from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, unpacked
+from fedbayes.numerics.gaussian import LOG_2PI, STRUCTURE, Gaussian, unpacked
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.problem.clients import Client
 
@@ -97,7 +97,7 @@ class Told(NamedTuple):
 
 def after(layout: Layout) -> Mapping[str, Update]:
     """Log-likelihoods at the server's draws, and the client's own posterior from them."""
-    told = Told(0.0, Gaussian(0.0, 0.0, 0.0))  # type: ignore[arg-type]  # its structure alone is meant
+    told = Told(0.0, STRUCTURE)  # type: ignore[arg-type]  # its structure alone is meant
     return {
         "log_likelihood": Update(partial(_log_likelihood, layout), _shift_of(layout), told),
         "given_coupled": Update(partial(_posterior, layout), _posterior_inputs(layout), told, stays=True),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbayes.algorithm import Algorithm, Method, Phase, Update
+from fedbayes.algorithm import Algorithm, Method, Phase, Update, keep
 from fedbayes.answer import Answer, Diagnostic
 from fedbayes.inference.correlated.answer import DIAGNOSTICS, BayesAnswer
 from fedbayes.inference.correlated.client import after, begin, update
@@ -125,7 +125,7 @@ class CorrelatedClients(Options, Method):
             init_client=partial(begin, layout),
             updates={name: update(layout, known[name], draws=name != "laplace") for name in names},
             aggregate=partial(aggregate, layout, roster.prior, self.num_sweeps, self.tolerance),
-            choose=partial(_choose, others) if len(names) > 1 else Algorithm._field_defaults["choose"],
+            choose=partial(_choose, others) if len(names) > 1 else keep,
         )
 
     def after(self, roster: Roster) -> Mapping[str, Update]:

@@ -217,8 +217,3 @@ def _check_smoothed(config: Options, roster: Roster, latent: str) -> None:
             f"/ {size} is singular after the first round. Write a smaller value, such as 0.1, or `update='bayes'`."
         )
     check_batch(config.batch_size, roster)
-
-
-def estimates_of(layout: Layout, flat: np.ndarray) -> np.ndarray:
-    """Coefficients ``(..., m)`` in the latent's shape."""
-    return flat.reshape(*flat.shape[:-1], *layout.shape)

@@ -17,7 +17,7 @@ from fedbayes.inference.local.draws import by_importance, by_nuts, importance_in
 from fedbayes.inference.local.log_factors import locals_given, log_factors
 from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.inference.local.tilted import Tilted, cold_chains
-from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.gaussian import STRUCTURE, Gaussian
 from fedbayes.numerics.importance import random_shift
 from fedbayes.problem.clients import Client
 
@@ -87,11 +87,9 @@ def _chained_inputs(key: Array, wanted: Wanted, num_locals: int) -> tuple[Array,
     return nuts_inputs(key, wanted.mean.shape[0] + num_locals)
 
 
-_CAVITY = Gaussian(0.0, 0.0, 0.0)  # type: ignore[arg-type]  # its structure alone is meant
-
 AFTER: Mapping[str, Update] = {
-    "log_likelihood": Update(_log_likelihood, _log_likelihood_inputs, _CAVITY),
-    "given": Update(_given, _given_inputs, _CAVITY, stays=True),
-    "resampled": Update(_resampled, _resampled_inputs, _CAVITY, stays=True),
-    "chained": Update(_chained, _chained_inputs, _CAVITY, stays=True),
+    "log_likelihood": Update(_log_likelihood, _log_likelihood_inputs, STRUCTURE),
+    "given": Update(_given, _given_inputs, STRUCTURE, stays=True),
+    "resampled": Update(_resampled, _resampled_inputs, STRUCTURE, stays=True),
+    "chained": Update(_chained, _chained_inputs, STRUCTURE, stays=True),
 }

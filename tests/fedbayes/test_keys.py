@@ -45,17 +45,22 @@ def test_their_numbers_stand_in_one_file() -> None:
     assert found == []
 
 
+def noise(fit, name, **options) -> np.ndarray:
+    """Of predictions of a linear model: at unit rows their means are the coefficients."""
+    posterior = fit.idata.posterior if name is None else fit.client_posterior(name).posterior
+    return fit.predict(name, x=ROWS, **options).posterior_predictive["y"].values - posterior["beta"].values
+
+
 def test_predictions_of_two_clients_have_noise_of_their_own(small_fit) -> None:
-    """These clients have no latents of their own, so that with the same noise their predictions would be equal."""
+    """It was the same, so that the difference of two clients' predictions had none."""
     asked = [*small_fit.client_names, None]
-    drawn = [small_fit.predict(name, x=ROWS).posterior_predictive["y"].values for name in asked]
-    again = small_fit.predict(asked[0], x=ROWS).posterior_predictive["y"].values
-    np.testing.assert_array_equal(again, drawn[0])
-    shared = [small_fit.predict(name, x=ROWS, key=jax.random.key(5)) for name in asked[:2]]
-    np.testing.assert_array_equal(*(each.posterior_predictive["y"].values for each in shared))  # the control
-    for place, one in enumerate(drawn):
-        for other in drawn[place + 1 :]:
-            assert np.all(one != other)
+    found = [noise(small_fit, name) for name in asked]
+    for place, one in enumerate(found):
+        for other in found[place + 1 :]:
+            assert np.all(np.abs(one - other) > 1e-9)
+    np.testing.assert_array_equal(noise(small_fit, asked[0]), found[0])
+    one, other = (noise(small_fit, name, key=jax.random.key(5)) for name in asked[:2])
+    np.testing.assert_allclose(one, other, atol=1e-12)  # the same key gives the same noise: the comparison sees it
 
 
 def test_clients_that_join_later_are_told_apart_by_their_data(small_fit) -> None:

@@ -8,7 +8,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedbayes.flower import client_app
-from fedbayes.flower.codes import SiteError
+from fedbayes.flower.codes import NoAnswer
 from fedbayes.flower.messages import MESSAGE_TYPE, pack
 
 
@@ -25,8 +25,8 @@ app = client_app("a_study_that_is_not_there")
 @pytest.mark.parametrize(
     ("config", "code", "told"),
     [
-        ({"site-id": ""}, SiteError.NO_SITE_ID, "does not name its site"),
-        ({"site-id": "north", "state-dir": "/proc/nowhere"}, SiteError.NO_STATE_FOLDER, "state folder can't be used"),
+        ({"site-id": ""}, NoAnswer.NO_SITE_ID, "does not name its site"),
+        ({"site-id": "north", "state-dir": "/proc/nowhere"}, NoAnswer.NO_STATE_FOLDER, "state folder can't be used"),
     ],
     ids=["no name", "no folder"],
 )

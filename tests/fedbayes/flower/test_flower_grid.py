@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedbayes.flower.codes import SiteError
+from fedbayes.flower.codes import NoAnswer
 from fedbayes.flower.grid import GridTransport
 from fedbayes.flower.messages import pack, unpack
 from fedbayes.network.transport import Failure
@@ -94,8 +94,8 @@ def test_answers_come_as_they_are_given():
         (5, Failure.GONE),
         (8, Failure.FAILED),
         (999, Failure.FAILED),
-        (SiteError.WORKER_DIED, Failure.FAILED),
-        (SiteError.TOO_LATE, Failure.LATE),
+        (NoAnswer.WORKER_DIED, Failure.FAILED),
+        (NoAnswer.TOO_LATE, Failure.LATE),
     ],
 )
 def test_errors_become_failures(code, failure):
@@ -103,7 +103,7 @@ def test_errors_become_failures(code, failure):
 
 
 def test_the_text_of_an_error_is_not_written_down(caplog):
-    collect(FakeGrid({1: (0.0, Error(2, "a secret")), 2: (0.0, Error(SiteError.NO_SITE_ID, "a secret"))}))
+    collect(FakeGrid({1: (0.0, Error(2, "a secret")), 2: (0.0, Error(NoAnswer.NO_SITE_ID, "a secret"))}))
     assert "secret" not in caplog.text
     assert "node 1: Flower's error 2" in caplog.text
     assert "node 2: the node's configuration does not name its site" in caplog.text

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 from federation import wait_until
 
 from fedbayes.flower.caller import Caller
-from fedbayes.flower.codes import SiteError, SiteFailure
+from fedbayes.flower.codes import NoAnswer, SiteFailure
 from fedbayes.flower.source import fingerprint, locate
 from fedbayes.flower.state import StateFolder
 
@@ -123,21 +123,21 @@ def test_a_worker_killed_over_a_request_is_replaced_and_the_request_answered(cal
 
 @pytest.mark.parametrize("what", ["raise", "exit"])
 def test_a_request_that_kills_two_workers_fails(what, caller):
-    assert fails(caller, what) == SiteError.WORKER_DIED
+    assert fails(caller, what) == NoAnswer.WORKER_DIED
     assert caller.state.log.read_text().count("worker is ready") == 2
     assert ask(caller)["calls"] == 1
 
 
 def test_code_that_does_not_load_is_a_failure(caller):
-    assert fails(replace(caller, module="no_such_module"), "") == SiteError.NO_WORKER
+    assert fails(replace(caller, module="no_such_module"), "") == NoAnswer.NO_WORKER
     assert "No module named 'no_such_module'" in caller.state.log.read_text()
     assert ask(caller)["calls"] == 1
 
 
 def test_a_late_request_fails_and_its_worker_goes_on(caller):
     pid = ask(caller)["pid"]
-    assert fails(caller, "sleep3", timeout=1.0) == SiteError.TOO_LATE
-    assert fails(caller, "", timeout=0.5) == SiteError.TOO_LATE  # the worker is still busy
+    assert fails(caller, "sleep3", timeout=1.0) == NoAnswer.TOO_LATE
+    assert fails(caller, "", timeout=0.5) == NoAnswer.TOO_LATE  # the worker is still busy
     answer = ask(caller)
     assert (answer["pid"], answer["calls"]) == (pid, 3)  # the one that was too late while it waited was never begun
 
@@ -203,14 +203,14 @@ def test_an_open_folder_is_closed(tmp_path):
 def test_a_site_needs_a_name(name):
     with pytest.raises(SiteFailure, match=r"does not say whose data it holds|A site is called") as caught:
         StateFolder.of({"site-id": name})
-    assert caught.value.code == SiteError.NO_SITE_ID
+    assert caught.value.code == NoAnswer.NO_SITE_ID
 
 
 def test_a_folder_that_is_none_is_a_failure(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SiteFailure, match="The state folder can't be used") as caught:
         StateFolder.of({"site-id": "north", "state-dir": str(tmp_path / "file")})
-    assert caught.value.code == SiteError.NO_STATE_FOLDER
+    assert caught.value.code == NoAnswer.NO_STATE_FOLDER
 
 
 def test_the_folder_is_the_users_by_default(tmp_path, monkeypatch):
