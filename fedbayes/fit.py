@@ -24,7 +24,7 @@ from fedbayes.problem.twins import warn_of_twins
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_same, read_meta, state_file
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
-from fedbayes.rounds.executors import EXECUTORS, Batched, InProcess
+from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Bar, Silent
@@ -45,7 +45,7 @@ def fit_federated(
     dims: Mapping[str, Sequence[str]] | None = None,
     num_draws: int = 1000,
     correct: bool = True,
-    executor: str | InProcess = "batched",
+    executor: str | Executor = "batched",
     mesh: jax.sharding.Mesh | None = None,
     progress: bool = True,
     checkpoint: str | os.PathLike | None = None,
@@ -265,14 +265,14 @@ def _written(method: object) -> str:
     return f"fedbayes.{name if name in known else 'EP'}(...)"
 
 
-def _executor(executor: str | InProcess, mesh: jax.sharding.Mesh | None) -> InProcess:
+def _executor(executor: str | Executor, mesh: jax.sharding.Mesh | None) -> Executor:
     if mesh is not None:
         return Batched(mesh)
     if isinstance(executor, str):
         if executor not in EXECUTORS:
             raise ValueError(f"`executor` is {executor!r}; the executors are {sorted(EXECUTORS)}.")
         return EXECUTORS[executor]()
-    if not hasattr(executor, "connect"):
+    if not isinstance(executor, Executor):
         raise TypeError(
             f"`executor` is {executor!r}; write one of {sorted(EXECUTORS)}, or an object such as "
             "`fedbayes.executors.Sequential(compiled=False)`."

@@ -20,7 +20,7 @@ from fedbayes.network.register import Register
 from fedbayes.network.transport import Failure
 from fedbayes.problem.problem import Problem
 from fedbayes.rounds.exchange import Collected, Heard, Round, told
-from fedbayes.rounds.executors import InProcess, summed
+from fedbayes.rounds.executors import Executor, summed
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays, named_arrays
 
@@ -49,7 +49,7 @@ class Patience:
     give_up_after: float = 3600.0
 
 
-class Remote(InProcess):
+class Remote(Executor):
     """Clients that are other processes.
 
     Parameters
@@ -72,7 +72,6 @@ class Remote(InProcess):
     """
 
     def __init__(self, register: Register, seats: tuple[Seat, ...], patience: Patience, *, resumable: bool) -> None:
-        super().__init__()
         self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
         self.run_name = secrets.token_hex(8)
         self._order = self._saved = self._phase = 0
@@ -85,7 +84,7 @@ class Remote(InProcess):
         self.lenient = False
 
     def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
-        """See :class:`~fedbayes.rounds.executors.InProcess`; the clients' secrets are their own."""
+        """See :class:`~fedbayes.rounds.executors.Executor`; the clients' secrets are their own."""
         super().connect(programs, problem, key)
         self._impl = str(jax.random.key_impl(key))
         self._charter = {**written_roster(problem.roster), "impl": self._impl}
@@ -112,7 +111,7 @@ class Remote(InProcess):
 
     def private(self, place: int) -> NoReturn:
         """Refused: a client's private state is at the client."""
-        self.recorded(place)
+        raise elsewhere(self._problem.names[place])
 
     def snapshot(self) -> bytes:
         """See :class:`~fedbayes.rounds.executors.Executor`."""

@@ -31,7 +31,7 @@ from fedbayes.results.replicates import Replicates, observed_outcomes, replicate
 from fedbayes.results.rounds import Communication, communication, rounds_dataset, unheard
 from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_savable, write_fit
 from fedbayes.results.selection import Rule, selection_of
-from fedbayes.rounds.executors import InProcess
+from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.state import RunState
 
@@ -61,7 +61,7 @@ class FederatedFit(LeavingOut, Questions):
         method: Method,
         run: RunState,
         programs: Programs,
-        executor: InProcess,
+        executor: Executor,
         key: Array,
         shown: Presentation,
         saved: SavedPosterior | None = None,

@@ -20,7 +20,7 @@ from fedbayes.problem.clients import ClientArrays, prepare_like
 from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.rounds.exchange import Heard, Round
-from fedbayes.rounds.executors import Batched, InProcess
+from fedbayes.rounds.executors import Batched, Executor
 from fedbayes.rounds.memory import memory_explained
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.state import RunState
@@ -48,7 +48,7 @@ class Personal(NamedTuple):
 class Clients:
     """The clients of a fit, asked once its rounds are over; in double precision, which the caller switches on."""
 
-    def __init__(self, problem: Problem, answer: Answer, run: RunState, executor: InProcess, key: Array) -> None:
+    def __init__(self, problem: Problem, answer: Answer, run: RunState, executor: Executor, key: Array) -> None:
         self._problem, self._answer, self._run, self._executor = problem, answer, run, executor
         self._key = key_for(key, Purpose.ASKED)
         self._kept: Kept[Personal] = Kept(_KEPT)

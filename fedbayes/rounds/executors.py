@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,53 +36,62 @@ _CHUNK_VALUES = {"cpu": 1 << 20}
 _CHUNK_VALUES_ELSEWHERE = 1 << 26
 
 
-class Executor(Protocol):
-    """Runs clients' updates and owns their private states."""
+class Executor(ABC):
+    """Runs clients' updates and owns their private states, or knows the processes that do."""
 
+    _programs: Programs
+    _problem: Problem
+
+    def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
+        """Before a fit: the code, the clients with what is known of their data, and the fit's key."""
+        self._programs, self._problem = programs, problem
+
+    @abstractmethod
     def begin(self, phase: int, shared: Shared, key: Key) -> None:
         """Every client makes its private state for a phase, from the first broadcast."""
-        ...
 
+    @abstractmethod
     def run(self, order: Round) -> Heard:
         """One round."""
-        ...
 
+    @abstractmethod
     def record(self, phase: int, shared: Shared) -> None:
         """Every client keeps its own part of the draw that the chains have just made."""
-        ...
+
+    @abstractmethod
+    def recorded(self, place: int) -> np.ndarray:
+        """One client's own part of all draws, shape ``(draw, replicate, m)``; refused where clients are elsewhere."""
+
+    @abstractmethod
+    def private(self, place: int) -> Private:
+        """One client's private state, for what it is asked itself; refused where clients are elsewhere."""
 
     def fuse(self, phase: int, block: int) -> Callable | None:
         """A block of rounds as one program, ``(state, key, first_round, stride, size) -> FusedRounds``, or ``None``."""
-        ...
+        return None
 
+    @abstractmethod
     def snapshot(self) -> bytes:
         """The private states and recorded draws, for a checkpoint; empty where clients keep their own."""
-        ...
 
+    @abstractmethod
     def restore(self, saved: bytes) -> None:
         """Go on from a snapshot; ``begin`` was called for its phase."""
-        ...
 
 
-class InProcess(ABC):
+class InProcess(Executor):
     """What executors in one process share: clients, their secrets, their private states and recorded draws."""
 
     def __init__(self) -> None:
-        self._programs: Programs
-        self._problem: Problem
         self._secrets: Key
         self._states: list[Private] = []
         self._draws: list[list[np.ndarray]] = []
 
     def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
-        """Before a fit: the code, the clients with their data, and the fit's key, from which their secrets are made."""
-        self._programs, self._problem = programs, problem
+        """See :class:`Executor`; the clients' secrets are made from the fit's key."""
+        super().connect(programs, problem, key)
         self._secrets = client_secrets(key, len(problem.names))
         self._states, self._draws = [], []
-
-    @abstractmethod
-    def run(self, order: Round) -> Heard:
-        """See :class:`Executor`."""
 
     def begin(self, phase: int, shared: Shared, key: Key) -> None:
         """See :class:`Executor`."""
@@ -106,12 +115,12 @@ class InProcess(ABC):
         self._draws.append([np.asarray(draw(shared, mine))[None] for mine in self._states])
 
     def recorded(self, place: int) -> np.ndarray:
-        """One client's own part of all draws, shape ``(draw, replicate, m)``."""
+        """See :class:`Executor`."""
         bucket, at = self._problem.locate(place)
         return np.concatenate([block[bucket][:, at] for block in self._draws])
 
     def private(self, place: int) -> Private:
-        """One client's private state: for what a client is asked for itself, as it never leaves it."""
+        """See :class:`Executor`."""
         bucket, at = self._problem.locate(place)
         return jax.tree.map(lambda leaf: leaf[at], self._states[bucket])
 
@@ -134,10 +143,6 @@ class InProcess(ABC):
             return old
 
         self._states[bucket] = jax.tree.map(replaced, self._states[bucket], new)
-
-    def fuse(self, phase: int, block: int) -> Callable | None:
-        """See :class:`Executor`."""
-        return None
 
     def snapshot(self) -> bytes:
         """See :class:`Executor`."""
@@ -358,4 +363,4 @@ class Loopback(Sequential):
         return jax.tree.map(jnp.asarray, decode(answer, reply))
 
 
-EXECUTORS: Mapping[str, Callable[[], InProcess]] = {"batched": Batched, "sequential": Sequential, "loopback": Loopback}
+EXECUTORS: Mapping[str, Callable[[], Executor]] = {"batched": Batched, "sequential": Sequential, "loopback": Loopback}
