@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.inference.coordinates import Coordinates
+from fedbayes.inference.curvature import client_energies, largest_eigenvalue
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.theory import covariance_inflation, participation_share
+from fedbayes.inference.local.coordinates import Coordinates
 from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import whitener
 
 _MOST_STEPS = 100  # local steps of the default
-_ITERATIONS = 200  # of the power method
 
 
 class Plan(NamedTuple):
@@ -86,7 +86,7 @@ def make_plan(
     ``eta K`` (8 clients with a common scale: 9 percent in the sds at ``eta K = 0.4``, 3 percent at 0.1).
     """
     p = jnp.asarray(weights)
-    hessians, slopes = _energies(mode, coordinates, p)
+    hessians, slopes = client_energies(mode, coordinates, p)
     mean, square = jnp.einsum("c,cij->ij", p, hessians), jnp.einsum("c,cij,cjk->ik", p, hessians, hessians)
     largest = jax.vmap(largest_eigenvalue)(hessians)
     shifted = jax.vmap(lambda h, top: top - largest_eigenvalue(top * jnp.eye(len(h)) - h))(hessians, largest)
@@ -128,36 +128,6 @@ def _first_step(config: Options, smooth: Array, default: Array) -> Array:
     if isinstance(step, str):
         return 0.5 / smooth
     return default if step is None else jnp.asarray(step, jnp.float64)
-
-
-def largest_curvature(mode: ModeState, coordinates: Coordinates, p: Array) -> Array:
-    """The largest curvature of any client's energy at the mode, in the shared coordinates."""
-    hessians, _ = _energies(mode, coordinates, p)
-    return jnp.max(jax.vmap(largest_eigenvalue)(hessians))
-
-
-def _energies(mode: ModeState, coordinates: Coordinates, p: Array) -> tuple[Array, Array]:
-    """Hessians ``(N, d, d)`` and gradients ``(N, d)`` of the client energies at the mode."""
-    prior, at = mode.prior, mode.best
-    prior_slope = coordinates.pulled_back(prior.precision @ at - prior.shift)
-    prior_curvature = coordinates.curvature(prior.precision)
-    slopes = jax.vmap(lambda site: coordinates.pulled_back(site.precision @ at - site.shift))(mode.sites)
-    hessians = jax.vmap(lambda site: coordinates.curvature(site.precision))(mode.sites)
-    return hessians / p[:, None, None] + prior_curvature, slopes / p[:, None] + prior_slope
-
-
-def largest_eigenvalue(matrix: Array) -> Array:
-    """Largest eigenvalue of a symmetric matrix by the power method, from below; matrix products alone."""
-    size = matrix.shape[0]
-    shift = jnp.max(jnp.sum(jnp.abs(matrix), axis=1))  # bounds all eigenvalues, so that the largest dominates
-    start = jnp.cos(jnp.arange(size) ** 2 + 1.0)
-
-    def multiply(_: int, x: Array) -> Array:
-        y = matrix @ x + shift * x
-        return y / jnp.sqrt(jnp.sum(y**2) + 1e-300)
-
-    x = jax.lax.fori_loop(0, _ITERATIONS, multiply, start / jnp.sqrt(jnp.sum(start**2)))
-    return x @ matrix @ x
 
 
 def participation_bias(config: Options, num: int) -> float:

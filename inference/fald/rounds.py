@@ -23,9 +23,10 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.errors import ResultCode
-from fedbayes.inference.coordinates import Coordinates, LocalCoordinates, local_coordinates, shared_coordinates
+from fedbayes.inference.curvature import shared_coordinates
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.plan import Plan, make_plan, no_plan
+from fedbayes.inference.local.coordinates import Coordinates, LocalCoordinates, local_coordinates
 from fedbayes.inference.local.energy import Energy
 from fedbayes.inference.mode import ModeState
 from fedbayes.problem.clients import Client

@@ -10,9 +10,9 @@ import optax
 from jax import Array
 
 from fedbayes.algorithm import its_key, no_inputs
-from fedbayes.inference.coordinates import Coordinates, LocalCoordinates, local_coordinates
 from fedbayes.inference.fedpa.options import STEPPING, Options
 from fedbayes.inference.fedpa.shrinkage import shrunk_delta, shrunk_factor, shrunk_precision
+from fedbayes.inference.local.coordinates import Coordinates, LocalCoordinates, local_coordinates
 from fedbayes.inference.local.descent import descend
 from fedbayes.inference.local.energy import Energy
 from fedbayes.inference.local.moments import TiltedDraws, covariance_inversion

@@ -12,8 +12,7 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.errors import ResultCode, usable
-from fedbayes.inference.coordinates import shared_coordinates
-from fedbayes.inference.fald.plan import largest_curvature
+from fedbayes.inference.curvature import largest_curvature, shared_coordinates
 from fedbayes.inference.fedavg.rounds import server_step
 from fedbayes.inference.fedpa.clients import Clients, LocalDelta, Private, Shared
 from fedbayes.inference.fedpa.options import Options

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.inference.coordinates import Coordinates, LocalCoordinates
+from fedbayes.inference.local.coordinates import Coordinates, LocalCoordinates
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
 

@@ -18,7 +18,6 @@ from jax import Array
 
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.tilted import cold_start
-from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import Gaussian, symmetrised, whitener
 from fedbayes.problem.clients import Client
 
@@ -87,21 +86,6 @@ class LocalCoordinates(NamedTuple):
     def locals_at(self, u: Array, v: Array) -> Array:
         """``z`` at ``(u, v)``."""
         return self.center + self.slope @ u + self.white.T @ v
-
-
-def shared_coordinates(mode: ModeState | None, size: int, preconditioner: str, start: str) -> Coordinates:
-    """The coordinates at a federated mode; without one the identity, with the same shapes."""
-    dense = preconditioner == "dense" and start == "mode"
-    if mode is None:
-        return Coordinates(jnp.zeros(size), jnp.eye(size) if dense else jnp.ones(size))
-    precision = mode.global_().precision
-    if dense:
-        white = whitener(precision)
-    elif preconditioner == "diagonal":
-        white = 1.0 / jnp.sqrt(jnp.diagonal(precision))
-    else:
-        white = jnp.ones(size)
-    return Coordinates(mode.best, white)
 
 
 def local_coordinates(client: Client, shared: Coordinates) -> LocalCoordinates:
