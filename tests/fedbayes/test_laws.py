@@ -259,6 +259,8 @@ def test_executors_agree(name, executor, problem, reference):
 class Networked:
     """An executor whose clients are sites by themselves, which share nothing with the server but bytes."""
 
+    _states = ()  # are at the sites, see `private_states`
+
     def __init__(self, name, folder):
         self.name, self.folder = name, folder
 

@@ -52,12 +52,10 @@ def test_each_data_set_has_the_fit_it_has_alone(case):
 
 def test_what_can_not_be_fitted_side_by_side_says_why():
     class Coupled:
-        needs_rows = False
-
-        def after(self, roster): ...
+        needs_rows, only_locals = False, True
 
     class Batches:
-        needs_rows = True
+        needs_rows, only_locals = True, False
 
     class Phase:
         recording, check = None, None
