@@ -133,7 +133,7 @@ def test_one_after_the_other_gives_the_same_answers_to_monte_carlo_noise():
 @pytest.mark.optimised
 @pytest.mark.statistical(key=0, alarm=LEVEL)
 def test_a_hierarchical_model_is_calibrated_after_correction():
-    source = partial(hierarchical_linear.simulate, num_clients=15, rows=30, dim=1)
+    source = partial(hierarchical_linear.simulate, num_clients=6, rows=30, dim=1)
     found = fb.calibrate(hierarchical_linear.model, source, key=KEY, num=200, num_draws=63, progress=False)
     assert smallest(found) > LEVEL
     assert float(found.converged.mean()) > 0.95

@@ -421,16 +421,16 @@ def test_toy_table_bias_stays_and_variance_falls() -> None:
     """
     clients, grid, truth = toy()
     options = {"local_steps": 20, "step_size": 0.1 * UNIFORM, "tolerance": 1e-12}
-    matrix, offset = averaged(clients, 400, 20, options["step_size"])
+    matrix, offset = averaged(clients, 200, 20, options["step_size"])
     start = modes(fitted(plane, clients, 1, num_modes=1, **options, **STILL))[0]
     np.testing.assert_allclose(
-        modes(fitted(plane, clients, 400, num_modes=1, **options))[0], matrix @ start + offset, atol=1e-8
+        modes(fitted(plane, clients, 200, num_modes=1, **options))[0], matrix @ start + offset, atol=1e-8
     )
     variance = {1: UNIFORM * np.sum((grid @ matrix) ** 2) / len(grid)}
     bias = {1: np.sqrt(np.mean((grid @ offset - truth) ** 2))}
     for num_modes, num_starts in ((2, 60), (40, 10)):
         starts = [jax.random.key(seed) for seed in range(num_starts)]
-        fits = [fitted(plane, clients, 400, num_modes=num_modes, key=key, **options) for key in starts]
+        fits = [fitted(plane, clients, 200, num_modes=num_modes, key=key, **options) for key in starts]
         predictors = np.stack([grid @ modes(fit).mean(axis=0) for fit in fits])
         variance[num_modes] = predictors.var(axis=0, ddof=1).mean()
         bias[num_modes] = np.sqrt(np.mean((predictors.mean(axis=0) - truth) ** 2))
