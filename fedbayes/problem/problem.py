@@ -23,6 +23,7 @@ from fedbayes.problem.prior import Prior, make_prior
 from fedbayes.problem.prior_terms import with_prior_terms
 from fedbayes.problem.program import Block, Model, Program
 from fedbayes.problem.roster import Roster
+from fedbayes.problem.same_model import model_key
 from fedbayes.problem.split import split, trace_sites
 from fedbayes.problem.tracing import Traced, traced
 
@@ -217,7 +218,8 @@ _PRIORS: Kept[Prior] = Kept(64)
 
 def known_program(options: "Options", client: ClientArrays, name: str) -> Known:
     """The split program for a client's shapes; one that was split before, if its trace is still the same."""
-    static = tuple(sorted(client.static.items()))
+    # 1, 1.0 and True are equal, and make different programs
+    static = tuple((key, type(value), value) for key, value in sorted(client.static.items()))
     shapes = tuple((key, array.shape, array.dtype.str) for key, array in client.arrays.items())
 
     def build() -> Known:
@@ -233,7 +235,7 @@ def known_program(options: "Options", client: ClientArrays, name: str) -> Known:
 
     with naming(name, "the model's trace"):
         try:
-            return _SPLIT.get((*options, static, shapes), build, unchanged)
+            return _SPLIT.get((model_key(options.model), *options[1:], static, shapes), build, unchanged)
         except Exception as error:
             if needs_value(error):
                 raise refusal(error, options.model, name) from error
