@@ -120,7 +120,7 @@ class Federation:
 
     def cavities(self) -> list[Gaussian]:
         """The first replicate's cavity of each client."""
-        cavities = self.method.answer(self.roster, self.current).cavities()
+        cavities = self.method.answer(self.roster, self.current).locals_from.others
         return [jax.tree.map(lambda leaf, k=k: leaf[0, k], cavities) for k in range(len(self.roster.names))]
 
 

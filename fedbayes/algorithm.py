@@ -125,21 +125,6 @@ class Update(NamedTuple):
     stays: bool = False
 
 
-class Wanted(NamedTuple):
-    """Draws of a client's own posterior, asked for once the rounds are over.
-
-    Attributes
-    ----------
-    mean
-        Of the globals, where the search for the mode starts, shape ``(d,)``.
-    slots
-        One for each draw, shape ``(num,)``.
-    """
-
-    mean: Array | np.ndarray
-    slots: Array | np.ndarray
-
-
 def keep(updates: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
     """``choose`` of an algorithm whose clients stay with their updates."""
     return list(updates)
@@ -289,7 +274,7 @@ class Method(ABC):
         return self
 
     def own_draws(self, private: Private) -> np.ndarray:
-        """The points that a client keeps for itself, as :attr:`fedbayes.answer.Answer.own_draws` gives them.
+        """The points that a client keeps for itself, see :mod:`fedbayes.client_locals`.
 
         Raises
         ------

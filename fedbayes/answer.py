@@ -1,11 +1,12 @@
 """What a fit ends with: the posterior of the globals, whether it can be trusted, and what diagnostics mean."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from jax import Array
 
+from fedbayes.client_locals import FromCavity, LocalsFrom
 from fedbayes.errors import ResultCode
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_draws, gaussian_log_density, log_integrals, spread_of_means
@@ -37,25 +38,6 @@ class Diagnostic(NamedTuple):
     unit: str = ""
 
 
-class Coupled(NamedTuple):
-    """What the server knows of a local latent by which a method couples the clients.
-
-    Attributes
-    ----------
-    told
-        What each client is told of it for what it is asked after the rounds, leading axes client and chain; its draws
-        of the latent among it.
-    variables
-        What the posterior has beside the program's own variables, ``(chain, draw, ...)``, with their dimensions.
-    coords
-        Labels of these dimensions.
-    """
-
-    told: Any
-    variables: Mapping[str, tuple[np.ndarray, list[str]]]
-    coords: Mapping[str, Sequence]
-
-
 class Verdict(NamedTuple):
     """Whether an answer can be trusted.
 
@@ -85,16 +67,8 @@ class Answer(Protocol):
     """What a method has found out about the unconstrained globals."""
 
     @property
-    def own_draws(self) -> Callable[[Any], np.ndarray] | None:
-        """``(private) -> (chain, draw, d + m)``: a client's globals and locals, from its private state.
-
-        ``None`` where clients have no globals of their own.
-        """
-        ...
-
-    @property
-    def coupled(self) -> Coupled | None:
-        """What the server knows of the clients' locals; ``None`` where these are independent given the globals."""
+    def locals_from(self) -> LocalsFrom:
+        """Where a client's own posterior comes from."""
         ...
 
     @property
@@ -104,17 +78,6 @@ class Answer(Protocol):
 
     def draws(self, key: Array, num: int) -> np.ndarray:
         """Draws of the globals, shape ``(chain, draw, d)``."""
-        ...
-
-    def cavities(self) -> Gaussian | None:
-        """What all other clients know, leading axes replicate and client: where a client's locals are looked for.
-
-        ``None`` where the answer has no precision matrix; its clients have no locals.
-        """
-        ...
-
-    def records_locals(self) -> bool:
-        """Whether the clients hold draws of their locals that belong to :meth:`draws`, one by one."""
         ...
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
@@ -146,13 +109,10 @@ class GaussianAnswer:
     posterior
         Over the unconstrained globals, leading axis of replicates.
     others
-        What all other clients know, leading axes replicate and client.
+        The posterior without client k's site, leading axes replicate and client.
     run
         How the rounds went.
     """
-
-    own_draws = None
-    coupled = None
 
     def __init__(self, posterior: Gaussian, others: Gaussian, run: RunState) -> None:
         self._posterior, self._others, self._run = posterior, others, run
@@ -166,13 +126,10 @@ class GaussianAnswer:
         """See :class:`Answer`."""
         return gaussian_draws(self.posterior, key, num)
 
-    def cavities(self) -> Gaussian:
+    @property
+    def locals_from(self) -> FromCavity:
         """See :class:`Answer`."""
-        return self._others
-
-    def records_locals(self) -> bool:
-        """See :class:`Answer`."""
-        return False
+        return FromCavity(self._others, self.posterior)
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: log density of the Gaussian."""

@@ -201,7 +201,14 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
         if current is None:
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
     return FederatedFit(
-        problem, configured, current, programs, runner, saved.key, saved.shown, SavedPosterior(folder, saved.cost)
+        problem,
+        configured,
+        current,
+        programs,
+        runner,
+        saved.key,
+        saved.shown,
+        SavedPosterior(folder, saved.cost, saved.checked),
     )
 
 

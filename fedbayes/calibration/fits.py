@@ -149,7 +149,7 @@ class AtOnce:
         everybody = np.arange(self._roster.num_clients)
         cavities: Any = ()
         if self._roster.num_locals.any():  # a client without locals needs no place to look for them
-            cavities = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), answer.cavities())
+            cavities = answer.locals_from.told()
 
         def ask(theta: np.ndarray, turn: int) -> Heard:
             updates = ["log_likelihood"] * len(everybody)
@@ -222,7 +222,7 @@ def _gaussian(answer: Answer) -> Gaussian:
     ValueError
         The answer is no Gaussian.
     """
-    if not isinstance(answer.posterior, Gaussian) or answer.own_draws is not None or answer.coupled is not None:
+    if not isinstance(answer.posterior, Gaussian) or answer.locals_from.others is None:
         raise ValueError(
             "`correction` is True, but the method's answer is no Gaussian posterior whose draws could be weighted. "
             "Write `correction=False`."

@@ -71,16 +71,12 @@ class Correction:
         All draws, with the clients' answers.
     key
         For resampling.
-    bytes_down, bytes_up
-        To and from each client in all exchanges.
     """
 
     approximation: Gaussian
     num: int
     pool: Pool
     key: Array
-    bytes_down: int = 0
-    bytes_up: int = 0
 
     @property
     def exchanges(self) -> tuple[int, ...]:
@@ -253,14 +249,13 @@ def correct(approximation: Gaussian, num: int, prior: Prior, ask: Ask, keys: tup
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
     least = -(-_LEAST // len(approximation.shift))
     theta, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least)
-    heard = [ask(theta, 0)]
-    found = Correction(approximation, num, pool_of(theta, proposals, counts, heard[0], prior.log_densities), keys[1])
+    heard = ask(theta, 0)
+    found = Correction(approximation, num, pool_of(theta, proposals, counts, heard, prior.log_densities), keys[1])
     while found.wants_more:
         theta, proposals = refitted(found.pool, theta.shape[1], rng)
-        heard.append(ask(theta, len(heard)))
-        found = found.extended(pool_of(theta, proposals, (theta.shape[1],), heard[-1], prior.log_densities))
-    down, up = sum(each.bytes_down for each in heard), sum(each.bytes_up for each in heard)
-    return replace(found, bytes_down=down, bytes_up=up)
+        heard = ask(theta, len(found.exchanges))
+        found = found.extended(pool_of(theta, proposals, (theta.shape[1],), heard, prior.log_densities))
+    return found
 
 
 def first_draws(
@@ -329,8 +324,9 @@ def pool_of(
 def correctable(answer: Answer) -> bool:
     """Whether an answer is a Gaussian over the globals alone, which weights of its draws can correct."""
     posterior = answer.posterior
-    plain = answer.own_draws is None and answer.coupled is None and not answer.records_locals()
-    return plain and isinstance(posterior, Gaussian) and bool(np.all(correctable_precision(posterior)))
+    if not isinstance(posterior, Gaussian) or answer.locals_from.others is None:
+        return False
+    return bool(np.all(correctable_precision(posterior)))
 
 
 def correctable_precision(posterior: Gaussian) -> np.ndarray:

@@ -45,8 +45,6 @@ class ExactChains(NamedTuple):
         The worst of the globals: R-hat, and the bulk effective sample size of all chains together.
     exchanges
         That the chains took, beyond those of the correction.
-    bytes_down, bytes_up
-        To and from each client.
     """
 
     theta: np.ndarray
@@ -56,8 +54,6 @@ class ExactChains(NamedTuple):
     r_hat: float
     effective: float
     exchanges: int
-    bytes_down: int
-    bytes_up: int
 
     @property
     def mixed(self) -> bool:
@@ -114,7 +110,7 @@ def exact_chains(
     pool, proposal = found.pool, _proposal(found.pool, rng)
     here = _start(pool, proposal, rng)
     visited: list[_Visited] = []
-    down = up = accepted = 0
+    accepted = 0
     r_hat, effective = float("nan"), 0.0
     for turn in range(max_exchanges):
         theta = np.stack([_shuffled(proposal, num_proposals, rng) for _ in pool.theta])
@@ -122,7 +118,7 @@ def exact_chains(
         batch = pool_of(theta, [(proposal,) for _ in theta], (num_proposals,), heard, prior)
         here, path, moves = _walked(here, _Visited.of(batch), rng)
         visited.append(path)
-        down, up, accepted = down + heard.bytes_down, up + heard.bytes_up, accepted + moves
+        accepted += moves
         r_hat, effective = _diagnosed(np.concatenate([each.theta for each in visited], axis=1))
         progress.after_round({"rounds": np.asarray(1)})
         enough = sum(each.theta.shape[1] for each in visited) >= num_draws
@@ -130,9 +126,7 @@ def exact_chains(
             break
     whole = _Visited(*(np.concatenate(parts, axis=1) for parts in zip(*visited, strict=True)))
     rate = accepted / whole.log_weight.size
-    return ExactChains(
-        whole.theta, whole.log_likelihood, whole.log_joint, rate, r_hat, effective, len(visited), down, up
-    )
+    return ExactChains(whole.theta, whole.log_likelihood, whole.log_joint, rate, r_hat, effective, len(visited))
 
 
 class _Visited(NamedTuple):

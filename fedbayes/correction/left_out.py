@@ -51,10 +51,8 @@ class LeftOut(NamedTuple):
     reliable: np.ndarray
 
 
-def cavity_pool(
-    pool: Pool, cavities: Gaussian, num: int, prior: LogDensities, ask: Ask, key: Array
-) -> tuple[Pool, tuple[int, int]]:
-    """The pool with draws of all clients' cavities, by one exchange; and the bytes to and from each client.
+def cavity_pool(pool: Pool, cavities: Gaussian, num: int, prior: LogDensities, ask: Ask, key: Array) -> Pool:
+    """The pool with draws of all clients' cavities, by one exchange.
 
     Parameters
     ----------
@@ -73,13 +71,13 @@ def cavity_pool(
     laws = [[law for k in range(num_clients) if (law := _wide(cavities, r, k)) is not None] for r in range(num_chains)]
     fewest = min(map(len, laws))
     if fewest == 0:
-        return pool, (0, 0)
+        return pool
     laws = [own[:fewest] for own in laws]
     theta = np.stack([np.concatenate([law.draws(rng, each, evenly=True) for law in own]) for own in laws])
     heard = ask(theta, TURN)
     proposals = [tuple(Proposal([law], [1.0]) for law in own) for own in laws]
     more = pool_of(theta, proposals, (each,) * fewest, heard, prior)
-    return pool.extended(more), (heard.bytes_down, heard.bytes_up)
+    return pool.extended(more)
 
 
 def _wide(cavities: Gaussian, chain: int, client: int) -> Law | None:

@@ -82,7 +82,7 @@ def fit_over(
     progress
         ``True``: lines in the log.
     seconds_a_round
-        What the engine needs at least; methods with many rounds say before they start what that comes to.
+        Seconds that the transport needs per round, used to estimate the run time in advance.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What it is in a client's data that a model can't be run with: a row that is missing, or decimals for an index."""
+"""Explains a model's failure by the client's data: a missing row, or decimals used as an index."""
 
 import re
 from collections.abc import Iterator, Mapping

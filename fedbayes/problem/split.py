@@ -296,7 +296,7 @@ def _check_splittable(sites: Mapping[str, TracedSite]) -> None:
     for name, site in sites.items():
         if site.kind == "param":
             raise ModelError(
-                f"TracedSite '{name}' is a `numpyro.param`: it has no prior, so it has no posterior. "
+                f"Site '{name}' is a `numpyro.param`: it has no prior, so it has no posterior. "
                 "Write `numpyro.sample` with a prior instead (for networks: `random_flax_module` and its relatives)."
             )
         if site.kind == "plate" and site.plates[0][0] != site.plates[0][1]:

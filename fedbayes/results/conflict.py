@@ -187,9 +187,7 @@ def gaussians_of(answer: Answer, roster: Roster) -> tuple[Gaussian, Gaussian]:
     ValueError
         The answer is no Gaussian, or not the product of a prior and the clients' sites.
     """
-    posterior, cavities = answer.posterior, None
-    if isinstance(posterior, Gaussian) and answer.coupled is None and not answer.records_locals():
-        cavities = answer.cavities()
+    posterior, cavities = answer.posterior, answer.locals_from.others
     if not isinstance(posterior, Gaussian) or cavities is None:
         raise ValueError(
             "`fit.conflict` compares each client with all the others, and needs the Gaussian that each of them says of "

@@ -8,26 +8,24 @@ import numpy as np
 from jax import Array
 
 from fedbayes.answer import Answer
+from fedbayes.client_locals import Question, check
 from fedbayes.computing import computing
 from fedbayes.correction.correct import Correction, correct, correctable
 from fedbayes.correction.exact import exact_chains
-from fedbayes.correction.pool import LEAST, NOISE
-from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
+from fedbayes.errors import UnreliableWarning
 from fedbayes.keys import Purpose, key_for
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import log_joint
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.results import arviz
+from fedbayes.results.checked import Checked
 from fedbayes.results.personal import Clients
 from fedbayes.results.saved import Presentation, SavedPosterior
 from fedbayes.rounds.progress import Bar, Silent
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-_GAUSSIAN_ENOUGH = 0.25  # error of means and sds up to which clients' Gaussians are compared unasked
 
 
 class Corrected:
@@ -50,6 +48,14 @@ class Corrected:
         if not self._shown.correct or not correctable(self._answer):
             return None
         return self._weighed
+
+    @cached_property
+    def _checked(self) -> Checked | None:
+        """What the check has shown; a loaded fit knows it from its file, and asks nobody."""
+        if self._saved is not None:
+            return self._saved.checked
+        with computing():
+            return None if self.correction is None else Checked.of(self.correction)
 
     @cached_property
     def _weighed(self) -> Correction:
@@ -133,17 +139,13 @@ class Corrected:
         found, theta = self.correction, self._approximate_theta
         if found is not None and np.array_equal(found.pool.theta[:, : found.num], theta):
             return found.pool.log_likelihood[:, : found.num]
-        heard = self._clients.log_likelihood(theta)
-        self._extra_cost = (1, heard.bytes_down, heard.bytes_up)
-        return np.moveaxis(heard.replies.each, 0, -1)
+        return np.moveaxis(self._clients.log_likelihood(theta).replies.each, 0, -1)
 
     def _cost(self) -> tuple[int, ...]:
-        """Exchanges and bytes beyond the rounds; empty if there were none."""
+        """Exchanges and bytes beyond the rounds; empty if there were none. Of a loaded fit: what it took to make it."""
         if self._saved is not None:
             return self._saved.cost
-        found = self.__dict__.get("correction")
-        costs = [] if found is None else [(len(found.exchanges), found.bytes_down, found.bytes_up)]
-        costs += [self.__dict__[name] for name in ("_extra_cost", "_left_out_cost") if name in self.__dict__]
+        costs = self._clients.exchanges
         return tuple(np.sum(costs, axis=0).tolist()) if costs else ()
 
     @cached_property
@@ -219,8 +221,7 @@ class Corrected:
         for name, value in (("num_draws", num_draws), ("max_exchanges", max_exchanges)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"`{name}` is {value!r}; write a whole number, at least 1.")
-        if self._answer.coupled is not None or self._answer.own_draws is not None:
-            raise ValueError("`fit.exact()` is for clients that depend on each other by the globals alone.")
+        check(self._answer.locals_from, Question.EXACT)
         self._dense("exact")
         bar = Bar() if progress else Silent()
         num = self._shown.num_draws
@@ -258,14 +259,14 @@ class Corrected:
         self, theta: np.ndarray, log_likelihood: np.ndarray, stats: dict[str, np.ndarray], attrs: dict[str, Any]
     ) -> Any:
         """Draws ``(chain, draw, d)`` of the globals and what belongs to them, for ArviZ."""
-        clients, coupled = arviz.shapes_of(self.problem), self._answer.coupled
-        extra = {} if coupled is None else coupled.variables
+        clients, source = arviz.shapes_of(self.problem), self._answer.locals_from
+        extra = source.variables
         groups = {
             "posterior": arviz.global_values(clients, theta) | {name: values for name, (values, _) in extra.items()},
             "sample_stats": stats,
             "log_likelihood": {"client": log_likelihood},
         }
-        names = {"client_name": list(self.roster.names), **({} if coupled is None else coupled.coords)}
+        names = {"client_name": list(self.roster.names), **source.coords}
         dims = {"client": ["client_name"], **{name: labels for name, (_, labels) in extra.items()}}
         return self._to_arviz(groups, clients[0].program, clients[0].ones(), dims, names, attrs)
 
@@ -274,44 +275,3 @@ class Corrected:
         def _to_arviz(self, *arguments: Any) -> Any: ...
 
         def _dense(self, what: str) -> Gaussian: ...
-
-    def _error_lines(self) -> list[str]:
-        """How far off the Gaussian is, for ``repr``; nothing where it was not measured."""
-        found = self.correction
-        if found is None:
-            return []
-        told = self.error.attrs
-        tail = f"{told['effective_draws']:,.0f} effective draws of {found.pool.weights.size:,}"
-        if found.state == "unreliable":
-            return [f"  Gaussian  not to be trusted (k-hat {told['k_hat']:.2f}, {tail}); see fit.trouble()"]
-        if found.state == "not needed":
-            return [f"  Gaussian  exact to {max(found.distance, 1e-6):.0e} posterior sds, by importance weights"]
-        off = f"{told['mean_error']:.2g} posterior sds in means, {100.0 * told['sd_error']:.2g} percent in sds"
-        return [f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"]
-
-    @property
-    def _gaussian_enough(self) -> bool:
-        """Whether what the clients' Gaussians say of each other can be shown without being asked for."""
-        if self.correction is None:
-            return True
-        told = self.error.attrs
-        return bool(told["reliable"]) and max(told["mean_error"], told["sd_error"]) <= _GAUSSIAN_ENOUGH
-
-    def _unreliable(self) -> str:
-        """Why the answer can't be trusted, and what to do; empty if it can."""
-        found = self.correction
-        if found is None or found.reliable:
-            return ""
-        pool = found.pool
-        noise = float(np.sum(pool.noise))
-        why = (
-            f"k-hat is {pool.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {pool.effective:.0f} effective draws (at "
-            f"least {LEAST} are needed)"
-        )
-        if pool.k_hat <= K_HAT_LIMIT and noise > NOISE:
-            why = f"the clients' estimates of their likelihoods have the relative variance {noise:.2g} in sum"
-        return (
-            f"The posterior is too far from Gaussian for importance weights: {why}. `fit.idata` has the Gaussian's "
-            "draws, whose error is not known. Write the model in another parametrisation, nearer to Gaussian "
-            "in unconstrained space, or try `fit.exact()`: its Markov chains say whether they have mixed."
-        )

@@ -13,6 +13,7 @@ from jax import Array
 
 from fedbayes.algorithm import Method
 from fedbayes.answer import Answer, Verdict, shortened
+from fedbayes.client_locals import Personal, Question, check, no_matrix
 from fedbayes.computing import computing
 from fedbayes.keys import Purpose, fingerprint, key_for
 from fedbayes.numerics.gaussian import Gaussian
@@ -23,7 +24,7 @@ from fedbayes.problem.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.conditional import Rows, rows_of, rows_of_newcomer
 from fedbayes.results.leaving_out import LeavingOut
-from fedbayes.results.personal import Clients, Personal, like_first, newcomer
+from fedbayes.results.personal import Clients, like_first, newcomer
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
 from fedbayes.results.presented import presented, presented_client
 from fedbayes.results.questions import Questions
@@ -169,7 +170,7 @@ class FederatedFit(LeavingOut, Questions):
         ValueError
             The posterior has low rank, or the fit is an ensemble of points of a model with local latents.
         """
-        self._check_personal()
+        check(self._answer.locals_from, Question.CLIENT_POSTERIOR)
         place = self.problem.place(name)
         with computing():
             mine = self._clients.posterior(place, self._theta, self._shown.num_draws, self.correction)
@@ -347,34 +348,12 @@ class FederatedFit(LeavingOut, Questions):
 
     def _needs_no_client(self, what: str) -> None:
         """Whether a client that was no part of the fit can be spoken of."""
-        if self._answer.coupled is not None:
-            raise ValueError(
-                f"`fit.{what}` is about a client that was no part of the fit, and {type(self._method).__name__} "
-                "couples the clients by a covariance that has no entry for it. Name one of the clients, "
-                f"{shortened(self.client_names)}, or fit with the new client among them."
-            )
-
-    def _check_personal(self) -> None:
-        """Whether a client has a posterior, or a point, of its own."""
-        if self._answer.own_draws is not None or self._answer.coupled is not None:
-            return
-        if self.posterior is None and self.roster.num_locals.any():
-            if self._theta.shape[1] > 1:
-                raise ValueError(
-                    f"This fit is an ensemble of {self._theta.shape[1]} points, and a client's local latents differ "
-                    "from point to point: it has no posterior of its own. Fit by a method that ends with one point, or "
-                    "with a posterior."
-                )
-            return
-        self._dense("client_posterior")
+        if reason := self._answer.locals_from.refuses(Question.NEW_CLIENT):
+            raise ValueError(f"`fit.{what}` can't be answered: {reason} They are {shortened(self.client_names)}.")
 
     def _dense(self, what: str) -> Gaussian:
         if not isinstance(self.posterior, Gaussian):
-            raise ValueError(
-                f"`fit.{what}` needs the precision of all {self.roster.size} globals as a matrix, which this posterior "
-                "does not have: it has low rank, or is a point. Without local latents a client's posterior is "
-                "`fit.idata`."
-            )
+            raise ValueError(no_matrix(what))
         return self.posterior
 
     def _personal(self, problem: Problem, place: int, mine: Personal) -> Any:
@@ -533,11 +512,10 @@ class FederatedFit(LeavingOut, Questions):
         return {named[str(name)]: np.asarray(known[name]) for name in known if name in named}
 
     def _posterior_of(self, client: str | Mapping[str, Any] | None, program: Program) -> Any:
-        """A client's own posterior; that of the globals for a new client, or where it holds all that there is."""
+        """The client's own posterior, or the global posterior for a new client or a client without locals."""
         if client is None:
             self._needs_no_client("predict(client=None)")
-        own = isinstance(self.posterior, Gaussian) or self._answer.own_draws is not None
-        shared = not program.locals.size and not own
+        shared = not self._answer.locals_from.own_posterior(program.locals.size)
         if isinstance(client, Mapping):
             return self.idata if not program.locals.size and self.posterior is None else self.adapt(client)
         return self.idata if client is None or shared else self.client_posterior(client)
@@ -577,7 +555,7 @@ class FederatedFit(LeavingOut, Questions):
         dtype = str(self.problem.programs[0].dtype)
         idata, name = self.idata, type(self._method).__name__
         clients = {**about(self.roster), **({"elsewhere": True} if self.problem.elsewhere else {})}
-        saved = Saved(name, options, self._key, dtype, self._shown, clients, self._cost())
+        saved = Saved(name, options, self._key, dtype, self._shown, clients, self._cost(), self._checked)
         write_fit(Path(path), idata, self.rounds, saved, self.problem.description(), self._run, self._executor)
 
     def __reduce__(self) -> NoReturn:
@@ -592,7 +570,7 @@ class FederatedFit(LeavingOut, Questions):
         What kept the rounds from converging, with the clients it concerns, and why the answer can't be trusted.
         """
         absent = unheard(self.rounds) if not self.converged else ""
-        return " ".join(filter(None, (self._verdict.trouble, absent, self._unreliable())))
+        return " ".join(filter(None, (self._verdict.trouble, absent, self._checked.trouble() if self._checked else "")))
 
     def __repr__(self) -> str:
         phases = self.rounds["rounds"].to_series().groupby(self.rounds["phase"].values, sort=False).sum()
@@ -600,14 +578,15 @@ class FederatedFit(LeavingOut, Questions):
         state = ", ".join(["converged", *self._verdict.remarks]) if self.converged else "NOT CONVERGED"
         globals_ = self.roster.globals
         sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in globals_.shapes)
+        checked = self._checked
         asked = ", fit.idata included" if self._cost() else "; fit.idata takes one more"
         lines = [
             f"FederatedFit by {type(self._method).__name__}: {state} after {rounds} rounds",
             f"  clients   {len(self.client_names)}: {shortened(self.client_names)}",
             f"  globals   {globals_.size} unconstrained: {sites}",
             *self._verdict.headline,
-            *self._error_lines(),
-            *(self._disagreement_lines() if self._gaussian_enough else []),
+            *(checked.lines() if checked else []),
+            *(self._disagreement_lines() if not checked or checked.gaussian_enough else []),
             f"  network   {self.communication}{asked}",
             f"  look at   {', '.join(self._worth_a_look())}",
         ]
@@ -615,7 +594,7 @@ class FederatedFit(LeavingOut, Questions):
 
     def _worth_a_look(self) -> list[str]:
         """What this kind of answer can be asked."""
-        dense = ["fit.client_posterior(name)", "fit.adapt(data)"] if isinstance(self.posterior, Gaussian) else []
-        if self._answer.coupled is not None:
-            dense = ["fit.client_posterior(name)"]
-        return ["fit.idata", "fit.rounds", *dense, "fit.predict(...)"]
+        source = self._answer.locals_from
+        own = [] if source.refuses(Question.CLIENT_POSTERIOR) else ["fit.client_posterior(name)"]
+        dense = isinstance(self.posterior, Gaussian) and not source.refuses(Question.NEW_CLIENT)
+        return ["fit.idata", "fit.rounds", *own, *(["fit.adapt(data)"] if dense else []), "fit.predict(...)"]

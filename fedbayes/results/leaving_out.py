@@ -21,7 +21,7 @@ class LeavingOut(Corrected):
 
     @cached_property
     def _left_out(self) -> "xr.Dataset":
-        cavities = None if self._answer.records_locals() else self._answer.cavities()
+        cavities = self._answer.locals_from.others
         log_likelihood = self._log_likelihood.reshape(-1, self.roster.num_clients)
         with computing():
             psis = left_out(np.zeros(len(log_likelihood)), log_likelihood)
@@ -31,8 +31,7 @@ class LeavingOut(Corrected):
             else:
                 prior, ask = self.roster.prior.log_densities, self._clients.log_likelihood
                 key = key_for(self._key, Purpose.LEFT_OUT)
-                pool, cost = cavity_pool(self.correction.pool, cavities, self._shown.num_draws, prior, ask, key)
-                self._left_out_cost = (1, *cost)
+                pool = cavity_pool(self.correction.pool, cavities, self._shown.num_draws, prior, ask, key)
                 flat = pool.log_likelihood.reshape(-1, self.roster.num_clients)
                 found, exchanges = left_out(pool.log_weights.reshape(-1), flat), 1
                 columns["gaussian"] = by_normalisers(self._dense("loo"), cavities).mean(axis=0)

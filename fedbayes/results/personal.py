@@ -1,16 +1,15 @@
 """What clients are asked once the rounds are over: their own posteriors, and their log-likelihoods."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Wanted
 from fedbayes.answer import Answer
+from fedbayes.client_locals import Personal, sampled
 from fedbayes.correction.correct import Correction
-from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.kept import Kept
 from fedbayes.keys import Purpose, fingerprint, key_for
 from fedbayes.numerics.gaussian import Gaussian
@@ -27,38 +26,31 @@ from fedbayes.rounds.state import RunState
 
 _KEPT = 64  # clients whose draws are kept
 
-Ask = Callable[[str, Any, np.ndarray], Heard]  # an update, what the server sends, and the active clients
 
-
-class Personal(NamedTuple):
-    """Draws of one client's own posterior.
+class Clients:
+    """The clients of a fit, asked once its rounds are over; in double precision, which the caller switches on.
 
     Attributes
     ----------
-    draws
-        Globals and locals, unconstrained, shape ``(chain, draw, d + m)``.
-    attrs
-        How they were made.
+    exchanges
+        The ledger: for each exchange with all clients its number, one, and the bytes to and from each client. What a
+        client answers to itself alone, such as draws of its own posterior, stays there and is not counted.
     """
-
-    draws: np.ndarray
-    attrs: dict[str, Any]
-
-
-class Clients:
-    """The clients of a fit, asked once its rounds are over; in double precision, which the caller switches on."""
 
     def __init__(self, problem: Problem, answer: Answer, run: RunState, executor: Executor, key: Array) -> None:
         self._problem, self._answer, self._run, self._executor = problem, answer, run, executor
         self._key = key_for(key, Purpose.ASKED)
         self._kept: Kept[Personal] = Kept(_KEPT)
+        self.exchanges: list[tuple[int, int, int]] = []
 
     def log_likelihood(self, theta: np.ndarray, turn: int = 0) -> Heard:
         """One more exchange: draws ``(chain, draw, d)`` go out, each client answers with its log-likelihoods.
 
         Each ``turn`` has random numbers of its own.
         """
-        return self._ask("log_likelihood", theta, np.arange(len(self._problem.names)), turn)
+        heard = self._ask("log_likelihood", theta, np.arange(len(self._problem.names)), turn)
+        self.exchanges.append((1, heard.bytes_down, heard.bytes_up))
+        return heard
 
     def posterior(self, place: int, theta: np.ndarray, num_draws: int, correction: Correction | None) -> Personal:
         """One client's posterior given everybody's data; ``theta`` are the draws of the globals.
@@ -81,26 +73,12 @@ class Clients:
         return Personal(np.concatenate([correction.theta, mine], axis=-1), attrs)
 
     def _drawn(self, place: int, theta: np.ndarray, num_draws: int) -> Personal:
-        if self._answer.own_draws is not None:
-            return Personal(self._answer.own_draws(self._executor.private(place)), {"solver": "own steps"})
-        if self._answer.records_locals():
-            mine = np.swapaxes(self._executor.recorded(place)[-theta.shape[1] :], 0, 1)
-            return Personal(np.concatenate([theta, mine], axis=-1), {"solver": self._run.updates[place]})
-        active, posterior = np.asarray([place]), self._answer.posterior
-        if self._answer.coupled is not None:
-            found = self._ask("given_coupled", theta, active).replies.each
-            k_hat = float(np.max(found.k_hat[place]))
-            return Personal(np.asarray(found.draws)[place], {"solver": "server", "k_hat": k_hat})
-        if isinstance(posterior, Gaussian):
-            return _personal_draws(self._ask, active, gaussian_moments(posterior)[0], theta.shape[:2])
-        drawn = _personal_draws(self._ask, active, theta[:, 0], (len(theta), num_draws))
-        point = np.broadcast_to(theta, (len(theta), num_draws, theta.shape[-1]))
-        return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
+        return self._answer.locals_from.draws(_Client(self, place), theta, num_draws)
 
     def _ask(self, update: str, shared: Any, active: np.ndarray, turn: int = 0) -> Heard:
         key = jax.random.fold_in(self._key, turn) if turn else self._key
         roster = self._problem.roster
-        personal = addressed(self._answer)
+        personal = self._answer.locals_from.told()
         if update == "log_likelihood" and not roster.num_locals.any():
             personal = ()  # without locals no client needs its cavity
         order = Round(None, shared, personal, key, active, [update] * roster.num_clients)
@@ -108,12 +86,33 @@ class Clients:
             return self._executor.run(order)
 
 
-def addressed(answer: Answer) -> Any:
-    """What each client is told beside the draws of the globals, leading axes client and chain; ``()``: nothing."""
-    if answer.coupled is not None:
-        return answer.coupled.told
-    cavities = answer.cavities()
-    return () if cavities is None else jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), cavities)
+class _Client:
+    """One of the clients, as :class:`~fedbayes.client_locals.AtClient`."""
+
+    def __init__(self, clients: Clients, place: int) -> None:
+        self._clients, self._place = clients, place
+
+    @property
+    def update(self) -> str:
+        """See :class:`~fedbayes.client_locals.AtClient`."""
+        return self._clients._run.updates[self._place]
+
+    def reply(self, update: str, shared: Any) -> Any:
+        """See :class:`~fedbayes.client_locals.AtClient`."""
+        return _of(self._place, self._clients._ask(update, shared, np.asarray([self._place])))
+
+    def private(self) -> Any:
+        """See :class:`~fedbayes.client_locals.AtClient`."""
+        return self._clients._executor.private(self._place)
+
+    def recorded(self, num: int) -> np.ndarray:
+        """See :class:`~fedbayes.client_locals.AtClient`."""
+        return self._clients._executor.recorded(self._place)[-num:]
+
+
+def _of(place: int, heard: Heard) -> Any:
+    """One client's answer."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf[place]), heard.replies.each)
 
 
 def like_first(fitted: Problem, data: Mapping[str, Any]) -> ClientArrays:
@@ -159,20 +158,10 @@ def newcomer(
     executor.connect(programs, problem, key)
     cavity = jax.tree.map(lambda leaf: np.asarray(leaf)[None], posterior)
 
-    def ask(update: str, shared: Any, active: np.ndarray) -> Heard:
-        return executor.run(Round(None, shared, cavity, key_for(key, Purpose.ASKED), active, [update]))
+    def reply(update: str, shared: Any) -> Any:
+        return _of(
+            0, executor.run(Round(None, shared, cavity, key_for(key, Purpose.ASKED), np.zeros(1, int), [update]))
+        )
 
-    shape = posterior.shift.shape[0], num_draws
-    draws, attrs = _personal_draws(ask, np.zeros(1, int), gaussian_moments(posterior)[0], shape)
+    draws, attrs = sampled(reply, gaussian_moments(posterior)[0], (posterior.shift.shape[0], num_draws))
     return Newcomer(problem, Personal(draws, {**attrs, "draws": f"by {attrs['solver']}"}))
-
-
-def _personal_draws(ask: Ask, active: np.ndarray, mean: np.ndarray, shape: tuple[int, ...]) -> Personal:
-    """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
-    chains, num_draws = shape
-    wanted = Wanted(mean, np.zeros((chains, -(-num_draws // 4) * 4)))
-    found = ask("resampled", wanted, active).replies.each
-    k_hat, solver = float(np.max(found.k_hat[active])), "importance"
-    if not k_hat <= K_HAT_LIMIT:
-        found, solver = ask("chained", wanted, active).replies.each, "nuts"
-    return Personal(found.draws[active[0]][:, :num_draws], {"k_hat": k_hat, "solver": solver})

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.answer import shortened
+from fedbayes.client_locals import Question, check
 from fedbayes.computing import computing
 from fedbayes.keys import Purpose, key_for
 from fedbayes.results import arviz
@@ -140,11 +141,7 @@ def _prior_draws(fit: Any, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[
     ValueError
         The prior can't be drawn from.
     """
-    if fit._answer.coupled is not None:
-        raise ValueError(
-            f"{type(fit.method).__name__} couples the clients by a prior that is no part of the program, so that the "
-            "program's prior can't be checked in its place. Write `prior=False`."
-        )
+    check(fit._answer.locals_from, Question.PRIOR_REPLICATES)
     if terms := shapes[0].program.prior_terms:
         raise ValueError(
             f"The prior has the terms {list(terms)} beside the laws of the globals, and can't be drawn from. Write "

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from jax import Array
 
+from fedbayes.client_locals import Personal
 from fedbayes.computing import computing
 from fedbayes.keys import Purpose, key_for
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.conditional import integrated_draws, rows_of
-from fedbayes.results.personal import Personal
 from fedbayes.results.saved import Presentation
 
 

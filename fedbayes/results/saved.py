@@ -15,6 +15,7 @@ from fedbayes.algorithm import Method
 from fedbayes.answer import shortened
 from fedbayes.problem.roster import Roster
 from fedbayes.results.arviz import from_netcdf
+from fedbayes.results.checked import Checked
 from fedbayes.rounds.checkpoint import Advice, Checkpoint, fingerprint
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.state import RunState
@@ -67,6 +68,8 @@ class Saved(NamedTuple):
         What tells these clients from others, see :func:`about`.
     cost
         Exchanges and bytes that ``posterior.nc`` has taken beyond the rounds.
+    checked
+        What the check of the answer has shown; ``None`` without a check, and in files of earlier versions.
     """
 
     method: str
@@ -76,6 +79,7 @@ class Saved(NamedTuple):
     shown: Presentation
     about: dict[str, Any]
     cost: tuple[int, ...] = ()
+    checked: Checked | None = None
 
 
 def check_savable(method: Method) -> dict[str, Any]:
@@ -125,6 +129,7 @@ def write_fit(
         "shown": saved.shown.plain(),
         "about": saved.about,
         "cost": list(saved.cost),
+        "checked": None if saved.checked is None else saved.checked._asdict(),
     }
     (folder / "fit.json").write_text(json.dumps(meta, indent=1, default=list))
     state_file(folder, clients).write(run, executor)
@@ -158,6 +163,7 @@ def read_meta(folder: Path) -> Saved:
             shown._replace(local=tuple(shown.local)),
             meta.get("about", {}),
             tuple(meta.get("cost", ())),
+            None if meta.get("checked") is None else Checked(**meta["checked"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
@@ -234,10 +240,13 @@ class SavedPosterior:
         Of the fit.
     cost
         Exchanges and bytes that it has taken.
+    checked
+        What the check of the answer had shown.
     """
 
     folder: Path
     cost: tuple[int, ...]
+    checked: Checked | None
 
     def read(self) -> Any | None:
         """The ArviZ object; ``None`` where the file is not there any more.

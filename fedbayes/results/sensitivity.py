@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbayes.client_locals import Question, check
 from fedbayes.compiling import jit_cheaply
 from fedbayes.computing import computing
 from fedbayes.kept import Kept
@@ -91,11 +92,7 @@ def add_log_prior(fit: Any) -> np.ndarray:
             "This fit is a point, which no weights on prior or likelihood change: fit by a method that ends with a "
             "posterior."
         )
-    if fit._answer.coupled is not None:
-        raise ValueError(
-            f"{type(fit.method).__name__} couples the clients by a prior that is no part of the program, so that the "
-            "program's prior is not the whole prior. Fit by a method without it."
-        )
+    check(fit._answer.locals_from, Question.SENSITIVITY)
     shapes = arviz.shapes_of(fit.problem)[0]
     with computing():
         terms = log_prior_terms(shapes.program, shapes.ones(), fit._theta)

@@ -23,7 +23,7 @@ class RunState:
     updates
         Name of each client's update in the next round.
     settled
-        Clients heard since the last round that changed something, shape ``(K,)``.
+        Clients that have replied since the state last changed, shape ``(K,)``.
     converged
         Whether the last phase has converged.
     history

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import CLIENT, REPLICATE, Coupled, Diagnostic, Verdict, bad_clients, shortened
+from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
+from fedbayes.client_locals import FromServer
 from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.client import Told
 from fedbayes.inference.correlated.gibbs import Draws, first_position, long_chain, turned
@@ -83,8 +84,6 @@ class BayesAnswer:
         How the rounds went.
     """
 
-    own_draws = None
-
     def __init__(self, config: Options, layout: Layout, roster: Roster, run: RunState) -> None:
         self._config, self._layout, self._roster, self._run = config, layout, roster, run
         self._found: dict[int, Any] = {}
@@ -129,7 +128,7 @@ class BayesAnswer:
         return normal_from_moments(phi.mean(axis=1), covariances)
 
     @property
-    def coupled(self) -> Coupled:
+    def locals_from(self) -> FromServer:
         """See :class:`~fedbayes.answer.Answer`."""
         drawn, state = self._drawn(), self._run.state
         sites = packed(jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), state.sites))
@@ -141,15 +140,7 @@ class BayesAnswer:
             variables["loadings"] = (drawn.loadings, ["client_name", "factor"])
             variables["own_variance"] = (drawn.psi, ["client_name"])
         coords["factor"] = list(range(self._layout.rank))
-        return Coupled(told, variables, coords)
-
-    def cavities(self) -> None:
-        """See :class:`~fedbayes.answer.Answer`: a client is told draws."""
-        return
-
-    def records_locals(self) -> bool:
-        """See :class:`~fedbayes.answer.Answer`."""
-        return False
+        return FromServer(told, variables, coords, type(self._config).__name__)
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: the clients' log-likelihood given globals and coefficients."""

@@ -21,7 +21,8 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
-from fedbayes.answer import Coupled, Verdict, bad_clients
+from fedbayes.answer import Verdict, bad_clients
+from fedbayes.client_locals import FromServer
 from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.client import Told
 from fedbayes.inference.correlated.options import Layout, Options, by_client
@@ -153,7 +154,6 @@ class PointAnswer:
         How the rounds went.
     """
 
-    own_draws = None
     posterior = None
 
     def __init__(self, config: Options, layout: Layout, roster: Roster, run: RunState) -> None:
@@ -164,7 +164,7 @@ class PointAnswer:
         return np.zeros((1, 1, 0))
 
     @property
-    def coupled(self) -> Coupled:
+    def locals_from(self) -> FromServer:
         """See :class:`~fedbayes.answer.Answer`."""
         state: State = self._run.state
         theta, num = np.asarray(state.theta), self._roster.num_clients
@@ -172,15 +172,7 @@ class PointAnswer:
         variables, coords = by_client(self._layout, self._roster, theta[:, None])
         variables["omega"] = (np.asarray(state.omega)[:, None], ["client_name", "other_client_name"])
         told = Told(np.moveaxis(theta, 1, 0)[:, :, None], neutral)  # type: ignore[arg-type]  # an array to NumPy
-        return Coupled(told, variables, coords)
-
-    def cavities(self) -> None:
-        """See :class:`~fedbayes.answer.Answer`."""
-        return
-
-    def records_locals(self) -> bool:
-        """See :class:`~fedbayes.answer.Answer`."""
-        return False
+        return FromServer(told, variables, coords, type(self._config).__name__)
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: the clients' log-likelihood."""

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, shortened
+from fedbayes.client_locals import FromRecord
 from fedbayes.errors import ResultCode
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
 from fedbayes.numerics.chains import chain_diagnostics
@@ -69,9 +70,6 @@ class ChainsAnswer:
         Draws of the globals, shape ``(draw, chain, d)``.
     """
 
-    own_draws = None
-    coupled = None
-
     def __init__(
         self, roster: Roster, run: RunState, *, num_warmup: int, temperature: float, numbers: Mapping[str, float]
     ) -> None:
@@ -100,14 +98,11 @@ class ChainsAnswer:
         """See :class:`~fedbayes.answer.Answer`: all draws of the chains, whatever ``num``."""
         return np.swapaxes(self.theta, 0, 1)
 
-    def cavities(self) -> Gaussian:
-        """For every client the chains' Gaussians: they are wide enough for a search for its locals."""
+    @property
+    def locals_from(self) -> FromRecord:
+        """See :class:`~fedbayes.answer.Answer`: the chains' Gaussians are wide enough for a search for locals."""
         num = self._roster.num_clients
-        return jax.tree.map(lambda leaf: np.repeat(leaf[:, None], num, axis=1), self.posterior)
-
-    def records_locals(self) -> bool:
-        """See :class:`~fedbayes.answer.Answer`."""
-        return True
+        return FromRecord(jax.tree.map(lambda leaf: np.repeat(leaf[:, None], num, axis=1), self.posterior))
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp`` and ``energy = -lp`` of the joint posterior, unnormalised, in unconstrained space."""

@@ -1,12 +1,13 @@
 """What federated averaging ends with: a point, and up to some hundred globals a Laplace posterior around it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax import Array
 
 from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, Verdict, bad_clients
+from fedbayes.client_locals import FromOwnPoint, FromStart, LocalsFrom
 from fedbayes.inference.fedavg.clients import Own
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, log_joint, product_of, spread_of_means
@@ -244,7 +245,6 @@ class PointAnswer:
     """
 
     posterior = None
-    coupled = None
 
     def __init__(self, roster: Roster, run: RunState, tolerance: float, *, steady: bool = True) -> None:
         self._roster, self._run = roster, run
@@ -255,11 +255,13 @@ class PointAnswer:
         return np.asarray(self._run.state.position)[:, None]
 
     @property
-    def own_draws(self) -> Callable[[Own], np.ndarray] | None:
-        """See :class:`~fedbayes.answer.Answer`: with ``GIFAIR(personalised=True)``, where its last steps have ended."""
-        return own_point if self._ended.personalised else None
+    def locals_from(self) -> LocalsFrom:
+        """See :class:`~fedbayes.answer.Answer`: with ``GIFAIR(personalised=True)`` each client has ended by itself."""
+        if self._ended.personalised:
+            return FromOwnPoint(own_point, self._around())
+        return FromStart(self._around(), self.draws(None, 0).shape[1])  # type: ignore[arg-type]  # nothing is drawn
 
-    def cavities(self) -> Gaussian | None:
+    def _around(self) -> Gaussian | None:
         """A narrow Gaussian around the points, for clients with locals: where these are looked for."""
         if not self._roster.num_locals.any():
             return None
@@ -269,10 +271,6 @@ class PointAnswer:
         wide = lambda leaf: np.repeat(leaf[:, None], num, axis=1)  # noqa: E731
         matrices = precision[:, :, None] * np.eye(self._roster.size)
         return Gaussian(wide(shift), wide(matrices), np.zeros((len(theta), num)))  # type: ignore[arg-type]
-
-    def records_locals(self) -> bool:
-        """See :class:`~fedbayes.answer.Answer`."""
-        return False
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: the log joint density at the point."""

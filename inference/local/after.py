@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Reply, Update, Wanted
+from fedbayes.algorithm import Reply, Update
+from fedbayes.client_locals import Wanted
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.log_factors import locals_given, log_factors
@@ -32,7 +33,10 @@ class Personal(NamedTuple):
 def _given(
     theta: Array, cavity: Gaussian, private: tuple[()], client: Client, inputs: tuple[Array, Array]
 ) -> tuple[Reply, tuple[()]]:
-    """One draw of the locals at each draw of the globals; with the key of their log factors, of those behind them."""
+    """One draw of the locals for each draw of the globals.
+
+    With the key of an earlier log-likelihood call it picks among the draws used there.
+    """
     return Reply(each=locals_given(client, cavity, theta, *inputs), code=_ok()), private
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
+from fedbayes.client_locals import FromCavity, FromStart, LocalsFrom
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, gaussian_draws, gaussian_log_density, log_integrals, spread_of_means
@@ -74,9 +75,6 @@ class MergedAnswer:
         Leading axis of replicates.
     """
 
-    own_draws = None
-    coupled = None
-
     def __init__(self, roster: Roster, run: RunState, posterior: Gaussian | LowRankGaussian) -> None:
         self.posterior = posterior
         self._names, self._run = roster.names, run
@@ -92,21 +90,18 @@ class MergedAnswer:
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         return np.stack([mine[rng.permutation(len(mine))[:num]] for mine in merged])
 
-    def cavities(self) -> Gaussian | None:
-        """See :class:`~fedbayes.answer.Answer`; ``None`` if the posterior has low rank: its clients have no locals."""
+    @property
+    def locals_from(self) -> LocalsFrom:
+        """See :class:`~fedbayes.answer.Answer`; if the posterior has low rank its clients have no locals."""
         if isinstance(self.posterior, LowRankGaussian):
-            return None
+            return FromStart(None)
         state = self._run.state
         powers = np.asarray(state.heard) * np.asarray(state.shares)  # of the prior in the clients' subposteriors
 
         def site(client: np.ndarray, prior: np.ndarray) -> np.ndarray:
             return client - powers.reshape(powers.shape + (1,) * (client.ndim - 2)) * prior[:, None]
 
-        return cavities_of(state.prior, jax.tree.map(site, state.clients, state.prior))
-
-    def records_locals(self) -> bool:
-        """See :class:`~fedbayes.answer.Answer`."""
-        return False
+        return FromCavity(cavities_of(state.prior, jax.tree.map(site, state.clients, state.prior)), self.posterior)
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: log density of the Gaussian with the posterior's moments."""

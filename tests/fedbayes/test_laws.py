@@ -162,8 +162,8 @@ class Outcome:
         self.posterior = np.concatenate(current.draws) if current.draws else answer.posterior
         if self.posterior is None:
             self.posterior = answer.draws(KEY, 1)
-        if answer.coupled is not None:
-            self.posterior = {name: values for name, (values, _) in answer.coupled.variables.items()}
+        if variables := answer.locals_from.variables:
+            self.posterior = {name: values for name, (values, _) in variables.items()}
 
 
 @cache

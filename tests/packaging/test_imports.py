@@ -104,7 +104,7 @@ def test_a_planted_circle_is_found(case, tmp_path):
 # beside or above. Where a name begins another (`inference`, `inference.ep`), a module belongs to the longest.
 FLOORS = [
     {"numerics", "errors", "rounds.state", "compiling", "computing", "files", "kept", "keys", "sources"},
-    {"problem"},
+    {"client_locals", "problem"},
     {"answer", "models"},
     {"algorithm"},
     {"rounds"},
@@ -208,6 +208,24 @@ def test_no_method_is_asked_whether_it_has_something():
 )
 def test_a_planted_question_whether_a_method_has_something_is_found(line):
     assert ASKED_WHETHER.search(f"    found = {line}")
+
+
+LOCALS_FROM = re.compile(r"\bFrom(?:Cavity|Start|Record|Server|OwnPoint)\b")
+ENDS = ("fedbayes.client_locals", "fedbayes.answer")  # where they are defined, and the answer that most methods share
+
+
+def test_nobody_asks_which_class_says_where_locals_come_from():
+    """The five classes are named where they are defined, and where an answer makes one."""
+    text = installed()["fedbayes.client_locals"].read_text()
+    names = re.findall(r"^class (From\w+)\(LocalsFrom\)", text, re.MULTILINE)
+    assert len(names) == 5
+    assert all(map(LOCALS_FROM.fullmatch, names))
+    found = [name for name, path in installed().items() if LOCALS_FROM.search(path.read_text())]
+    assert [name for name in found if name not in ENDS and not name.startswith("fedbayes.inference.")] == []
+
+
+def test_a_planted_question_where_locals_come_from_is_found():
+    assert LOCALS_FROM.search("    if isinstance(answer.locals_from, FromServer):")
 
 
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # FedPAState is Fed PA State

@@ -79,7 +79,7 @@ class NarrowEP(fb.EP):
     def answer(self, roster, run):
         answer = super().answer(roster, run)
         narrow = Gaussian(answer.posterior.shift / 0.64, answer.posterior.precision / 0.64, answer.posterior.log_scale)
-        return GaussianAnswer(narrow, answer.cavities(), run)
+        return GaussianAnswer(narrow, answer.locals_from.others, run)
 
 
 class PriorForEachClient(fb.EP):
@@ -88,7 +88,7 @@ class PriorForEachClient(fb.EP):
     def answer(self, roster, run):
         state, num = run.state, roster.num_clients
         prior = jax.tree.map(lambda leaf: (1 + num) * np.asarray(leaf), state.prior)
-        return GaussianAnswer(product_of(prior, state.sites), super().answer(roster, run).cavities(), run)
+        return GaussianAnswer(product_of(prior, state.sites), super().answer(roster, run).locals_from.others, run)
 
 
 def one_client_twice(key):

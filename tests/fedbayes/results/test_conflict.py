@@ -12,6 +12,7 @@ from scipy import linalg, stats
 
 import fedbayes as fb
 from fedbayes.answer import GaussianAnswer
+from fedbayes.client_locals import FromRecord, FromServer
 from fedbayes.models import heart_disease, linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, product_of
@@ -89,7 +90,7 @@ def test_a_fit_against_the_closed_form(small_fit, drawn) -> None:
 def test_the_overall_test_compares_site_and_cavity(drawn) -> None:
     """Where the site is proper: ``(s - m_k)' (V_k + S)^-1 (s - m_k)``."""
     answer = answer_of(normal(3), sites_of(drawn))
-    ours = agreement(*jax.tree.map(lambda leaf: leaf[0], (answer.posterior, answer.cavities())))
+    ours = agreement(*jax.tree.map(lambda leaf: leaf[0], (answer.posterior, answer.locals_from.others)))
     for k, (name, data) in enumerate(drawn.items()):
         m_k, v_k = linear.exact_posterior({other: rest for other, rest in drawn.items() if other != name})
         spread = np.linalg.inv(data["x"].T @ data["x"])
@@ -287,12 +288,12 @@ def test_holm_by_hand() -> None:
 def test_answers_without_sites_are_refused(changed: str, drawn) -> None:
     kind = {
         "point": {"posterior": None},
-        "chains": {"records_locals": lambda self: True},
-        "coupled": {"coupled": object()},
+        "chains": {"locals_from": FromRecord(normal(3))},
+        "coupled": {"locals_from": FromServer((), {}, {}, "Coupling")},
     }[changed]
     other = type("Other", (GaussianAnswer,), kind)
     good = answer_of(normal(3), sites_of(drawn))
-    bad = other(good.posterior, good.cavities(), None) if changed != "point" else other(None, good.cavities(), None)
+    bad = other(None if changed == "point" else good.posterior, good.locals_from.others, None)
     with pytest.raises(
         ValueError, match=r"needs the Gaussian that each of them says of the globals\. This fit has none"
     ):
@@ -301,10 +302,10 @@ def test_answers_without_sites_are_refused(changed: str, drawn) -> None:
 
 def test_a_posterior_that_is_no_product_is_refused(drawn) -> None:
     good = answer_of(normal(3), sites_of(drawn))
-    barycentre = GaussianAnswer(jax.tree.map(lambda leaf: leaf / 3.0, good.posterior), good.cavities(), None)
+    barycentre = GaussianAnswer(jax.tree.map(lambda leaf: leaf / 3.0, good.posterior), good.locals_from.others, None)
     with pytest.raises(ValueError, match="product of the prior and the clients' sites, and this one is combined"):
         conflict_of(barycentre, roster_of(drawn, 3, normal(3)))
-    improper = GaussianAnswer(jax.tree.map(lambda leaf: -leaf, good.posterior), good.cavities(), None)
+    improper = GaussianAnswer(jax.tree.map(lambda leaf: -leaf, good.posterior), good.locals_from.others, None)
     with pytest.raises(ValueError, match=r"positive definite precision matrix.* `fit.trouble\(\)`"):
         conflict_of(improper, roster_of(drawn, 3, normal(3)))
 

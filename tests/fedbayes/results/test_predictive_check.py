@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 import fedbayes as fb
+from fedbayes.client_locals import FromServer
 from fedbayes.models import linear
 from fedbayes.results import arviz
 from fedbayes.results.predictive_check import placed, predictive_check_of
@@ -184,8 +185,9 @@ def test_priors_that_can_not_be_drawn_from(small_fit) -> None:
         raise NotImplementedError
 
     roster = SimpleNamespace(prior=SimpleNamespace(draw=improper))
+    coupled = SimpleNamespace(locals_from=FromServer((), {}, {}, "EP"))
     for changed, told in (
-        ({"_answer": SimpleNamespace(coupled=object())}, "EP couples the clients by a prior that is no part"),
+        ({"_answer": coupled}, "EP couples the clients by a prior that is no part"),
         ({"roster": roster}, "A prior of the globals is improper, and can't be drawn from. Write `prior=False`"),
     ):
         with pytest.raises(ValueError, match=told):

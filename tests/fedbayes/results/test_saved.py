@@ -54,9 +54,12 @@ def datasets(idata):
 
 
 def test_a_loaded_fit_reads_its_draws(fit, folder):
-    """They are not computed again: nothing is asked of the clients."""
+    """They are not computed again, nor is what was found about their error: nothing is asked of the clients."""
     loaded = fb.load_fit(folder, model, CLIENTS)
+    assert "  Gaussian  exact to" in repr(loaded)
     assert repr(loaded) == repr(fit)
+    assert loaded.trouble() == fit.trouble()
+    assert loaded._clients.exchanges == []
     clients, loaded._clients = loaded._clients, None
     for ours, theirs in zip(datasets(loaded.idata), datasets(fit.idata), strict=True):
         xr.testing.assert_identical(ours.drop_attrs(), theirs.drop_attrs())

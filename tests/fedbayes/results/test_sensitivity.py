@@ -10,6 +10,7 @@ from scipy import stats
 from scipy.special import ndtri
 
 import fedbayes as fb
+from fedbayes.client_locals import FromServer
 from fedbayes.computing import computing
 from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.results.arviz import shapes_of
@@ -187,7 +188,7 @@ def test_fits_without_such_a_posterior_are_refused() -> None:
     point: Any = SimpleNamespace(posterior=None)
     with pytest.raises(ValueError, match="This fit is a point, which no weights on prior or likelihood change"):
         add_log_prior(point)
-    answer = SimpleNamespace(coupled=object())
-    coupled: Any = SimpleNamespace(posterior=object(), _answer=answer, method=fb.CorrelatedClients())
+    answer = SimpleNamespace(locals_from=FromServer((), {}, {}, "CorrelatedClients"))
+    coupled: Any = SimpleNamespace(posterior=object(), _answer=answer)
     with pytest.raises(ValueError, match="CorrelatedClients couples the clients by a prior that is no part"):
         add_log_prior(coupled)

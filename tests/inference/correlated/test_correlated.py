@@ -100,7 +100,7 @@ def test_every_question_is_answered_or_refused_in_words(linear, tmp_path):
     assert np.all(np.isfinite(fit.log_predictive_density("c0", **data)["y"]))
     assert fit.check(10)["observed_data"]["y"].shape == (sum(len(each["y"]) for each in clients.values()),)
     for ask in (lambda: fit.adapt(data), lambda: fit.predict(x=data["x"])):
-        with pytest.raises(ValueError, match="couples the clients by a covariance that has no entry for it"):
+        with pytest.raises(ValueError, match="couples the clients by a covariance that has no entry for a client"):
             ask()
     fit.save(tmp_path / "fit")
     again = fb.load_fit(tmp_path / "fit", known, clients)

@@ -1,0 +1,393 @@
+"""Where a client's own posterior comes from once the rounds are over.
+
+Every answer holds one of the five final classes below. Nobody asks which one: all other modules read its fields, tell
+the clients what it has for them, draw through it, and show its refusals. One more way to couple clients is one more
+class.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_moments
+
+Variables = Mapping[str, tuple[np.ndarray, list[str]]]
+Private = Any
+
+
+class Wanted(NamedTuple):
+    """Draws of a client's own posterior, asked for once the rounds are over.
+
+    Attributes
+    ----------
+    mean
+        Of the globals, where the search for the mode starts, shape ``(d,)``.
+    slots
+        One for each draw, shape ``(num,)``.
+    """
+
+    mean: Array | np.ndarray
+    slots: Array | np.ndarray
+
+
+class Personal(NamedTuple):
+    """Draws of one client's own posterior.
+
+    Attributes
+    ----------
+    draws
+        Globals and locals, unconstrained, shape ``(chain, draw, d + m)``.
+    attrs
+        How they were made.
+    """
+
+    draws: np.ndarray
+    attrs: dict[str, Any]
+
+
+class AtClient(Protocol):
+    """One client once the rounds are over: in this process, or at its own site."""
+
+    @property
+    def update(self) -> str:
+        """The update that it ran last."""
+        ...
+
+    def reply(self, update: str, shared: Any) -> Any:
+        """What an update tells the client itself; at a site ``shared`` is in the message already."""
+        ...
+
+    def private(self) -> Private:
+        """Its private state at the end of the rounds."""
+        ...
+
+    def recorded(self, num: int) -> np.ndarray:
+        """Its own part of the last ``num`` draws, shape ``(draw, chain, m)``."""
+        ...
+
+
+class Question(StrEnum):
+    """What not every kind of answer can be asked."""
+
+    CLIENT_POSTERIOR = "client_posterior"
+    NEW_CLIENT = "new client"
+    EXACT = "exact"
+    SENSITIVITY = "sensitivity"
+    PRIOR_REPLICATES = "prior replicates"
+
+
+class LocalsFrom(ABC):
+    """Where a client's own posterior comes from.
+
+    Attributes
+    ----------
+    kind
+        Its name in the message with which a run over a network ends.
+    others
+        The posterior without client k's site, leading axes replicate and client; ``None`` where that isn't known.
+    variables
+        What the posterior has beside the program's own variables, ``(chain, draw, ...)``, with their dimensions.
+    coords
+        Labels of these dimensions.
+    """
+
+    kind: ClassVar[str]
+    others: Gaussian | None = None
+    variables: Variables = MappingProxyType({})
+    coords: Mapping[str, Sequence] = MappingProxyType({})
+
+    @abstractmethod
+    def told(self) -> Any:
+        """What each client is told beside the draws of the globals, leading axes client and chain; ``()``: nothing."""
+
+    @abstractmethod
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """A client's own posterior, in the server's process.
+
+        Parameters
+        ----------
+        at
+            The client.
+        theta
+            Draws of the globals, shape ``(chain, draw, d)``.
+        num_draws
+            Draws of a chain, for an answer that is a point.
+        """
+
+    def for_sites(self, theta: np.ndarray, num_draws: int) -> np.ndarray:
+        """The draws of the globals for each of which a client at its own site gets one draw of its locals."""
+        return theta
+
+    def own_posterior(self, num_locals: int) -> bool:
+        """Whether the posterior of a client with so many locals differs from that of the globals."""
+        return True
+
+    def refuses(self, question: Question) -> str:
+        """Why a question can't be answered, in a sentence for the user; empty if it can."""
+        return ""
+
+
+class FromCavity(LocalsFrom):
+    """Clients are independent given the globals, and what all others know of these is a Gaussian, the cavity.
+
+    A client samples ``p(y_k | theta, z) p(z | theta)`` times its cavity.
+
+    Parameters
+    ----------
+    others
+        The posterior without client k's site, leading axes replicate and client.
+    posterior
+        Of the globals, leading axis of replicates.
+    """
+
+    kind = "given"
+
+    def __init__(self, others: Gaussian, posterior: Gaussian) -> None:
+        self.others, self._posterior = others, posterior
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`: its cavity."""
+        return _clients_first(self.others)
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return sampled(at.reply, gaussian_moments(self._posterior)[0], theta.shape[:2])
+
+
+class FromStart(LocalsFrom):
+    """The answer says nothing of what the others know: points, and posteriors of low rank.
+
+    A client samples its locals given the point.
+
+    Parameters
+    ----------
+    start
+        A Gaussian around the points, where locals are looked for, leading axes replicate and client; ``None``: the
+        clients have no locals.
+    num_points
+        In a chain.
+    """
+
+    kind = "given"
+
+    def __init__(self, start: Gaussian | None, num_points: int = 1) -> None:
+        self._start, self._num_points = start, num_points
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`."""
+        return () if self._start is None else _clients_first(self._start)
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`: the point itself, with draws of the locals."""
+        drawn = sampled(at.reply, theta[:, 0], (len(theta), num_draws))
+        point = np.broadcast_to(theta, (len(theta), num_draws, theta.shape[-1]))
+        return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
+
+    def for_sites(self, theta: np.ndarray, num_draws: int) -> np.ndarray:
+        """See :class:`LocalsFrom`: the point, as often as draws are wanted."""
+        return np.repeat(theta, num_draws, axis=1) if self._num_points == 1 and self._start is not None else theta
+
+    def own_posterior(self, num_locals: int) -> bool:
+        """See :class:`LocalsFrom`: it has the globals of all."""
+        return num_locals > 0
+
+    def refuses(self, question: Question) -> str:
+        """See :class:`LocalsFrom`."""
+        if question is not Question.CLIENT_POSTERIOR:
+            return ""
+        if self._start is None:
+            return no_matrix("client_posterior")
+        if self._num_points > 1:
+            return (
+                f"This fit is an ensemble of {self._num_points} points, and a client's local latents differ from "
+                "point to point: it has no posterior of its own. Fit by a method that ends with one point, or with a "
+                "posterior."
+            )
+        return ""
+
+
+class FromRecord(LocalsFrom):
+    """The clients have kept a draw of their locals for each draw of the globals, as Markov chains do.
+
+    Parameters
+    ----------
+    start
+        A Gaussian that is wide enough to look for locals in, leading axes replicate and client.
+    """
+
+    kind = "recorded"
+
+    def __init__(self, start: Gaussian) -> None:
+        self._start = start
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`."""
+        return _clients_first(self._start)
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _recorded(at, theta)
+
+
+class FromServer(LocalsFrom):
+    """The server has draws of the locals by which the method couples the clients.
+
+    Parameters
+    ----------
+    told
+        What each client is told of them, leading axes client and chain; the draws among it.
+    variables, coords
+        See :class:`LocalsFrom`.
+    method
+        Its name, for messages.
+    """
+
+    kind = "given_coupled"
+
+    def __init__(self, told: Any, variables: Variables, coords: Mapping[str, Sequence], method: str) -> None:
+        self._told, self.variables, self.coords, self._method = told, variables, coords, method
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`."""
+        return self._told
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _coupled(at, theta)
+
+    def refuses(self, question: Question) -> str:
+        """See :class:`LocalsFrom`."""
+        prior = f"{self._method} couples the clients by a prior that is no part of the program, so that the program's"
+        sentences = {
+            Question.NEW_CLIENT: f"{self._method} couples the clients by a covariance that has no entry for a client "
+            "that was no part of the fit. Name one of the clients, or fit with the new client among them.",
+            Question.EXACT: _DEPENDENT,
+            Question.SENSITIVITY: f"{prior} prior is not the whole prior. Fit by a method without it.",
+            Question.PRIOR_REPLICATES: f"{prior} prior can't be checked in its place. Write `prior=False`.",
+        }
+        return sentences.get(question, "")
+
+
+class FromOwnPoint(LocalsFrom):
+    """Each client has ended at globals and locals of its own, in its private state.
+
+    Parameters
+    ----------
+    of
+        ``(private) -> (chain, draw, d + m)``: the points in a client's private state.
+    start
+        As for :class:`FromStart`, at the globals of all.
+    """
+
+    kind = "own"
+
+    def __init__(self, of: Callable[[Private], np.ndarray], start: Gaussian | None = None) -> None:
+        self._of, self._start = of, start
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`: where locals are looked for at the common point."""
+        return () if self._start is None else _clients_first(self._start)
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _own(at, self._of)
+
+    def refuses(self, question: Question) -> str:
+        """See :class:`LocalsFrom`."""
+        return _DEPENDENT if question is Question.EXACT else ""
+
+
+def no_matrix(what: str) -> str:
+    """Why a question by this name can't be answered without a dense Gaussian."""
+    return (
+        f"`fit.{what}` needs the precision of all globals as a matrix, which this posterior does not have: it has low "
+        "rank, or is a point. Without local latents a client's posterior is `fit.idata`."
+    )
+
+
+_DEPENDENT = "`fit.exact()` is for clients that depend on each other by the globals alone."
+
+
+def check(source: LocalsFrom, question: Question) -> None:
+    """Raise the refusal of a question that can't be answered.
+
+    Raises
+    ------
+    ValueError
+        It can't.
+    """
+    if reason := source.refuses(question):
+        raise ValueError(reason)
+
+
+def at_site(kind: str, at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+    """A client's own posterior, computed and kept at its own site.
+
+    Each draw of the globals gets one draw of the client's locals given it and the client's data: together they are
+    draws of the joint posterior, ``p(theta | all data) p(z | theta, own data)``.
+
+    Parameters
+    ----------
+    kind
+        From the last message: :attr:`LocalsFrom.kind`, or ``"globals"`` for a client without locals.
+    at
+        The client.
+    theta
+        From the same message, :meth:`LocalsFrom.for_sites`.
+    of
+        The points in a private state, :meth:`fedbayes.algorithm.Method.own_draws`.
+    """
+    if kind == FromCavity.kind:
+        locals_ = np.asarray(at.reply("given", theta))
+        return Personal(np.concatenate([theta, locals_], axis=-1), {"solver": "importance weights given the globals"})
+    if kind == FromRecord.kind:
+        return _recorded(at, theta)
+    if kind == FromServer.kind:
+        return _coupled(at, theta)
+    if kind == FromOwnPoint.kind:
+        return _own(at, of)
+    return Personal(theta, {"solver": "none: the client has no latents of its own"})
+
+
+def kind_of(source: LocalsFrom, num_locals: int) -> str:
+    """What a client with so many locals does by itself at the end, for :func:`at_site`."""
+    by_locals = source.kind in (FromCavity.kind, FromRecord.kind)
+    alone = bool(source.refuses(Question.CLIENT_POSTERIOR))
+    return "globals" if by_locals and (alone or not num_locals) else source.kind
+
+
+def sampled(reply: Callable[[str, Any], Any], mean: np.ndarray, shape: tuple[int, ...]) -> Personal:
+    """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
+    chains, num_draws = shape
+    wanted = Wanted(mean, np.zeros((chains, -(-num_draws // 4) * 4)))
+    found = reply("resampled", wanted)
+    k_hat, solver = float(np.max(found.k_hat)), "importance"
+    if not k_hat <= K_HAT_LIMIT:
+        found, solver = reply("chained", wanted), "nuts"
+    return Personal(np.asarray(found.draws)[:, :num_draws], {"k_hat": k_hat, "solver": solver})
+
+
+def _recorded(at: AtClient, theta: np.ndarray) -> Personal:
+    mine = np.swapaxes(at.recorded(theta.shape[1]), 0, 1)
+    return Personal(np.concatenate([theta, mine], axis=-1), {"solver": at.update})
+
+
+def _coupled(at: AtClient, theta: np.ndarray) -> Personal:
+    found = at.reply("given_coupled", theta)
+    return Personal(np.asarray(found.draws), {"solver": "server", "k_hat": float(np.max(found.k_hat))})
+
+
+def _own(at: AtClient, of: Callable[[Private], np.ndarray]) -> Personal:
+    return Personal(np.asarray(of(at.private())), {"solver": "own steps"})
+
+
+def _clients_first(gaussian: Gaussian | None) -> Any:
+    return jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), gaussian)

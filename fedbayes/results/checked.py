@@ -1,0 +1,80 @@
+"""What the check of a Gaussian answer has shown, in numbers that are saved with a fit: to say it again asks nobody."""
+
+from typing import Any, NamedTuple, Self
+
+from fedbayes.correction.correct import Correction
+from fedbayes.correction.pool import LEAST, NOISE
+from fedbayes.errors import K_HAT_LIMIT
+
+_ENOUGH = 0.25  # error of means and sds up to which clients' Gaussians are compared unasked
+
+
+class Checked(NamedTuple):
+    """The attributes of ``FederatedFit.error`` that are shown.
+
+    Attributes
+    ----------
+    correction
+        ``"applied"``, ``"not needed"`` or ``"unreliable"``.
+    reliable
+        Whether the weights can be trusted.
+    mean_error, sd_error
+        Root mean squares over the globals: of the means, in posterior sds, and of the sds, relative.
+    distance
+        A bound of the error of every mean, in posterior sds.
+    k_hat, effective_draws, noise
+        Of the weights: their tail's shape, the effective number of draws, the relative variance of the clients'
+        estimates in sum.
+    draws
+        Number of all weights.
+    """
+
+    correction: str
+    reliable: bool
+    mean_error: float
+    sd_error: float
+    distance: float
+    k_hat: float
+    effective_draws: float
+    noise: float
+    draws: int
+
+    @classmethod
+    def of(cls, found: Correction) -> Self:
+        """The numbers of a correction."""
+        told: dict[str, Any] = found.dataset([str(i) for i in range(found.approximation.shift.shape[-1])]).attrs
+        return cls(
+            told["correction"], bool(told["reliable"]), told["mean_error"], told["sd_error"], found.distance,
+            told["k_hat"], told["effective_draws"], told["noise"], int(found.pool.weights.size),
+        )  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """How far off the Gaussian is, for ``repr``."""
+        tail = f"{self.effective_draws:,.0f} effective draws of {self.draws:,}"
+        if self.correction == "unreliable":
+            return [f"  Gaussian  not to be trusted (k-hat {self.k_hat:.2f}, {tail}); see fit.trouble()"]
+        if self.correction == "not needed":
+            return [f"  Gaussian  exact to {max(self.distance, 1e-6):.0e} posterior sds, by importance weights"]
+        off = f"{self.mean_error:.2g} posterior sds in means, {100.0 * self.sd_error:.2g} percent in sds"
+        return [f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"]
+
+    @property
+    def gaussian_enough(self) -> bool:
+        """Whether what the clients' Gaussians say of each other can be shown without being asked for."""
+        return self.reliable and max(self.mean_error, self.sd_error) <= _ENOUGH
+
+    def trouble(self) -> str:
+        """Why the answer can't be trusted, and what to do; empty if it can."""
+        if self.reliable:
+            return ""
+        why = (
+            f"k-hat is {self.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {self.effective_draws:.0f} effective draws "
+            f"(at least {LEAST} are needed)"
+        )
+        if self.k_hat <= K_HAT_LIMIT and self.noise > NOISE:
+            why = f"the clients' estimates of their likelihoods have the relative variance {self.noise:.2g} in sum"
+        return (
+            f"The posterior is too far from Gaussian for importance weights: {why}. `fit.idata` has the Gaussian's "
+            "draws, whose error is not known. Write the model in another parametrisation, nearer to Gaussian "
+            "in unconstrained space, or try `fit.exact()`: its Markov chains say whether they have mixed."
+        )
