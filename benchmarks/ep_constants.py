@@ -22,7 +22,7 @@ from ep_start import CASES, Case, fit
 from run import machine
 
 import fedbayes as fb
-from fedbayes.inference.ep import answer, ep, step
+from fedbayes.inference.ep import answer, server, step
 from fedbayes.rounds.programs import forget_programs
 
 PAGE = Path(__file__).parent / "EP_CONSTANTS.md"
@@ -96,7 +96,7 @@ TRIALS = (
 
 def with_value(name: str, value: float, case: Case, options: Mapping[str, Any]) -> fb.FederatedFit:
     """A fit with another value of a constant."""
-    places = [module for module in (step, ep, answer) if hasattr(module, name)]
+    places = [module for module in (step, server, answer) if hasattr(module, name)]
     usual = getattr(step, name)
     forget_programs()
     for module in places:

@@ -57,19 +57,21 @@ FAULTS = (
     ),
     # the server's half
     Fault("no trust region", "ep/step.py", "- 0.1 * identity", ""),
-    Fault("a client counts in its own cavity", "ep/ep.py", "packed(state.global_() - site)", "packed(state.global_())"),
-    Fault("change of a damped round not undone", "ep/ep.py", "rms / step, jnp.inf)", "rms, jnp.inf)"),
-    Fault("messages of inactive clients used", "ep/ep.py", "where(used, proposed, state.sites)", "proposed"),
+    Fault(
+        "a client counts in its own cavity", "ep/server.py", "packed(state.global_() - site)", "packed(state.global_())"
+    ),
+    Fault("change of a damped round not undone", "ep/server.py", "rms / step, jnp.inf)", "rms, jnp.inf)"),
+    Fault("messages of inactive clients used", "ep/server.py", "where(used, proposed, state.sites)", "proposed"),
     Fault(
         "the prior's site never refined",
-        "ep/ep.py",
+        "ep/server.py",
         "where(_usable(refined), refined.site, state.prior)",
         "state.prior",
     ),
     Fault("converged at any noise", "ep/step.py", "| near) & (noise <= NOISE_TARGET)", "| near)"),
     Fault(
         "rounds without progress never forgotten",
-        "ep/ep.py",
+        "ep/server.py",
         "jnp.where(fine, 0.0, state.stuck + 1.0)",
         "state.stuck + jnp.where(fine, 0.0, 1.0)",
     ),

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedbayes.fit import fit_federated
-from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.ep.method import EP
 from fedbayes.models import heart_disease
 from fedbayes.results import arviz as output
 from fedbayes.results.fit import FederatedFit
@@ -159,7 +159,8 @@ def save(fit: FederatedFit, folder: str | os.PathLike, reference: Any = None) ->
     dict
         The files written, each under a description of it.
     """
-    from fedbayes.results import plots
+    from fedbayes.inference.ep.plots import plot_influence
+    from fedbayes.results.plots import plot_rounds
 
     folder = Path(folder)
     fit.save(folder)
@@ -168,19 +169,17 @@ def save(fit: FederatedFit, folder: str | os.PathLike, reference: Any = None) ->
         files["federated against pooled NUTS"] = _picture(
             folder / "comparison.png", (9.0, 6.2), lambda ax: _draw_comparison(fit.idata, reference, ax)
         )
-    files["convergence by round"] = _picture(
-        folder / "rounds.png", (7.5, 4.5), lambda ax: plots.plot_rounds(fit, ax=ax)
-    )
+    files["convergence by round"] = _picture(folder / "rounds.png", (7.5, 4.5), lambda ax: plot_rounds(fit, ax=ax))
     files["influence of each hospital"] = _picture(
-        folder / "influence.png", (7.5, 3.6), lambda ax: plots.plot_influence(fit, labels=HOSPITALS, ax=ax)
+        folder / "influence.png", (7.5, 3.6), lambda ax: plot_influence(fit, labels=HOSPITALS, ax=ax)
     )
     return files
 
 
 def _draw_comparison(idata: Any, reference: Any, ax: "Axes") -> None:
-    from fedbayes.results import plots
+    from fedbayes.results.plots import plot_comparison
 
-    plots.plot_comparison(idata, reference, labels=LABELS, ax=ax)
+    plot_comparison(idata, reference, labels=LABELS, ax=ax)
     ax.set_xlabel("log-odds of heart disease per standard deviation of the covariate")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from fedbayes.algorithm import Method
 from fedbayes.inference.correlated.method import CorrelatedClients
-from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.ep.method import EP
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fed_ensemble.method import FedEnsemble
 from fedbayes.inference.fedavg.fairness import GIFAIR

@@ -1,5 +1,5 @@
 """Expectation propagation."""
 
-from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.ep.method import EP
 
 __all__ = ["EP"]

@@ -15,7 +15,7 @@ import fedbayes
 from fedbayes.algorithm import CONTROL, Replies, Teams, replicated
 from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.method import CorrelatedClients
-from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.ep.method import EP
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fed_ensemble.method import FedEnsemble
 from fedbayes.inference.fedavg.fairness import GIFAIR

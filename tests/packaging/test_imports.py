@@ -127,7 +127,7 @@ FLOORS = [
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
-MAY_USE_METHODS = {"", "fit", "demo", "privacy"}
+MAY_USE_METHODS = {"", "fit", "demo", "plots", "privacy"}
 
 
 def room_of(module: str) -> str:
@@ -189,7 +189,7 @@ def test_a_planted_import_upward_is_found(case):
 
 def test_a_planted_use_of_a_method_is_found():
     graph = graph_of(installed())
-    graph["fedbayes.network.fit"] |= imports_of("from fedbayes.inference.ep.ep import EP", set(graph))
+    graph["fedbayes.network.fit"] |= imports_of("from fedbayes.inference.ep.method import EP", set(graph))
     assert upward(graph) == set()  # the direction alone would not tell
     assert users_of_methods(graph) == MAY_USE_METHODS | {"network"}
 
@@ -274,6 +274,7 @@ MAY_NAME = {
     "fedbayes": {squeezed(name) for name in inference.__all__ if name != "METHODS"},  # passes their classes on
     "fedbayes.fit": {"ep"},  # the default method, and the example in messages on `method`
     "fedbayes.privacy": {"fald"},  # passes on what is known of the privacy of this one method
+    "fedbayes.plots": {"correlated", "ep", "merging"},  # passes on the pictures that stand beside their methods
     "fedbayes.demo": {"ep", "expectationpropagation"},  # a user like any other: it chooses a method and says which
 }
 

@@ -47,7 +47,7 @@ import collections, sys, fedbayes, fedbayes.models.gp
 assert fedbayes.EP is fedbayes.inference.METHODS["ep"]
 files = {{name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}}
 ours = {{name: file for name, file in files.items() if file.startswith({SOURCES})}}
-assert {{"fedbayes", "fedbayes.inference", "fedbayes.inference.ep.ep", "fedbayes.models.gp"}} <= set(ours)
+assert {{"fedbayes", "fedbayes.inference", "fedbayes.inference.ep.method", "fedbayes.models.gp"}} <= set(ours)
 assert all(name.split(".")[0] == "fedbayes" for name in ours), ours
 assert max(collections.Counter(ours.values()).values()) == 1, "a file was loaded twice"
 assert not [name for name in files if name.split(".")[0] == "fedbayes" and name not in ours], "a second copy"

@@ -9,8 +9,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 import fedbayes
+from fedbayes import plots
 from fedbayes.models import linear
-from fedbayes.results import plots
 from fedbayes.results.arviz import to_arviz
 
 

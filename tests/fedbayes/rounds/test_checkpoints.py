@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import fedbayes as fb
-from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.ep.method import EP
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.local.after import AFTER

@@ -9,7 +9,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.errors import ResultCode
-from fedbayes.inference.ep.ep import EP
+from fedbayes.inference.ep.method import EP
 from fedbayes.rounds.executors import Batched, Sequential
 
 KEY = jax.random.key(3)

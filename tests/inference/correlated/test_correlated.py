@@ -9,7 +9,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes import plots
-from fedbayes.results.client_plots import client_correlation
+from fedbayes.inference.correlated.plots import client_correlation
 
 KEY = jax.random.key(1)
 QUICK = {"num_chains": 2, "num_sweeps": 100, "thinning": 1}

@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.inference.ep import client, ep
+from fedbayes.inference.ep import client, server
 from fedbayes.inference.local import moments
 from fedbayes.inference.local.moments import SiteError, TiltedDraws, covariance_inversion, score_regression
 from fedbayes.inference.local.solvers import Solver
@@ -64,7 +64,7 @@ def local_site(found, tilted, effective, warm) -> LocalSite:
 
 
 def use(monkeypatch, run, inputs=lambda key, size: key) -> None:
-    monkeypatch.setattr(ep, "make_solvers", lambda config, num_samples: {"importance": Solver(run, inputs)})
+    monkeypatch.setattr(server, "make_solvers", lambda config, num_samples: {"importance": Solver(run, inputs)})
 
 
 def summary(run) -> np.ndarray:
@@ -138,7 +138,7 @@ def test_without_symmetrisation_round_off_grows(rounds, monkeypatch) -> None:
 
     Triangles on the wire leave no room for it, so they go with the symmetrisation."""
     use(monkeypatch, partial(quadrature, with_round_off))
-    for module in (ep, client):
+    for module in (server, client):
         for name in ("packed", "unpacked"):
             monkeypatch.setattr(module, name, lambda gaussian: gaussian, raising=False)
     monkeypatch.setattr(moments, "symmetrised", lambda matrix: matrix)

@@ -1,31 +1,16 @@
-"""Federated expectation propagation with Gaussian sites (Algorithms 3.2 and 3.3 of Yue 2023, completed).
-
-The posterior of the globals is ``q(theta) = p(theta) prod_k s_k(theta)`` with one Gaussian site per client. A round,
-for client k:
-
-    cavity      q / s_k                             natural parameters subtract
-    tilted      (q / s_k) f_k(theta, z)             z: the client's local latents
-    new site    moment match of the tilted density, divided by the cavity
-
-The message is the new site itself; it replaces the last one, so a lost or repeated reply can't break the product. The
-server takes the step ``s_k <- s_k + eta (new - s_k)`` with ``eta`` small enough that the global and every cavity stay
-proper.
-"""
+"""The server's half of EP: where it starts, the step after each round, and who computes how in the next."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Method, Phase, Replies, Update
-from fedbayes.answer import Diagnostic
-from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
+from fedbayes.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.inference.ep.client import Shared, SiteMessage, local_update
+from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.step import (
     ABOVE_NOISE,
     HOPELESS,
@@ -50,13 +35,11 @@ from fedbayes.inference.local.tilted import (
     with_evidence,
 )
 from fedbayes.inference.merging.merge import MergeState
-from fedbayes.inference.merging.one_shot import OneShot, one_shot
-from fedbayes.inference.mode import ModeState, mode_phase
+from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, where, whitener
 from fedbayes.numerics.host import whiteners
 from fedbayes.problem.prior import Prior
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
 _NEAR = 2.0  # change above which draws are a waste, because Laplace's sites lead as far
@@ -65,130 +48,10 @@ _MANY_LOCALS = 16  # from which a draw of them given the globals, with its Hessi
 _FEW = 0.1  # share of the clients with locals that may draw them given the globals, and the others not
 _MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that is worth compiling one more program
 
-
-@dataclass(frozen=True, kw_only=True)
-class EP(Method):
-    """Federated expectation propagation.
-
-    Parameters
-    ----------
-    num_samples
-        Draws per client, round and replicate, a power of two; ``None``: 256, or more where the globals need more.
-    solver
-        Local solver: ``"auto"`` (importance sampling; the nested kind for a client with locals whose k-hat exceeds 0.7
-        or whose noise is too large; once the global has settled, eight times the draws for a client whose noise is
-        still too large, and NUTS where k-hat stays above 0.7), ``"importance"``, ``"nested"`` (draws of the
-        locals given the globals, as hierarchical models need them), ``"nuts"``, ``"laplace"`` or ``"variational"``.
-    damping
-        Step ``eta`` in ``(0, 1]``; ``None``: one, or less where the Monte Carlo noise of all sites together asks for
-        it, so that ``eta / (2 - eta) noise^2`` stays below ``0.1^2`` (in posterior sds).
-    init
-        ``"laplace"``: in an opening round every client sends the Laplace approximation of its factor times the prior,
-        the prior divided out; ``"newton"``: sites start at the clients' expansions, after as many Newton rounds as make
-        all cavities proper and come within three posterior sds of the mode; ``"auto"``: one of these two, by the rule
-        of :meth:`start`; ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first
-        cavity is the prior; ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination.
-    covariance
-        How the covariance of the tilted density is estimated, from which the site follows: ``"score"`` (score
-        regression) or ``"sample"`` (that of the draws, the classical estimate, for comparison).
-    family
-        ``"dense"`` sites, or ``"diagonal"`` for large dimensions: messages of ``2 d`` numbers, at the price of the
-        global's correlations, without which heterogeneous clients can be far off.
-    tolerance
-        The fit has converged when an undamped round would change the global by less, in posterior sds (root mean
-        square, ``sqrt(2 KL / d)``); or by about its Monte Carlo noise, if that is at most 0.1: then no smaller change
-        is to be had, and ``repr(fit)`` says so.
-    num_replicates
-        Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and
-        Monte Carlo standard errors speak about the fit.
-    """
-
-    num_samples: int | None = None
-    solver: Literal["auto", "importance", "nested", "nuts", "laplace", "variational"] = "auto"
-    damping: float | None = None
-    init: Literal["auto", "laplace", "newton", "mode", "prior", "gaussian_product"] = "auto"
-    covariance: Literal["score", "sample"] = "score"
-    family: Literal["dense", "diagonal"] = "dense"
-    tolerance: float = 0.02
-    num_replicates: int = 4
-    needs_rows: ClassVar[bool] = False
-    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
-
-    def __post_init__(self) -> None:
-        if self.damping is not None and not 0.0 < self.damping <= 1.0:
-            raise ValueError(f"`damping` is {self.damping}; it is the step of a round and lies in (0, 1].")
-        for name, known in (
-            ("solver", (*_SOLVERS, "auto")),
-            ("init", _STARTS),
-            ("covariance", tuple(_COVARIANCES)),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}; it is one of {sorted(known)}.")
-        if self.family not in ("dense", "diagonal"):
-            raise ValueError(f"`family` is {self.family!r}; it is 'dense' or 'diagonal'.")
-        if self.num_samples is not None and (
-            not isinstance(self.num_samples, int) or self.num_samples < 16 or self.num_samples & (self.num_samples - 1)
-        ):
-            raise ValueError(
-                f"`num_samples` is {self.num_samples}; quasi-random draws need a power of two from 16 on, such as 256."
-            )
-        if not isinstance(self.num_replicates, int) or self.num_replicates < 1:
-            raise ValueError(f"`num_replicates` is {self.num_replicates}; it is a number of runs, at least one.")
-        if not self.tolerance > 0.0:
-            raise ValueError(f"`tolerance` is {self.tolerance}; it is a change in posterior sds, such as 0.02.")
-
-    def draws_for(self, size: int) -> int:
-        """Draws per client and round for d globals: well above the ``2 d + 2`` regressors."""
-        if self.num_samples is None:
-            return max(256, 1 << (8 * (size + 1) - 1).bit_length())
-        if self.num_samples <= 2 * size + 2:
-            raise ValueError(
-                f"`num_samples` is {self.num_samples}, but {size} globals need more than {2 * size + 2} draws to be "
-                f"regressed on. Write at least {1 << (4 * size + 7).bit_length()}, or leave it out."
-            )
-        return self.num_samples
-
-    def phases(self, roster: Roster) -> list[Phase]:
-        """What the start asks for, then EP."""
-        num_samples = self.draws_for(roster.size)
-        ep = Phase(algorithm=_algorithm(self, roster, num_samples), max_rounds=30)
-        start = self.start(roster)
-        if start == "newton":
-            return [mode_phase(roster, tolerance=0.1, max_rounds=25, ready=_startable), ep]
-        if start == "mode":
-            return [mode_phase(roster, tolerance=0.1, max_rounds=25), ep]
-        if start == "gaussian_product":
-            combination = OneShot(combine="gaussian_product", num_replicates=1)
-            return [replace(one_shot(combination, roster), main=False, once=True), ep]
-        return [ep]
-
-    def start(self, roster: Roster) -> str:
-        """Where EP starts: ``init``, and for ``"auto"`` what takes fewer exchanges by all that a server knows.
-
-        That is ``"laplace"`` where most rows are at clients who can find the globals by themselves: there are no local
-        latents (a joint mode can be far from the globals' own), and at most half of the rows are at clients with fewer
-        than two rows a global, below which a binary outcome's likelihood has no maximum as often as not (Cover 1965).
-        Under a flat prior every client must have as many. It is ``"newton"`` elsewhere.
-        """
-        if self.init != "auto":
-            return self.init
-        thin = roster.rows < 2 * roster.size
-        needs_all = roster.prior.is_flat() and bool(np.any(thin))
-        if np.any(roster.num_locals) or needs_all:
-            return "newton"
-        return "laplace" if roster.rows[thin].sum() <= 0.5 * roster.rows.sum() else "newton"
-
-    def answer(self, roster: Roster, run: RunState) -> EPAnswer:
-        """Prior times sites."""
-        return EPAnswer(run, self.tolerance, has_locals=bool(np.any(roster.num_locals)))
-
-
 _COVARIANCES: Mapping[str, Estimator] = {"score": score_regression, "sample": covariance_inversion}
-_SOLVERS = ("importance", "nested", "nuts", "laplace", "variational")
-_STARTS = ("auto", "laplace", "newton", "mode", "prior", "gaussian_product")
 
 
-def make_solvers(config: EP, num_samples: int) -> dict[str, solvers.Solver]:
+def make_solvers(config: Options, num_samples: int) -> dict[str, solvers.Solver]:
     """The local solvers a configuration may use, its first choice first."""
     estimator = diagonal_regression if config.family == "diagonal" else _COVARIANCES[config.covariance]
     known = {
@@ -205,7 +68,7 @@ def make_solvers(config: EP, num_samples: int) -> dict[str, solvers.Solver]:
     return {name: known[name] for name in names}
 
 
-def _used_solvers(config: EP, roster: Roster, num_samples: int) -> dict[str, solvers.Solver]:
+def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str, solvers.Solver]:
     """The solvers of a fit. Where draws are much work, clients without locals begin with Laplace approximations."""
     work = roster.rows.sum() * num_samples * config.num_replicates
     known = make_solvers(config, num_samples)
@@ -215,7 +78,9 @@ def _used_solvers(config: EP, roster: Roster, num_samples: int) -> dict[str, sol
     return known
 
 
-def _algorithm(config: EP, roster: Roster, num_samples: int) -> Algorithm:
+def algorithm(config: Options, roster: Roster) -> Algorithm:
+    """EP for the clients of a roster."""
+    num_samples = config.draws_for(roster.size)
     prior, size = roster.prior, roster.size
     diagonal, has_locals = config.family == "diagonal", roster.num_locals > 0
     refine = solvers.importance(num_samples=num_samples, estimator=score_regression)
@@ -279,7 +144,7 @@ def _whitener_of(start: Gaussian) -> Array:
 
 
 def _aggregate(
-    config: EP, prior: Prior, refine: solvers.Solver, state: EPState, replies: Replies, key: Array
+    config: Options, prior: Prior, refine: solvers.Solver, state: EPState, replies: Replies, key: Array
 ) -> tuple[EPState, Info]:
     """The server's half of a round: refine the prior's site, choose the step, take it."""
     old, used = state.global_(), replies.used
@@ -323,7 +188,7 @@ def _aggregate(
 
 
 def _choose(
-    config: EP, size: int, num_locals: np.ndarray, variants: Sequence[str], infos: Mapping[str, np.ndarray]
+    config: Options, size: int, num_locals: np.ndarray, variants: Sequence[str], infos: Mapping[str, np.ndarray]
 ) -> list[str]:
     """Draws from near the fixed point on; nested ones where locals make the plain ones fail.
 
@@ -351,7 +216,7 @@ def _choose(
     return np.where(heavy & ~(plain & has_locals), "nuts", chosen).tolist()
 
 
-def _startable(state: ModeState) -> Array:
+def startable(state: ModeState) -> Array:
     """Whether the expansions, or their convex parts, leave every cavity proper."""
     identity = jnp.eye(state.best.shape[0])
     only_convex = state._replace(sites=convex(state.sites, state.best))
