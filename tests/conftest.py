@@ -141,8 +141,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     All tests are kept for the table of statistical ones, before the slow ones are left out.
     """
-    seconds = json.loads(DURATIONS.read_text())
-    items.sort(key=lambda item: -seconds.get(_file_of(item), 0.0))
+    lanes = {"not slow": ["fast"], "slow": ["slow"]}.get(config.option.markexpr, ["fast", "slow"])
+    known = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -sum(known[lane].get(_file_of(item), 0) for lane in lanes))
     config.stash[COLLECTED] = list(items)
 
 

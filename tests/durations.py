@@ -1,7 +1,7 @@
-"""Write durations.json, the seconds of each test file, by which runs are ordered.
+"""Write into durations.json the seconds of each file's slow tests, or of its others: runs are ordered by them.
 
-make test-all ARGS=--junitxml=report.xml
-python tests/durations.py report.xml [more.xml ...]
+make test ARGS=--junitxml=report.xml       then   python tests/durations.py fast report.xml
+make test-slow ARGS=--junitxml=report.xml  then   python tests/durations.py slow report.xml
 """
 
 import json
@@ -26,5 +26,13 @@ def seconds_by_file(reports: list[str]) -> dict[str, int]:
     return {name: int(seconds) + 1 for name, seconds in found.most_common()}
 
 
+def write(lane: str, reports: list[str]) -> None:
+    """Replace the seconds of one of the two lanes, ``"fast"`` or ``"slow"``."""
+    known = json.loads((HERE / "durations.json").read_text())
+    if lane not in known:
+        raise SystemExit(f"The lane is {lane!r}; write one of {sorted(known)}, and then the reports.")
+    (HERE / "durations.json").write_text(json.dumps({**known, lane: seconds_by_file(reports)}, indent=0) + "\n")
+
+
 if __name__ == "__main__":
-    (HERE / "durations.json").write_text(json.dumps(seconds_by_file(sys.argv[1:]), indent=0) + "\n")
+    write(sys.argv[1], sys.argv[2:])
