@@ -1,7 +1,7 @@
 """What a fit knows of its own error: draws of the posterior, corrected where that is possible."""
 
 import warnings
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.results import arviz
 from fedbayes.results.checked import Checked
-from fedbayes.results.personal import Clients
+from fedbayes.results.personal import Clients, asked_for
+from fedbayes.results.rounds import Communication
 from fedbayes.results.saved import Presentation, SavedPosterior
 from fedbayes.rounds.progress import Bar, Silent
 
@@ -45,14 +46,19 @@ class Corrected:
 
         ``None`` where the answer is no Gaussian, such as the draws of Markov chains, and with ``correct=False``.
         """
-        if not self._shown.correct or not correctable(self._answer):
-            return None
-        return self._weighed
+        return self._weighed if self._to_check() else None
+
+    def _to_check(self) -> bool:
+        """Whether the answer is checked as part of the fit."""
+        return self._shown.correct and correctable(self._answer)
 
     @cached_property
     def _checked(self) -> Checked | None:
-        """What the check has shown; a loaded fit knows it from its file, and asks nobody."""
-        if self._saved is not None:
+        """What the check has shown; a loaded fit knows it from its file, and asks nobody.
+
+        Only a fit saved by a version that did not write it down is checked anew.
+        """
+        if self._saved is not None and (self._saved.checked is not None or not self._to_check()):
             return self._saved.checked
         with computing():
             return None if self.correction is None else Checked.of(self.correction)
@@ -62,7 +68,7 @@ class Corrected:
         """Draws of the Gaussian, or of the one with the chains' moments, with the clients' answers."""
         keys = key_for(self._key, Purpose.DRAWS), key_for(self._key, Purpose.RESAMPLED)
         with computing():
-            ask = self._clients.log_likelihood
+            ask = partial(self._clients.log_likelihood, what="posterior" if self._to_check() else "exact")
             return correct(self._dense("exact"), self._shown.num_draws, self.roster.prior, ask, keys)
 
     @property
@@ -139,14 +145,19 @@ class Corrected:
         found, theta = self.correction, self._approximate_theta
         if found is not None and np.array_equal(found.pool.theta[:, : found.num], theta):
             return found.pool.log_likelihood[:, : found.num]
-        return np.moveaxis(self._clients.log_likelihood(theta).replies.each, 0, -1)
+        what = "posterior" if found is None else "approximate posterior"  # of which `idata` needs no more
+        return np.moveaxis(self._clients.log_likelihood(theta, what=what).replies.each, 0, -1)
 
-    def _cost(self) -> tuple[int, ...]:
-        """Exchanges and bytes beyond the rounds; empty if there were none. Of a loaded fit: what it took to make it."""
-        if self._saved is not None:
+    def _cost(self) -> Communication | None:
+        """What the check and :attr:`idata` have taken beyond the rounds; of a loaded fit: when it was made."""
+        if self._saved is not None and self._saved.cost is not None:
             return self._saved.cost
-        costs = self._clients.exchanges
-        return tuple(np.sum(costs, axis=0).tolist()) if costs else ()
+        return asked_for([each for each in self._clients.exchanges if each.what == "posterior"])
+
+    def _cost_of_questions(self) -> Communication | None:
+        """The same of all other questions, and of what a loaded fit was asked for again."""
+        known = self._saved is not None and self._saved.cost is not None
+        return asked_for([each for each in self._clients.exchanges if known or each.what != "posterior"])
 
     @cached_property
     def idata(self) -> Any:
@@ -232,7 +243,7 @@ class Corrected:
                 found = exact_chains(
                     self._weighed,
                     self.roster.prior.log_densities,
-                    self._clients.log_likelihood,
+                    partial(self._clients.log_likelihood, what="exact"),
                     key,
                     num_draws=num_draws or num,
                     num_proposals=num,

@@ -120,10 +120,9 @@ class FederatedFit(LeavingOut, Questions):
 
     @property
     def communication(self) -> Communication:
-        """Exchanges and bytes per client of all rounds, checks included, and of ``fit.idata`` once it was asked for."""
-        return Communication(
-            *(a + b for a, b in zip(communication(self._run.history), self._cost() or (0, 0, 0), strict=True))
-        )
+        """Exchanges and bytes per client of all rounds and checks, and of all that the fit was asked since."""
+        parts = (communication(self._run.history), self._cost(), self._cost_of_questions())
+        return Communication(*np.sum([part for part in parts if part is not None], axis=0).tolist())
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean ``(replicate, d)`` and covariance ``(replicate, d, d)`` of the unconstrained globals."""

@@ -18,6 +18,7 @@ from fedbayes.problem.checks import same_globals
 from fedbayes.problem.clients import ClientArrays, prepare_like
 from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import Problem, make_problem
+from fedbayes.results.rounds import Communication
 from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Batched, Executor
 from fedbayes.rounds.memory import memory_explained
@@ -27,29 +28,51 @@ from fedbayes.rounds.state import RunState
 _KEPT = 64  # clients whose draws are kept
 
 
+class Asked(NamedTuple):
+    """One exchange with all clients once the rounds are over.
+
+    Attributes
+    ----------
+    what
+        What it was for: ``"posterior"``, which is the check and ``fit.idata``, or another question.
+    bytes_down, bytes_up
+        To and from each client.
+    """
+
+    what: str
+    bytes_down: int
+    bytes_up: int
+
+
+def asked_for(exchanges: Sequence[Asked]) -> Communication | None:
+    """What some exchanges have cost; ``None`` if there were none."""
+    down, up = sum(each.bytes_down for each in exchanges), sum(each.bytes_up for each in exchanges)
+    return Communication(len(exchanges), down, up) if exchanges else None
+
+
 class Clients:
     """The clients of a fit, asked once its rounds are over; in double precision, which the caller switches on.
 
     Attributes
     ----------
     exchanges
-        The ledger: for each exchange with all clients its number, one, and the bytes to and from each client. What a
-        client answers to itself alone, such as draws of its own posterior, stays there and is not counted.
+        The ledger of all exchanges with all clients. What a client answers to itself alone, such as draws of its own
+        posterior, stays there and is not counted.
     """
 
     def __init__(self, problem: Problem, answer: Answer, run: RunState, executor: Executor, key: Array) -> None:
         self._problem, self._answer, self._run, self._executor = problem, answer, run, executor
         self._key = key_for(key, Purpose.ASKED)
         self._kept: Kept[Personal] = Kept(_KEPT)
-        self.exchanges: list[tuple[int, int, int]] = []
+        self.exchanges: list[Asked] = []
 
-    def log_likelihood(self, theta: np.ndarray, turn: int = 0) -> Heard:
+    def log_likelihood(self, theta: np.ndarray, turn: int = 0, what: str = "posterior") -> Heard:
         """One more exchange: draws ``(chain, draw, d)`` go out, each client answers with its log-likelihoods.
 
-        Each ``turn`` has random numbers of its own.
+        Each ``turn`` has random numbers of its own. ``what`` the exchange is for stands in the ledger.
         """
         heard = self._ask("log_likelihood", theta, np.arange(len(self._problem.names)), turn)
-        self.exchanges.append((1, heard.bytes_down, heard.bytes_up))
+        self.exchanges.append(Asked(what, heard.bytes_down, heard.bytes_up))
         return heard
 
     def posterior(self, place: int, theta: np.ndarray, num_draws: int, correction: Correction | None) -> Personal:

@@ -16,6 +16,7 @@ from fedbayes.answer import shortened
 from fedbayes.problem.roster import Roster
 from fedbayes.results.arviz import from_netcdf
 from fedbayes.results.checked import Checked
+from fedbayes.results.rounds import Communication
 from fedbayes.rounds.checkpoint import Advice, Checkpoint, fingerprint
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.state import RunState
@@ -67,7 +68,7 @@ class Saved(NamedTuple):
     about
         What tells these clients from others, see :func:`about`.
     cost
-        Exchanges and bytes that ``posterior.nc`` has taken beyond the rounds.
+        What ``posterior.nc`` has taken beyond the rounds; ``None`` if nothing.
     checked
         What the check of the answer has shown; ``None`` without a check, and in files of earlier versions.
     """
@@ -78,7 +79,7 @@ class Saved(NamedTuple):
     dtype: str
     shown: Presentation
     about: dict[str, Any]
-    cost: tuple[int, ...] = ()
+    cost: Communication | None = None
     checked: Checked | None = None
 
 
@@ -128,7 +129,7 @@ def write_fit(
         "dtype": saved.dtype,
         "shown": saved.shown.plain(),
         "about": saved.about,
-        "cost": list(saved.cost),
+        "cost": list(saved.cost or ()),
         "checked": None if saved.checked is None else saved.checked._asdict(),
     }
     (folder / "fit.json").write_text(json.dumps(meta, indent=1, default=list))
@@ -162,7 +163,7 @@ def read_meta(folder: Path) -> Saved:
             meta["dtype"],
             shown._replace(local=tuple(shown.local)),
             meta.get("about", {}),
-            tuple(meta.get("cost", ())),
+            Communication(*meta["cost"]) if meta.get("cost") else None,
             None if meta.get("checked") is None else Checked(**meta["checked"]),
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -239,13 +240,13 @@ class SavedPosterior:
     folder
         Of the fit.
     cost
-        Exchanges and bytes that it has taken.
+        What it has taken beyond the rounds; ``None`` if nothing.
     checked
         What the check of the answer had shown.
     """
 
     folder: Path
-    cost: tuple[int, ...]
+    cost: Communication | None
     checked: Checked | None
 
     def read(self) -> Any | None:

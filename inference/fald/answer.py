@@ -98,11 +98,14 @@ class ChainsAnswer:
         """See :class:`~fedbayes.answer.Answer`: all draws of the chains, whatever ``num``."""
         return np.swapaxes(self.theta, 0, 1)
 
-    @property
+    @cached_property
     def locals_from(self) -> FromRecord:
         """See :class:`~fedbayes.answer.Answer`: the chains' Gaussians are wide enough for a search for locals."""
-        num = self._roster.num_clients
-        return FromRecord(jax.tree.map(lambda leaf: np.repeat(leaf[:, None], num, axis=1), self.posterior))
+
+        def for_each(leaf: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(leaf[:, None], (len(leaf), self._roster.num_clients, *leaf.shape[1:]))
+
+        return FromRecord(jax.tree.map(for_each, self.posterior))
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp`` and ``energy = -lp`` of the joint posterior, unnormalised, in unconstrained space."""

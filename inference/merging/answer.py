@@ -1,6 +1,7 @@
 """What a merge ends with: the merged posterior, how the clients' own differ, and what the merge has got wrong."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -90,7 +91,7 @@ class MergedAnswer:
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         return np.stack([mine[rng.permutation(len(mine))[:num]] for mine in merged])
 
-    @property
+    @cached_property
     def locals_from(self) -> LocalsFrom:
         """See :class:`~fedbayes.answer.Answer`; if the posterior has low rank its clients have no locals."""
         if isinstance(self.posterior, LowRankGaussian):

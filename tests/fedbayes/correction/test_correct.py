@@ -92,6 +92,26 @@ def test_what_the_check_costs_is_counted(straight: dict) -> None:
         _ = plain.error
 
 
+def test_questions_are_no_part_of_what_idata_costs(straight: dict, tmp_path: Path) -> None:
+    fit = fb.fit_federated(
+        linear.model, straight, method=fb.EP(num_replicates=2), key=jax.random.key(1), num_draws=500, progress=False,
+        correct=False,
+    )  # fmt: skip
+    rounds = fit.communication.exchanges
+    fit.exact(progress=False)
+    asked = fit.communication.exchanges - rounds
+    assert asked >= 1
+    assert "; fit.idata takes one more" in repr(fit)
+    fit.save(tmp_path / "fit")  # asks for `idata`
+    assert ", fit.idata included" in repr(fit)
+    assert fit.communication.exchanges == rounds + asked + 1
+    loaded = fb.load_fit(tmp_path / "fit", linear.model, straight)
+    assert loaded.communication.exchanges == rounds + 1
+    assert ", fit.idata included" in repr(loaded)
+    loaded.exact(progress=False)
+    assert loaded.communication == fit.communication
+
+
 @pytest.mark.slow
 @pytest.mark.statistical(key=0, numbers=7, errors=4.7)  # with the sds of log tau, to 0.06 and more
 def test_eight_schools_are_corrected_to_the_reference_draws(schools: fb.FederatedFit) -> None:
@@ -179,8 +199,22 @@ def test_a_loaded_fit_says_the_same(schools: fb.FederatedFit, tmp_path: Path) ->
     schools.save(tmp_path / "fit")
     loaded = fb.load_fit(tmp_path / "fit", eight_schools.model, eight_schools.clients())
     np.testing.assert_array_equal(loaded.idata.posterior["tau"], schools.idata.posterior["tau"])
-    np.testing.assert_allclose(loaded.error["posterior_sd"], schools.error["posterior_sd"], rtol=1e-9)
     assert loaded.communication == schools.communication
+    np.testing.assert_allclose(loaded.error["posterior_sd"], schools.error["posterior_sd"], rtol=1e-9)
+    again = loaded.communication.exchanges - schools.communication.exchanges  # its weights are not in the file
+    assert again == schools.error.attrs["exchanges"]
+
+
+def test_a_fit_saved_before_checks_were_is_checked_again(schools: fb.FederatedFit, tmp_path: Path) -> None:
+    schools.save(tmp_path / "fit")
+    file = tmp_path / "fit" / "fit.json"
+    meta = json.loads(file.read_text())
+    del meta["checked"]
+    file.write_text(json.dumps(meta))
+    loaded = fb.load_fit(tmp_path / "fit", eight_schools.model, eight_schools.clients())
+    again, first = repr(loaded).splitlines(), repr(schools).splitlines()
+    assert [line for line in again if "Gaussian" in line] == [line for line in first if "Gaussian" in line] != []
+    assert loaded.trouble() == schools.trouble()
 
 
 def test_executors_agree_on_the_correction() -> None:

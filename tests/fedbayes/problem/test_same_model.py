@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -30,6 +31,27 @@ def closed_over(sd):
         powers(y, 2, sd)
 
     return model
+
+
+class Named(float):
+    """A number that carries more than its value."""
+
+    def __new__(cls, value, name):
+        made = super().__new__(cls, value)
+        made.name = name
+        return made
+
+
+class Study:
+    def __init__(self, sd):
+        self.sd = sd
+
+    def model(self, y):
+        powers(y, 2, self.sd)
+
+
+MASKED = [np.ma.masked_array([1.0, 2.0], mask=mask) for mask in ([True, False], [False, True])]
+ROWS = [np.void((1.0, 2.0), dtype=[(names[0], float), (names[1], float)]) for names in ("ab", "ba")]
 
 
 def calls_itself(depth):
@@ -80,9 +102,28 @@ def test_the_same_cell_of_another_notebook_makes_another(namespace):
 
 def test_parts_that_are_given_again_keep_the_program():
     assert program_of(partial(powers, degree=3)) is program_of(partial(powers, degree=3))
-    assert program_of(closed_over(2.0)) is program_of(closed_over(2.0))
-    assert program_of(closed_over(np.array(2.0))) is program_of(closed_over(np.array(2.0)))
-    assert program_of(calls_itself(2)) is program_of(calls_itself(2))
+    assert program_of(partial(powers, degree=2, sd=jnp.array(2.0))) is program_of(
+        partial(powers, degree=2, sd=jnp.array(2.0))
+    )
+    one = Study(2.0)
+    assert program_of(one.model) is program_of(one.model)
+    assert model_key(one.model) != model_key(Study(2.0).model)  # either could change
+
+
+def test_a_fit_does_not_see_what_another_model_closes_over():
+    """A loop's functions share one variable, which is another one each time that the loop runs."""
+
+    def studies():
+        for sd in (1.0, 100.0):
+
+            def model(y):
+                powers(y, 2, sd)  # noqa: B023  (the loop's variable is the point)
+
+            yield program_of(model)
+
+    first = list(studies())
+    second = list(studies())
+    assert not set(first) & set(second)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +133,20 @@ def test_parts_that_are_given_again_keep_the_program():
         (partial(powers, degree=2, sd=1), partial(powers, degree=2, sd=1.0)),
         (partial(powers, degree=1), partial(powers, degree=True)),
         (closed_over(2.0), closed_over(3.0)),
-        (closed_over(np.array(2.0)), closed_over(jnp.array(2.0))),
-        (closed_over(np.array([1.0, 2.0])), closed_over(np.array([[1.0], [2.0]]))),
-        (closed_over(0.0), closed_over(-0.0)),
-        (closed_over([2.0]), closed_over([2.0])),  # could change
+        (closed_over(2.0), closed_over(2.0)),  # the variable could change
+        (partial(powers, sd=np.array(2.0)), partial(powers, sd=jnp.array(2.0))),
+        (partial(powers, sd=np.array(2.0)), partial(powers, sd=np.array(2.0))),  # could change
+        (partial(powers, sd=[2.0]), partial(powers, sd=[2.0])),
+        (partial(powers, sd=jnp.array([1.0, 2.0])), partial(powers, sd=jnp.array([[1.0], [2.0]]))),
+        (partial(powers, sd=jnp.array(1.0)), partial(powers, sd=jnp.asarray(1.0, jnp.float32))),
+        (partial(powers, sd=jnp.array(1.0, jnp.bfloat16)), partial(powers, sd=jnp.array(1.0, jnp.float16))),
+        (partial(powers, sd=jnp.asarray(1.0)), partial(powers, sd=jnp.full((), 1.0, float))),  # strongly typed
+        (partial(powers, sd=jax.random.key(0)), partial(powers, sd=jax.random.key(0))),
+        (partial(powers, sd=Named(2.0, "a")), partial(powers, sd=Named(2.0, "b"))),
+        (partial(powers, sd=MASKED[0]), partial(powers, sd=MASKED[1])),
+        (partial(powers, sd=ROWS[0]), partial(powers, sd=ROWS[1])),
+        (partial(powers, sd=0.0), partial(powers, sd=-0.0)),
+        (partial(powers, degree=1, sd=2.0), partial(powers, sd=2.0, degree=1)),  # to **kwargs the order matters
         (calls_itself(1), calls_itself(2)),
         (powers, closed_over(1.0)),
         (dist.Normal, dist.StudentT),

@@ -134,11 +134,11 @@ def test_saved_and_loaded_fit_is_the_same(fit: fb.FederatedFit, clients: dict, t
     assert repr(loaded) == repr(fit)  # the cost of `idata` is saved with it
     for old, new in zip(jax.tree.leaves(fit.posterior), jax.tree.leaves(loaded.posterior), strict=True):
         np.testing.assert_array_equal(old, new)
+    np.testing.assert_array_equal(loaded.idata.posterior["mu"], fit.idata.posterior["mu"])
+    assert repr(loaded) == repr(fit)
     np.testing.assert_array_equal(
         fit.client_posterior("client2").posterior["theta"], loaded.client_posterior("client2").posterior["theta"]
     )
-    np.testing.assert_array_equal(loaded.idata.posterior["mu"], fit.idata.posterior["mu"])
-    assert repr(loaded) == repr(fit)
     with xr.open_dataset(tmp_path / "fit" / "rounds.nc", engine="h5netcdf") as rounds:
         xr.testing.assert_allclose(rounds["change"], fit.rounds["change"])
     fewer = {name: data for name, data in clients.items() if name != "client0"}
