@@ -18,6 +18,7 @@ from jax import Array
 
 from fedbayes.answer import Answer, Diagnostic
 from fedbayes.errors import ResultCode
+from fedbayes.numerics.gaussian import STRUCTURE, Gaussian
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
@@ -117,12 +118,15 @@ class Update(NamedTuple):
         a network the client reads its message by it.
     stays
         Whether the reply is the client's own, such as draws of its locals: over a network it never leaves the client.
+    private
+        Of an update for after the rounds: whether it reads what the client has kept from the last one.
     """
 
     run: Callable[[Shared, Personal, Private, Client, Inputs], tuple[Reply, Private]]
     inputs: Callable[[Key, Shared, int], Inputs] = its_key
     personal: Any = ()
     stays: bool = False
+    private: bool = False
 
 
 def keep(updates: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
@@ -149,6 +153,9 @@ class Algorithm(NamedTuple):
         (leading axis of clients), which may be ``()``.
     init_client
         ``(client, shared, key) -> private``: never leaves the client; ``shared`` is the first broadcast.
+    continue_client
+        ``(client, shared, key, before) -> private``: the same of a client that has taken part in the phase before, with
+        what it has kept from there; ``None``: it starts anew.
     updates
         Named variants of a client's half. All clients start with the first; ``choose`` may change that.
     aggregate
@@ -169,6 +176,7 @@ class Algorithm(NamedTuple):
     aggregate: Callable[[State, Replies, Key], tuple[State, Info]]
     choose: Callable[[Sequence[str], Mapping[str, np.ndarray]], list[str]] = keep
     participants: Callable[[State], Array] = everybody
+    continue_client: Callable[[Client, Shared, Key, Private], Private] | None = None
 
 
 class Recording(NamedTuple):
@@ -233,9 +241,12 @@ class Method(ABC):
     ----------
     only_locals
         Whether the method couples the clients' local latents, so that a program may have no globals.
+    told_at_end
+        The structure of what a client forms its cavity from (:meth:`own_cavity`), whatever the leaves.
     """
 
     only_locals: ClassVar[bool] = False
+    told_at_end: ClassVar[Any] = STRUCTURE
 
     @property
     @abstractmethod
@@ -273,6 +284,13 @@ class Method(ABC):
         """The same method for a single client: without options that only several clients give a meaning."""
         return self
 
+    def own_cavity(self, told: Any, private: Private) -> Gaussian:
+        """A client's cavity, from what it is told at the end and from what it has kept; pure, jit- and vmap-able.
+
+        By default it is told the cavity itself.
+        """
+        return told
+
     def own_draws(self, private: Private) -> np.ndarray:
         """The points that a client keeps for itself, see :mod:`fedbayes.client_locals`.
 
@@ -282,6 +300,23 @@ class Method(ABC):
             The clients of this method keep none.
         """
         raise NotImplementedError(f"The clients of {type(self).__name__} keep no points of their own.")
+
+
+def forming_cavities(update: Update, method: Method) -> Update:
+    """An update for after the rounds, addressed by a cavity, for clients that form their cavities themselves.
+
+    A newcomer, who has kept nothing, is told its cavity; without locals a client may be told nothing.
+    """
+    if method.told_at_end is STRUCTURE:
+        return update
+
+    def run(shared: Shared, personal: Personal, private: Private, client: Client, inputs: Inputs) -> Any:
+        formed = isinstance(personal, Gaussian) or not jax.tree.leaves(personal)
+        cavity = personal if formed else method.own_cavity(personal, private)
+        reply, _ = update.run(shared, cavity, (), client, inputs)
+        return reply, private
+
+    return update._replace(run=run, personal=method.told_at_end, private=True)
 
 
 def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:
@@ -306,6 +341,11 @@ def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:
         axes = (_client_axes(client, own_data), 0, 0)
         return jax.vmap(algorithm.init_client, axes)(client, shared, replicate_keys(key, num))
 
+    def continue_client(client: Client, shared: Shared, key: Key, before: Private) -> Private:
+        assert algorithm.continue_client is not None  # noqa: S101
+        axes, mine = (_client_axes(client, own_data), 0, 0, 0), jax.tree.map(lambda x: _repeated(x, num), before)
+        return jax.vmap(algorithm.continue_client, axes)(client, shared, replicate_keys(key, num), mine)
+
     def aggregate(state: State, replies: Replies, key: Key) -> tuple[State, Info]:
         batched = jax.vmap(algorithm.aggregate, (0, Replies(0, 1, 1), 0))  # type: ignore[arg-type]
         return batched(state, replies, replicate_keys(key, num))
@@ -317,6 +357,7 @@ def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:
         updates={name: replicated_update(update, num, own_data=own_data) for name, update in algorithm.updates.items()},
         aggregate=aggregate,
         participants=_of_any(algorithm.participants),
+        continue_client=None if algorithm.continue_client is None else continue_client,
     )
     recording = phase.recording
     if recording is not None:

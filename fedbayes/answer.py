@@ -108,14 +108,14 @@ class GaussianAnswer:
     ----------
     posterior
         Over the unconstrained globals, leading axis of replicates.
-    others
-        The posterior without client k's site, leading axes replicate and client.
+    locals_from
+        See :class:`Answer`.
     run
         How the rounds went.
     """
 
-    def __init__(self, posterior: Gaussian, others: Gaussian, run: RunState) -> None:
-        self._posterior, self._others, self._run = posterior, others, run
+    def __init__(self, posterior: Gaussian, locals_from: FromCavity, run: RunState) -> None:
+        self._posterior, self._locals_from, self._run = posterior, locals_from, run
 
     @property
     def posterior(self) -> Gaussian:
@@ -129,7 +129,7 @@ class GaussianAnswer:
     @property
     def locals_from(self) -> FromCavity:
         """See :class:`Answer`."""
-        return FromCavity(self._others, self.posterior)
+        return self._locals_from
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: log density of the Gaussian."""

@@ -91,8 +91,10 @@ class LocalsFrom(ABC):
     ----------
     kind
         Its name in the message with which a run over a network ends.
+    has_cavities
+        Whether each client has a cavity: the posterior without its site.
     others
-        The posterior without client k's site, leading axes replicate and client; ``None`` where that isn't known.
+        These cavities where the server knows them, leading axes replicate and client; else ``None``.
     variables
         What the posterior has beside the program's own variables, ``(chain, draw, ...)``, with their dimensions.
     coords
@@ -100,6 +102,7 @@ class LocalsFrom(ABC):
     """
 
     kind: ClassVar[str]
+    has_cavities: ClassVar[bool] = False
     others: Gaussian | None = None
     variables: Variables = MappingProxyType({})
     coords: Mapping[str, Sequence] = MappingProxyType({})
@@ -138,24 +141,35 @@ class LocalsFrom(ABC):
 class FromCavity(LocalsFrom):
     """Clients are independent given the globals, and what all others know of these is a Gaussian, the cavity.
 
-    A client samples ``p(y_k | theta, z) p(z | theta)`` times its cavity.
+    A client samples ``p(y_k | theta, z) p(z | theta)`` times its cavity, which it forms itself where it has kept its
+    own site.
 
     Parameters
     ----------
-    others
-        The posterior without client k's site, leading axes replicate and client.
+    told
+        What each client is told of the others, leading axes client and replicate: what
+        :meth:`fedbayes.algorithm.Method.own_cavity` reads.
     posterior
         Of the globals, leading axis of replicates.
+    others
+        The cavities, leading axes replicate and client, where the server knows them; they are then what clients are
+        told.
     """
 
     kind = "given"
+    has_cavities = True
 
-    def __init__(self, others: Gaussian, posterior: Gaussian) -> None:
-        self.others, self._posterior = others, posterior
+    def __init__(self, told: Any, posterior: Gaussian, others: Gaussian | None = None) -> None:
+        self._told, self._posterior, self.others = told, posterior, others
+
+    @classmethod
+    def known(cls, others: Gaussian, posterior: Gaussian) -> "FromCavity":
+        """Of a server that knows all sites."""
+        return cls(_clients_first(others), posterior, others)
 
     def told(self) -> Any:
-        """See :class:`LocalsFrom`: its cavity."""
-        return _clients_first(self.others)
+        """See :class:`LocalsFrom`."""
+        return self._told
 
     def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
         """See :class:`LocalsFrom`."""

@@ -36,6 +36,10 @@ class Kept(Generic[T]):
             self._values.popitem(last=False)
         return self._values[key]
 
+    def __len__(self) -> int:
+        """Number of values kept."""
+        return len(self._values)
+
     def forget(self) -> None:
         """Let go of everything."""
         self._values.clear()

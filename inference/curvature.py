@@ -37,8 +37,8 @@ def client_energies(mode: ModeState, coordinates: Coordinates, p: Array) -> tupl
     prior, at = mode.prior, mode.best
     prior_slope = coordinates.pulled_back(prior.precision @ at - prior.shift)
     prior_curvature = coordinates.curvature(prior.precision)
-    slopes = jax.vmap(lambda site: coordinates.pulled_back(site.precision @ at - site.shift))(mode.sites)
-    hessians = jax.vmap(lambda site: coordinates.curvature(site.precision))(mode.sites)
+    slopes = jax.vmap(lambda site: coordinates.pulled_back(site.precision @ at - site.shift))(mode.clients)
+    hessians = jax.vmap(lambda site: coordinates.curvature(site.precision))(mode.clients)
     return hessians / p[:, None, None] + prior_curvature, slopes / p[:, None] + prior_slope
 
 

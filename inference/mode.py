@@ -1,25 +1,29 @@
 """The federated mode: Newton's method with summed gradients and Hessians of the clients' factors.
 
-Each client sends the second-order expansion of its log factor at the broadcast position, as a Gaussian site. Prior
-times sites is then the Newton model, its mean the Newton step, and at the mode it is the Laplace approximation of the
-posterior: the best start for EP.
+Each client expands its log factor to second order at the broadcast position, as a Gaussian site, and the server gets the
+sum. Prior times sites is then the Newton model, its mean the Newton step, and at the mode it is the Laplace
+approximation of the posterior: the best start for EP. A client keeps its own expansions, and learns with the next
+broadcast which of them is in the model (:mod:`fedbayes.inference.own_site`).
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Method, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.answer import REPLICATE, Diagnostic, GaussianAnswer
+from fedbayes.client_locals import FromCavity
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.marginal import integrate_locals
 from fedbayes.inference.local.tilted import cold_start
-from fedbayes.numerics.gaussian import Gaussian, packed, symmetrised, unpacked, where, whitener
-from fedbayes.numerics.host import cavities_of, product_of
+from fedbayes.inference.own_site import EVERYBODY, NEVER, Counted, Everybody, OwnSite, own_cavity, told_everybody
+from fedbayes.numerics.gaussian import Gaussian, eigenvectors, packed, symmetrised, unpacked, where, whitener
+from fedbayes.numerics.host import product_of
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
@@ -42,7 +46,15 @@ class ModeState(NamedTuple):
     value
         Log posterior there, unnormalised.
     sites, prior
-        Expansions at ``best``.
+        Expansions at ``best``: the product of the clients', and the prior's.
+    convex
+        Product of the convex parts of the clients' expansions, for EP to start from; ``()`` where nobody asks for it.
+    clients
+        The clients' single expansions, for methods that need them; ``()`` for the others.
+    heard
+        The clients whose expansions are in these, shape ``(K,)``.
+    round, best_round
+        Number of the present round, and of the one that brought the expansions.
     damping
         Levenberg-Marquardt damping of the next step.
     """
@@ -52,11 +64,20 @@ class ModeState(NamedTuple):
     value: Array
     sites: Gaussian
     prior: Gaussian
+    convex: Gaussian | tuple[()]
+    clients: Gaussian | tuple[()]
+    heard: Array
+    round: Array
+    best_round: Array
     damping: Array
 
     def global_(self) -> Gaussian:
         """The Laplace approximation at ``best``."""
-        return (self.prior + self.sites.summed()).symmetrised()
+        return (self.prior + self.sites).symmetrised()
+
+    def counted(self) -> Counted:
+        """Which of its expansions counts, for each client."""
+        return Counted(jnp.where(self.heard, self.best_round, NEVER), jnp.where(self.heard, 1.0, 0.0))
 
 
 Ready = Callable[[ModeState], Array]
@@ -68,10 +89,37 @@ _AT_ONCE = 8  # differences in one call: each holds all draws of the locals
 
 
 class ModeMessage(NamedTuple):
-    """A client's log factor at the position, and its expansion there."""
+    """A client's log factor at the position, its expansion there, and the convex part of that where it is needed."""
 
     value: Array
     site: Gaussian
+    convex: Gaussian | tuple[()] = ()
+
+
+class Own(NamedTuple):
+    """What a client keeps: where its locals' mode is, and its expansions; ``()`` where nobody asks it for them."""
+
+    z: Array
+    site: OwnSite | tuple[()]
+
+
+class Needs(NamedTuple):
+    """What the method that goes on from the mode needs of single clients, beside the sum of their expansions.
+
+    Attributes
+    ----------
+    own_sites
+        Whether a client keeps its expansions, to know its own site afterwards.
+    convex
+        Whether these are their convex parts, with the product of these at the server.
+    single
+        Whether the server sees the expansions client by client. FA-LD and FedPA ask for that: the largest curvature of
+        any client bounds their step, and a largest one is no sum.
+    """
+
+    own_sites: bool = False
+    convex: bool = False
+    single: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +137,7 @@ class Laplace(Method):
     tolerance: float = 1e-3
     num_samples: int = 256
     needs_rows: ClassVar[bool] = False
+    told_at_end: ClassVar[Any] = EVERYBODY
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def __post_init__(self) -> None:
@@ -108,36 +157,50 @@ class Laplace(Method):
 
     def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds alone."""
-        algorithm = federated_mode(roster, num_samples=self.num_samples, tolerance=self.tolerance)
+        needs = Needs(own_sites=True)
+        algorithm = federated_mode(roster, needs, num_samples=self.num_samples, tolerance=self.tolerance)
         return [Phase(algorithm=algorithm, max_rounds=50, full_participation=True)]
 
     def answer(self, roster: Roster, run: RunState) -> GaussianAnswer:
         """The Laplace approximation at the best position."""
         state: ModeState = run.state
-        return GaussianAnswer(product_of(state.prior, state.sites), cavities_of(state.prior, state.sites), run)
+        posterior = product_of(state.prior, state.sites)
+        told = told_everybody(posterior, np.where(state.heard, state.best_round[:, None], NEVER), 1.0 * state.heard)
+        return GaussianAnswer(posterior, FromCavity(told, posterior), run)
+
+    def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
+        """See :class:`~fedbayes.algorithm.Method`."""
+        return own_cavity(private.site, told)
 
 
-def mode_phase(roster: Roster, *, tolerance: float, max_rounds: int, ready: Ready | None = None) -> Phase:
+def mode_phase(roster: Roster, needs: Needs, *, tolerance: float, max_rounds: int, ready: Ready | None = None) -> Phase:
     """Newton rounds that prepare another method; one run serves all its replicates.
 
     Parameters
     ----------
-    roster, tolerance, ready
+    roster, needs, tolerance, ready
         See :func:`federated_mode`.
     max_rounds
         Its budget.
     """
-    algorithm = federated_mode(roster, num_samples=64, tolerance=tolerance, ready=ready)
+    algorithm = federated_mode(roster, needs, num_samples=64, tolerance=tolerance, ready=ready)
     return Phase(algorithm=algorithm, max_rounds=max_rounds, full_participation=True, main=False, once=True)
 
 
-def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready: Ready | None = None) -> Algorithm:
+def federated_mode(
+    roster: Roster, needs: Needs, *, num_samples: int, tolerance: float, ready: Ready | None = None
+) -> Algorithm:
     """Newton's method over the clients, with Levenberg-Marquardt damping at the server.
+
+    A position whose expansions were not sent by all clients that had sent one at the best position is taken back, and
+    the step damped: sums over different clients can't be compared.
 
     Parameters
     ----------
     roster
         Of the clients.
+    needs
+        What follows needs of single clients.
     num_samples
         Draws of the local latents at each position.
     tolerance
@@ -146,25 +209,43 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
         ``(state) -> bool``: whether what comes after can start from the expansions at ``best``; then stop as soon as
         the mode is within three posterior sds or so. From farther away EP may get stuck.
     """
-    prior, num_clients = roster.prior, roster.num_clients
+    prior, size, num_clients = roster.prior, roster.size, roster.num_clients
 
     def init(key: Array, previous: None) -> ModeState:
-        start = cold_start(prior.size)
-        sites = Gaussian.neutral(prior.size, (num_clients,))
-        return ModeState(start, start, jnp.full((), -jnp.inf), sites, prior.tangent(start), jnp.zeros(()))
+        start, flat = cold_start(size), Gaussian.neutral(size)
+        convex = flat if needs.convex else ()
+        clients = Gaussian.neutral(size, (num_clients,)) if needs.single else ()
+        nobody, first, value = jnp.zeros(num_clients, bool), jnp.asarray(0), jnp.full((), -jnp.inf)
+        own = prior.tangent(start)
+        return ModeState(start, start, value, flat, own, convex, clients, nobody, first, first, jnp.zeros(()))
+
+    def accepted(state: ModeState, replies: Replies, value: Array) -> ModeState:
+        total: ModeMessage = replies.total
+        clients = where(replies.used, unpacked(replies.each), state.clients) if needs.single else ()
+        return state._replace(
+            best=state.position,
+            value=value,
+            sites=unpacked(total.site),
+            prior=prior.tangent(state.position),
+            convex=unpacked(total.convex) if needs.convex else (),
+            clients=clients,
+            heard=replies.used,
+            best_round=state.round,
+        )
 
     def aggregate(state: ModeState, replies: Replies, key: Array) -> tuple[ModeState, Info]:
-        used, messages = replies.used, ModeMessage(replies.each.value, unpacked(replies.each.site))
-        value = prior.log_density(state.position) + jnp.sum(jnp.where(used, messages.value, 0.0))
-        improved = (value >= state.value - 1e-9 * jnp.abs(value)) & jnp.any(used)
-        sites = where(used, messages.site, state.sites)
-        here = state._replace(best=state.position, value=value, sites=sites, prior=prior.tangent(state.position))
+        used, value = replies.used, prior.log_density(state.position) + replies.total.value
+        fewer = jnp.any(state.heard & ~used)
+        more = jnp.any(used & ~state.heard)
+        higher = more | (value >= state.value - 1e-9 * jnp.abs(value))
+        improved = higher & ~fewer & jnp.any(used)
+        here = accepted(state, replies, value)
         state = jax.tree.map(lambda new, old: jnp.where(improved, new, old), here, state)
         damping = jnp.where(improved, 0.1 * state.damping, jnp.maximum(10.0 * state.damping, 1e-3))
         damping = jnp.where(damping < 1e-6, 0.0, damping)
         step, decrement, undamped, proper, damping = _newton_step(state, damping)
-        new = state._replace(position=state.best + step, damping=damping)
-        change = jnp.sqrt(jnp.maximum(decrement, 0.0) / prior.size)
+        new = state._replace(position=state.best + step, damping=damping, round=state.round + 1)
+        change = jnp.sqrt(jnp.maximum(decrement, 0.0) / size)
         converged = undamped & proper & (change < tolerance)
         if ready is not None:
             converged = converged | ((damping <= 1.0) & (change < _NEAR) & ready(new))
@@ -172,20 +253,42 @@ def federated_mode(roster: Roster, *, num_samples: int, tolerance: float, ready:
         known = jnp.isfinite(state.value)
         return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": known}
 
-    def newton(
-        position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
-    ) -> tuple[Reply, Array]:
+    def broadcast(state: ModeState) -> tuple[tuple[Array, Array], Counted | tuple[()]]:
+        return (state.position, state.round), state.counted() if needs.own_sites else ()
+
+    def newton(shared: tuple[Array, Array], counted: Any, own: Own, client: Client, inputs: tuple[()]) -> Any:
         # the same draws of the locals in every round: Newton's method needs one function, not a noisy one
-        return expanded(client, position, z, num_samples)
+        position, round_ = shared
+        reply, z = expanded(client, position, own.z, num_samples)
+        site = reply.total.site
+        if needs.convex:
+            site = packed(convex_part(unpacked(site), position))
+            reply = reply._replace(total=reply.total._replace(convex=site))
+        if needs.single:
+            reply = reply._replace(each=site)
+        if not needs.own_sites:
+            return reply, Own(z, ())
+        settled, _ = own.site.settled(counted)
+        return reply, Own(z, settled.replied(counted, unpacked(site), round_))
 
     return Algorithm(
         name="mode",
         init=init,
-        broadcast=lambda state: (state.position, ()),
-        init_client=lambda client, shared, key: cold_start(client.num_locals),
+        broadcast=broadcast,
+        init_client=lambda client, shared, key: Own(
+            cold_start(client.num_locals), OwnSite.neutral(size) if needs.own_sites else ()
+        ),
         updates={"newton": Update(newton, no_inputs)},
         aggregate=aggregate,
     )
+
+
+def convex_part(site: Gaussian, position: Array) -> Gaussian:
+    """The site with the same slope at ``position`` and without negative curvature."""
+    values, vectors = eigenvectors(site.precision)
+    precision = (vectors * jnp.maximum(values, 0.0)) @ vectors.T
+    slope = site.shift - site.precision @ position
+    return Gaussian(slope + precision @ position, precision, site.log_scale)
 
 
 def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array, Array, Array]:
@@ -213,7 +316,7 @@ def expanded(client: Client, position: Array, z: Array, num_samples: int) -> tup
     message, z = expansion(client, position, z, num_samples)
     finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
     code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
-    return Reply(each=message._replace(site=packed(message.site)), code=code), z
+    return Reply(total=message._replace(site=packed(message.site)), code=code), z
 
 
 def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[ModeMessage, Array]:

@@ -222,7 +222,7 @@ def _gaussian(answer: Answer) -> Gaussian:
     ValueError
         The answer is no Gaussian.
     """
-    if not isinstance(answer.posterior, Gaussian) or answer.locals_from.others is None:
+    if not isinstance(answer.posterior, Gaussian) or not answer.locals_from.has_cavities:
         raise ValueError(
             "`correction` is True, but the method's answer is no Gaussian posterior whose draws could be weighted. "
             "Write `correction=False`."

@@ -324,7 +324,7 @@ def pool_of(
 def correctable(answer: Answer) -> bool:
     """Whether an answer is a Gaussian over the globals alone, which weights of its draws can correct."""
     posterior = answer.posterior
-    if not isinstance(posterior, Gaussian) or answer.locals_from.others is None:
+    if not isinstance(posterior, Gaussian) or not answer.locals_from.has_cavities:
         return False
     return bool(np.all(correctable_precision(posterior)))
 

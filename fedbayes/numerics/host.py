@@ -15,13 +15,13 @@ from fedbayes.numerics.gaussian import LOG_2PI, Gaussian
 
 
 def product_of(prior: Gaussian, sites: Gaussian) -> Gaussian:
-    """Prior times sites, whose leading axes are replicate and client."""
-    return _symmetric(jax.tree.map(lambda own, each: np.asarray(own) + np.asarray(each).sum(axis=1), prior, sites))
+    """Prior times the product of all sites."""
+    return _symmetric(jax.tree.map(lambda own, all_: np.asarray(own) + np.asarray(all_), prior, sites))
 
 
 def cavities_of(prior: Gaussian, sites: Gaussian) -> Gaussian:
     """Prior times the other clients' sites, leading axes replicate and client."""
-    everybody = product_of(prior, sites)
+    everybody = product_of(prior, jax.tree.map(lambda each: np.asarray(each).sum(axis=1), sites))
     return _symmetric(jax.tree.map(lambda total, each: total[:, None] - np.asarray(each), everybody, sites))
 
 

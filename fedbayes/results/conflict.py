@@ -141,11 +141,11 @@ def _noises(posterior: Gaussian, cavities: Gaussian, axes: np.ndarray) -> tuple[
     return _standard_error(along[0]), _standard_error(along[1])
 
 
-def conflict_of(answer: Answer, roster: Roster) -> "xr.Dataset":
+def conflict_of(answer: Answer, cavities: Gaussian | None, roster: Roster) -> "xr.Dataset":
     """See :meth:`fedbayes.FederatedFit.conflict`, whose answer this is."""
     import xarray as xr
 
-    posterior, cavities = gaussians_of(answer, roster)
+    posterior, cavities = gaussians_of(answer, cavities, roster)
     num, labels = len(cavities.shift), roster.globals.labels()
     single = [agreement(*jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities))) for r in range(num)]
     mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
@@ -179,7 +179,7 @@ def _standard_error(values: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
     return np.std(values, axis=0, ddof=1) / np.sqrt(len(values))
 
 
-def gaussians_of(answer: Answer, roster: Roster) -> tuple[Gaussian, Gaussian]:
+def gaussians_of(answer: Answer, cavities: Gaussian | None, roster: Roster) -> tuple[Gaussian, Gaussian]:
     """Posterior and cavities in natural parameters, leading axes replicate, and replicate and client.
 
     Raises
@@ -187,7 +187,7 @@ def gaussians_of(answer: Answer, roster: Roster) -> tuple[Gaussian, Gaussian]:
     ValueError
         The answer is no Gaussian, or not the product of a prior and the clients' sites.
     """
-    posterior, cavities = answer.posterior, answer.locals_from.others
+    posterior = answer.posterior
     if not isinstance(posterior, Gaussian) or cavities is None:
         raise ValueError(
             "`fit.conflict` compares each client with all the others, and needs the Gaussian that each of them says of "

@@ -21,9 +21,9 @@ class LeavingOut(Corrected):
 
     @cached_property
     def _left_out(self) -> "xr.Dataset":
-        cavities = self._answer.locals_from.others
         log_likelihood = self._log_likelihood.reshape(-1, self.roster.num_clients)
         with computing():
+            cavities = self._clients.cavities()
             psis = left_out(np.zeros(len(log_likelihood)), log_likelihood)
             columns = {"psis": psis.elpd, "psis_k_hat": psis.k_hat}
             if cavities is None or self.correction is None:

@@ -12,7 +12,7 @@ from fedbayes.client_locals import Personal, sampled
 from fedbayes.correction.correct import Correction
 from fedbayes.kept import Kept
 from fedbayes.keys import Purpose, fingerprint, key_for
-from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.gaussian import Gaussian, unpacked
 from fedbayes.numerics.host import gaussian_moments
 from fedbayes.problem.checks import same_globals
 from fedbayes.problem.clients import ClientArrays, prepare_like
@@ -64,6 +64,7 @@ class Clients:
         self._problem, self._answer, self._run, self._executor = problem, answer, run, executor
         self._key = key_for(key, Purpose.ASKED)
         self._kept: Kept[Personal] = Kept(_KEPT)
+        self._kept_cavities: Kept[Gaussian] = Kept(1)
         self.exchanges: list[Asked] = []
 
     def log_likelihood(self, theta: np.ndarray, turn: int = 0, what: str = "posterior") -> Heard:
@@ -74,6 +75,27 @@ class Clients:
         heard = self._ask("log_likelihood", theta, np.arange(len(self._problem.names)), turn)
         self.exchanges.append(Asked(what, heard.bytes_down, heard.bytes_up))
         return heard
+
+    def cavities(self) -> Gaussian | None:
+        """The posterior without each client's site, leading axes replicate and client; ``None`` where there is none.
+
+        Where clients form their cavities themselves they are asked for them, once; in one process that is no exchange.
+        """
+        source = self._answer.locals_from
+        if source.others is not None or not source.has_cavities:
+            return source.others
+        return self._kept_cavities.get("cavities", self._asked_for_cavities)
+
+    def cavities_at_hand(self) -> bool:
+        """Whether :meth:`cavities` takes no exchange."""
+        source, elsewhere = self._answer.locals_from, self._problem.elsewhere
+        return source.others is not None or not elsewhere or bool(self._kept_cavities)
+
+    def _asked_for_cavities(self) -> Gaussian:
+        heard = self._ask("cavity", (), np.arange(len(self._problem.names)))
+        if self._problem.elsewhere:
+            self.exchanges.append(Asked("cavities", heard.bytes_down, heard.bytes_up))
+        return jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), unpacked(heard.replies.each))
 
     def posterior(self, place: int, theta: np.ndarray, num_draws: int, correction: Correction | None) -> Personal:
         """One client's posterior given everybody's data; ``theta`` are the draws of the globals.

@@ -8,6 +8,7 @@ import numpy as np
 from fedbayes.answer import Answer
 from fedbayes.computing import computing
 from fedbayes.problem.roster import Roster
+from fedbayes.results.personal import Clients
 from fedbayes.results.conflict import conflict_of, disagreeing
 from fedbayes.results.predictive_check import predictive_check_of
 from fedbayes.results.sensitivity import sensitivity_of
@@ -20,6 +21,7 @@ class Questions:
     """Methods of :class:`fedbayes.FederatedFit`."""
 
     _answer: Answer
+    _clients: Clients
     roster: Roster
 
     def conflict(self) -> "xr.Dataset":
@@ -69,10 +71,12 @@ class Questions:
         "client 'x' disagrees with all the others about beta[3] (z = 4.1, adjusted p = 0.002)"
         """
         with computing():
-            return conflict_of(self._answer, self.roster)
+            return conflict_of(self._answer, self._clients.cavities(), self.roster)
 
     def _disagreement_lines(self) -> list[str]:
         """Who disagrees, for ``repr``; nothing where nobody does, or that can't be told."""
+        if not self._clients.cavities_at_hand():
+            return []
         try:
             found = self.conflict()
         except ValueError:

@@ -97,12 +97,20 @@ class InProcess(Executor):
         """See :class:`Executor`."""
         algorithm = self._programs.phases[phase].algorithm
 
-        def start(shared: Shared, clients: Client, secrets: Key, key: Key) -> Private:
-            own = lambda client: client_key(secrets[client.index], key)  # noqa: E731
-            return jax.vmap(lambda client: algorithm.init_client(client, shared, own(client)))(clients)
+        def start(shared: Shared, clients: Client, secrets: Key, key: Key, before: Private | None) -> Private:
+            def of_one(client: Client, kept: Private | None) -> Private:
+                own = client_key(secrets[client.index], key)
+                if kept is None or algorithm.continue_client is None:
+                    return algorithm.init_client(client, shared, own)
+                return algorithm.continue_client(client, shared, own, kept)
+
+            return jax.vmap(of_one, (0, None if before is None else 0))(clients, before)
 
         program = self._programs.kept(("begin", phase), lambda: jit_quickly(start))
-        states = [program(shared, bucket.clients, self._secrets, key) for bucket in self._problem.buckets]
+        goes_on = algorithm.continue_client is not None and self._states
+        before = self._states if goes_on else [None] * len(self._problem.buckets)
+        each = zip(self._problem.buckets, before, strict=True)
+        states = [program(shared, bucket.clients, self._secrets, key, kept) for bucket, kept in each]
         self._states, self._draws = jax.tree.map(np.array, states), []
 
     def record(self, phase: int, shared: Shared) -> None:
@@ -124,9 +132,10 @@ class InProcess(Executor):
         bucket, at = self._problem.locate(place)
         return jax.tree.map(lambda leaf: leaf[at], self._states[bucket])
 
-    def _private(self, phase: int | None, bucket: int) -> Private:
-        """The private states of a bucket; an update for after the rounds has none."""
-        return () if phase is None else self._states[bucket]
+    def _private(self, phase: int | None, name: str, bucket: int) -> Private:
+        """The private states of a bucket; after the rounds, for updates that read them. A newcomer has none."""
+        wanted = phase is not None or self._programs.update(phase, name).private
+        return self._states[bucket] if wanted and self._states else ()
 
     def _keep(self, phase: int | None, bucket: int, at: np.ndarray | int, new: Private) -> None:
         """Replace the private states of some clients of a bucket; a failed round has left the old ones."""
@@ -191,7 +200,7 @@ class Batched(InProcess):
 
     def _bucket(self, name: str, b: int, at: np.ndarray, order: Round, heard: Collected) -> None:
         """Some clients of one shape, chunk by chunk."""
-        bucket, states = self._problem.buckets[b], self._private(order.phase, b)
+        bucket, states = self._problem.buckets[b], self._private(order.phase, name, b)
         program = self._program(order.phase, name)
         draw = self._programs.inputs(order.phase, name, bucket.clients.num_locals)
         size, after = self._chunk_size(bucket.clients, len(at)), []
@@ -326,7 +335,7 @@ class Sequential(InProcess):
     def _one(self, place: int, order: Round, client: Client) -> Reply:
         """One client's round; its private state is replaced."""
         name, (b, at) = order.updates[place], self._problem.locate(place)
-        private = jax.tree.map(lambda leaf: leaf[at], self._private(order.phase, b))
+        private = jax.tree.map(lambda leaf: leaf[at], self._private(order.phase, name, b))
         draw = self._programs.inputs(order.phase, name, client.num_locals)
         inputs = jax.tree.map(lambda leaf: leaf[0], draw(self._secrets, np.asarray([place]), order.shared, order.key))
         update = self._programs.update(order.phase, name).run

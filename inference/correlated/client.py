@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from math import prod
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +13,12 @@ from jax import Array
 from fedbayes.algorithm import Reply, Update
 from fedbayes.errors import K_HAT_LIMIT, ResultCode
 from fedbayes.inference.correlated.options import Layout
-from fedbayes.inference.ep.client import Shared as Opening
-from fedbayes.inference.ep.client import local_update
+from fedbayes.inference.ep.client import matched
 from fedbayes.inference.local.after import Personal
 from fedbayes.inference.local.conditional import find_conditional
 from fedbayes.inference.local.solvers import Solver
-from fedbayes.inference.local.tilted import Warm, cold_chains, cold_start
-from fedbayes.numerics.gaussian import LOG_2PI, STRUCTURE, Gaussian, unpacked
+from fedbayes.inference.local.tilted import Tilted, Warm, cold_chains, cold_start
+from fedbayes.numerics.gaussian import LOG_2PI, STRUCTURE, Gaussian, packed, unpacked
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.problem.clients import Client
 
@@ -50,6 +50,17 @@ class Own(NamedTuple):
     precision: Array | tuple[()] = ()
 
 
+class SiteMessage(NamedTuple):
+    """What a client sends: its site, the precision as a triangle, and the expected squared error of that.
+
+    The error is the Monte Carlo error that it causes in the client's posterior, in posterior sds, summed over
+    coordinates.
+    """
+
+    site: Gaussian
+    noise: Array
+
+
 class Private(NamedTuple):
     """What a client keeps: where its searches start, and the shift of its draws, the same in all rounds."""
 
@@ -71,11 +82,15 @@ def update(layout: Layout, solver: Solver, *, draws: bool) -> Update:
     """
 
     def run(shared: Shared, own: Own, private: Private, client: Client, inputs: tuple[()]) -> tuple[Reply, Private]:
-        told = Opening(own.mean, shared.opening, own.precision)
+        spread = None
+        if not isinstance(own.precision, tuple):
+            spread = unpacked(replace(own.cavity, precision=own.precision)).precision
+        cavity = unpacked(own.cavity)
+        tilted = Tilted(client.with_global(layout.latent), cavity, own.mean, spread)
         shift = private.shift if draws else ()
-        moved = client.with_global(layout.latent)
-        reply, warm = local_update(solver, False, told, own.cavity, private.warm, moved, shift)
-        return reply, private._replace(warm=warm)
+        found = matched(solver, tilted, cavity.precision, shared.opening, private.warm, shift)
+        reply = Reply(each=SiteMessage(packed(found.site), found.noise), code=found.code, info=found.info)
+        return reply, private._replace(warm=found.warm)
 
     return Update(run, lambda key, shared, num_locals: ())
 

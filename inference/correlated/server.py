@@ -9,10 +9,9 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Info, Replies
-from fedbayes.inference.correlated.client import Own, Shared
+from fedbayes.inference.correlated.client import Own, Shared, SiteMessage
 from fedbayes.inference.correlated.gibbs import Moments, first_position, short_chain, turned
 from fedbayes.inference.correlated.options import Layout
-from fedbayes.inference.ep.client import SiteMessage
 from fedbayes.inference.local.moments import score_regression
 from fedbayes.inference.local.solvers import importance
 from fedbayes.inference.local.tilted import Tilted, cold_chains

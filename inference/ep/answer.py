@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer
-from fedbayes.inference.ep.step import HOPELESS, EPState
-from fedbayes.inference.merging.answer import DIAGNOSTICS as MERGING
-from fedbayes.numerics.host import cavities_of, product_of
+from fedbayes.client_locals import FromCavity
+from fedbayes.inference.ep.step import HOPELESS, EPState, posterior_of
+from fedbayes.inference.own_site import told_everybody
 from fedbayes.rounds.state import Record, RunState
 
 if TYPE_CHECKING:
     import xarray as xr
 
-# a start may be a merge, whose diagnostics are then those of its round
 DIAGNOSTICS: Mapping[str, Diagnostic] = {
-    **MERGING,
     "kl": Diagnostic((REPLICATE,), "KL divergence of the new global from the old one", "nats"),
     "change": Diagnostic(
         (REPLICATE,), "undamped change of the global, root mean square over the globals", "posterior sds"
@@ -27,7 +25,7 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     "step": Diagnostic((REPLICATE,), "step taken towards the clients' new sites"),
     "stuck": Diagnostic((REPLICATE,), "rounds without progress, up to this one"),
     "smallest_cavity_eigenvalue": Diagnostic(
-        (REPLICATE, CLIENT), "smallest eigenvalue of the cavity's precision", "units of the global's precision"
+        (CLIENT, REPLICATE), "smallest eigenvalue of the cavity's precision", "units of the global's precision"
     ),
     "k_hat": Diagnostic((CLIENT, REPLICATE), "Pareto tail shape of the importance weights"),
     "heavy_tailed": Diagnostic((CLIENT, REPLICATE), "1 where the importance weights can't be trusted"),
@@ -82,7 +80,9 @@ class EPAnswer(GaussianAnswer):
     def __init__(self, run: RunState, tolerance: float, *, has_locals: bool) -> None:
         state: EPState = run.state
         self._tolerance, self._has_locals = tolerance, has_locals
-        super().__init__(product_of(state.prior, state.sites), cavities_of(state.prior, state.sites), run)
+        posterior = posterior_of(state)
+        told = told_everybody(posterior, state.counted.round, state.counted.step)
+        super().__init__(posterior, FromCavity(told, posterior), run)
 
     def report(self) -> dict[str, float]:
         """``fixed_point_error``: how far the last round has left the fixed point, estimated; NaN after one round."""

@@ -1,4 +1,4 @@
-"""The client's half of EP: from its cavity to its site."""
+"""The client's half of EP: from the global and its own site to its cavity, and from that to its next site."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -7,29 +7,62 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Reply
+from fedbayes.algorithm import Info, Reply
 from fedbayes.errors import ResultCode
+from fedbayes.inference.ep.step import smallest_eigenvalue
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.inference.local.tilted import Tilted, Warm, laplace_evidence, site_of_gaussian
-from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, packed, unpacked, whitener
+from fedbayes.inference.own_site import Counted, OwnSite
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, packed, unpacked, where, whitener
 from fedbayes.problem.clients import Client
 
+_IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
 
-class SiteMessage(NamedTuple):
-    """What a client sends: its site, ``d + d (d + 1) / 2`` numbers, its log scale, and its noise.
+
+class Family(NamedTuple):
+    """Of the sites: all Gaussians, or those with a diagonal precision, of which only the diagonal is sent."""
+
+    diagonal: bool
+
+    def within(self, site: Gaussian) -> Gaussian:
+        """The site without what is not in the family."""
+        if not self.diagonal:
+            return site
+        return Gaussian(site.shift, site.precision * jnp.eye(site.size), site.log_scale)
+
+    def sent(self, site: Gaussian) -> Gaussian:
+        """The site as it travels."""
+        if not self.diagonal:
+            return packed(site)
+        return Gaussian(site.shift, jnp.diagonal(site.precision), site.log_scale)
+
+    def read(self, sent: Gaussian) -> Gaussian:
+        """The site from what has travelled."""
+        if not self.diagonal:
+            return unpacked(sent)
+        return Gaussian(sent.shift, jnp.diag(sent.precision), sent.log_scale)
+
+
+class Change(NamedTuple):
+    """What a client sends, of which the server sees the sum alone.
 
     Attributes
     ----------
     site
-        Natural parameters; the precision is a triangle (:func:`~fedbayes.numerics.gaussian.packed`), or a vector
-        ``(d,)`` for diagonal sites.
+        How its site should change, in natural parameters: ``d + d (d + 1) / 2`` numbers and the log scale; for diagonal
+        sites the precision is a vector ``(d,)``. Where the server counts the sites anew: the whole site.
     noise
-        Expected squared Monte Carlo error of the global that this site causes, in posterior sds, summed over
-        coordinates.
+        Expected squared Monte Carlo error of the global that this causes, in posterior sds, summed over coordinates.
+    improper
+        One where the client's cavity is improper, so that it has computed nothing.
+    lost
+        One where the client has lost its site: what the global holds of it is not known to anybody.
     """
 
     site: Gaussian
     noise: Array
+    improper: Array
+    lost: Array
 
 
 class Shared(NamedTuple):
@@ -39,46 +72,92 @@ class Shared(NamedTuple):
     ----------
     mean
         Of the global, for warm starts, shape ``(d,)``.
+    global_
+        Prior times all sites, its precision as a triangle.
     opening
         Whether Laplace approximations are asked for, as in the first round of ``init="laplace"``.
-    precision
-        Of the global, as a triangle, where some client has locals.
+    round
+        Number of the round.
     """
 
     mean: Array
+    global_: Gaussian
     opening: Array
-    precision: Array | tuple[()] = ()
-
-    def spread(self) -> Array | None:
-        """The global's precision, shape ``(d, d)``, where it was sent."""
-        if isinstance(self.precision, tuple):
-            return None
-        return unpacked(Gaussian(self.mean, self.precision, jnp.zeros(()))).precision
+    round: Array
 
 
-def local_update(
-    solver: Solver,
-    diagonal: bool,
-    shared: Shared,
-    cavity: Gaussian,
-    warm: Warm,
-    client: Client,
-    inputs: Any,
-) -> tuple[Reply, Warm]:
-    """One client's round: its new site, or in the opening round the site of its Laplace approximation."""
-    cavity = unpacked(cavity)
-    found = solver.run(Tilted(client, cavity, shared.mean, shared.spread()), warm, inputs)
+class Told(NamedTuple):
+    """What is addressed to one client: which of its replies counted, and whether its whole site is asked for."""
+
+    counted: Counted
+    whole: Array
+
+
+class Own(NamedTuple):
+    """What a client keeps: its site, and where its solver starts."""
+
+    site: OwnSite
+    warm: Warm
+
+
+class Matched(NamedTuple):
+    """A client's next site, from its cavity.
+
+    Attributes
+    ----------
+    site
+        With its scale, see :func:`~fedbayes.inference.local.tilted.with_evidence`.
+    white
+        Whitener of cavity times site, shape ``(d, d)``.
+    noise
+        Expected squared Monte Carlo error of the global that it causes, in posterior sds, summed over coordinates.
+    usable
+        Whether its numbers are finite, and the opening's mode was found.
+    proper
+        Whether the cavity is.
+    code, info
+        Of the reply.
+    warm
+        For the next round.
+    """
+
+    site: Gaussian
+    white: Array
+    noise: Array
+    usable: Array
+    proper: Array
+    code: Array
+    info: Info
+    warm: Warm
+
+
+def matched(solver: Solver, tilted: Tilted, everybody: Array, opening: Array, warm: Warm, inputs: Any) -> Matched:
+    """Moment match of the tilted density, divided by the cavity.
+
+    Parameters
+    ----------
+    solver
+        How the tilted density is explored.
+    tilted
+        Cavity times factor.
+    everybody
+        Precision of what all clients know together, shape ``(d, d)``: the scale on which a cavity is proper.
+    opening
+        Whether the Laplace approximation is asked for, as in an opening round.
+    warm, inputs
+        See :class:`~fedbayes.inference.local.solvers.Solver`.
+    """
+    cavity, found = tilted.cavity, solver.run(tilted, warm, inputs)
     laplace = site_of_gaussian(found.mode.position, found.mode.curvature, cavity)
-    opening = partial(jax.tree.map, partial(jnp.where, shared.opening))
-    site, log_evidence = opening((laplace, laplace_evidence(found.mode)), (found.site, found.log_evidence))
+    either = partial(jax.tree.map, partial(jnp.where, opening))
+    site, log_evidence = either((laplace, laplace_evidence(found.mode)), (found.site, found.log_evidence))
     usable = jnp.all(jnp.isfinite(site.shift)) & jnp.all(jnp.isfinite(site.precision))
-    usable = usable & (found.mode.converged | ~shared.opening)  # no approximation of what grows for ever
-    site, covariance, influence = _scaled(site, cavity, log_evidence)
-
+    usable = usable & (found.mode.converged | ~opening)  # no approximation of what grows for ever
+    site, white, influence, proper = _scaled(site, cavity, everybody, log_evidence)
     # the tilted covariance is the global's where EP has converged
-    noise = found.error.noise(covariance)
-    noise = jnp.where(jnp.isfinite(noise) & ~shared.opening, noise, 0.0)
-    heavy_tailed = ~(jnp.asarray(found.reliable) | shared.opening)
+    noise = found.error.noise(white.T @ white)
+    noise = jnp.where(jnp.isfinite(noise) & ~opening, noise, 0.0)
+    heavy_tailed = ~(jnp.asarray(found.reliable) | opening)
     broken = jnp.where(jnp.isfinite(found.mode.value), ResultCode.IMPROPER, ResultCode.NOT_FINITE)
     code = jnp.where(usable, jnp.where(heavy_tailed, ResultCode.UNRELIABLE, ResultCode.OK), broken)
     info = {
@@ -88,26 +167,59 @@ def local_update(
         "influence": influence,
         "noise": noise,
     }
-    message = SiteMessage(packed(site) if not diagonal else _diagonal(site), noise)
     after = jax.tree.map(lambda new, old: jnp.where(usable, new, old), found.warm, warm)
-    return Reply(each=message, code=code, info=info), after
+    return Matched(site, white, noise, usable, proper, code, info, after)
 
 
-def _scaled(site: Gaussian, cavity: Gaussian, log_evidence: Array) -> tuple[Gaussian, Array, Array]:
-    """The site with its scale, the covariance of cavity times site, and the client's influence.
+def local_update(
+    solver: Solver, family: Family, spread: bool, shared: Shared, told: Told, own: Own, client: Client, inputs: Any
+) -> tuple[Reply, Own]:
+    """One client's round: how its site should change.
+
+    Parameters
+    ----------
+    solver, family
+        See :func:`matched`, and the family of the sites.
+    spread
+        Whether the solver is told how wide the global is, as clients with locals need it.
+    shared, told, own, client, inputs
+        See :class:`~fedbayes.algorithm.Update`.
+    """
+    kept, lost = own.site.settled(told.counted)
+    site, everybody = kept.at(told.counted), unpacked(shared.global_)
+    tilted = Tilted(client, everybody - site, shared.mean, everybody.precision if spread else None)
+    found = matched(solver, tilted, everybody.precision, shared.opening, own.warm, inputs)
+    idle = lost | ~found.proper | told.whole  # nothing is proposed
+    proposed = where(found.usable & ~idle, family.within(found.site), site)
+    change = Change(
+        site=family.sent(where(told.whole, site, proposed - site)),
+        noise=jnp.where(idle, 0.0, found.noise),
+        improper=(~found.proper & ~lost & ~told.whole).astype(float),
+        lost=lost.astype(float),
+    )
+    warm = jax.tree.map(lambda new, old: jnp.where(idle, old, new), found.warm, own.warm)
+    code = jnp.where(idle, ResultCode.OK, found.code)
+    smallest = smallest_eigenvalue(found.white, found.site)
+    info = found.info | {"noise": change.noise, "smallest_cavity_eigenvalue": smallest}
+    reply = Reply(total=change, code=code, info=info)
+    return reply, Own(kept.replied(told.counted, proposed, shared.round), warm)
+
+
+def _scaled(
+    site: Gaussian, cavity: Gaussian, everybody: Array, log_evidence: Array
+) -> tuple[Gaussian, Array, Array, Array]:
+    """The site with its scale, the whitener of cavity times site, the client's influence, and if the cavity is proper.
 
     The scale is that of :func:`~fedbayes.inference.local.tilted.with_evidence`. The influence is how far the client
-    moves everybody else's mean, in the cavity's sds (root mean square). All need the same two factorisations, made side
+    moves everybody else's mean, in the cavity's sds (root mean square). All need the same few factorisations, made side
     by side.
     """
     together = cavity.precision + site.precision
-    white, other = jax.vmap(whitener)(jnp.stack([together, cavity.precision]))
+    nearly = cavity.precision + _IMPROPER_SLACK * everybody
+    white, other, bound = jax.vmap(whitener)(jnp.stack([together, cavity.precision, nearly]))
     half = white @ (cavity.shift + site.shift)
     gap = white.T @ half - other.T @ (other @ cavity.shift)
     log_integral = 0.5 * (half @ half - log_det(white) + site.size * LOG_2PI)
     influence = jnp.sqrt(gap @ cavity.precision @ gap / site.size)
-    return Gaussian(site.shift, site.precision, log_evidence - log_integral), white.T @ white, influence
-
-
-def _diagonal(site: Gaussian) -> Gaussian:
-    return Gaussian(site.shift, jnp.diagonal(site.precision), site.log_scale)
+    scaled = Gaussian(site.shift, site.precision, log_evidence - log_integral)
+    return scaled, white, influence, jnp.all(jnp.isfinite(bound))

@@ -7,14 +7,15 @@ for client k:
     tilted      (q / s_k) f_k(theta, z)             z: the client's local latents
     new site    moment match of the tilted density, divided by the cavity
 
-The message is the new site itself; it replaces the last one, so a lost or repeated reply can't break the product. The
-server takes the step ``s_k <- s_k + eta (new - s_k)`` with ``eta`` small enough that the global and every cavity stay
-proper.
+The site is the client's own, and so is the cavity that it forms from it. A message is how the site should change, of
+which the server sees the sum alone; it takes the step ``q <- q prod_k (new / s_k)^eta`` with ``eta`` small enough that
+the global stays proper, and takes it back where a client then reports an improper cavity. Which of its replies counted,
+and how far, a client learns with the next broadcast (:mod:`fedbayes.inference.own_site`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,9 +23,11 @@ from fedbayes.algorithm import Method, Phase
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.options import Options
+from fedbayes.inference.ep.client import Own
 from fedbayes.inference.ep.server import algorithm, startable
-from fedbayes.inference.merging.one_shot import OneShot, one_shot
-from fedbayes.inference.mode import mode_phase
+from fedbayes.inference.mode import Needs, mode_phase
+from fedbayes.inference.own_site import EVERYBODY, Everybody, own_cavity
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 
@@ -48,9 +51,9 @@ class EP(Options, Method):
     init
         ``"laplace"``: in an opening round every client sends the Laplace approximation of its factor times the prior,
         the prior divided out; ``"newton"``: sites start at the clients' expansions, after as many Newton rounds as make
-        all cavities proper and come within three posterior sds of the mode; ``"auto"``: one of these two, by the rule
+        the global proper and come within three posterior sds of the mode; ``"auto"``: one of these two, by the rule
         of :meth:`start`; ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first
-        cavity is the prior; ``"gaussian_product"``: at the clients' Gaussians of that one-shot combination.
+        cavity is the prior. Of an expansion that is not concave, the convex part is taken.
     covariance
         How the covariance of the tilted density is estimated, from which the site follows: ``"score"`` (score
         regression) or ``"sample"`` (that of the draws, the classical estimate, for comparison).
@@ -67,21 +70,22 @@ class EP(Options, Method):
     """
 
     needs_rows: ClassVar[bool] = False
+    told_at_end: ClassVar[Any] = EVERYBODY
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def phases(self, roster: Roster) -> list[Phase]:
         """What the start asks for, then EP."""
         ep = Phase(algorithm=algorithm(self, roster), max_rounds=30)
         start = self.start(roster)
-        if start == "newton":
-            return [mode_phase(roster, tolerance=0.1, max_rounds=25, ready=startable), ep]
-        if start == "mode":
-            return [mode_phase(roster, tolerance=0.1, max_rounds=25), ep]
-        if start == "gaussian_product":
-            combination = OneShot(combine="gaussian_product", num_replicates=1)
-            return [replace(one_shot(combination, roster), main=False, once=True), ep]
-        return [ep]
+        if start not in ("newton", "mode"):
+            return [ep]
+        needs, ready = Needs(own_sites=True, convex=True), startable if start == "newton" else None
+        return [mode_phase(roster, needs, tolerance=0.1, max_rounds=25, ready=ready), ep]
 
     def answer(self, roster: Roster, run: RunState) -> EPAnswer:
         """Prior times sites."""
         return EPAnswer(run, self.tolerance, has_locals=bool(np.any(roster.num_locals)))
+
+    def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
+        """See :class:`~fedbayes.algorithm.Method`."""
+        return own_cavity(private.site, told)

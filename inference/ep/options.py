@@ -10,7 +10,7 @@ from fedbayes.problem.roster import Roster
 
 _CHOICES = {
     "solver": ("auto", "importance", "nested", "nuts", "laplace", "variational"),
-    "init": ("auto", "laplace", "newton", "mode", "prior", "gaussian_product"),
+    "init": ("auto", "laplace", "newton", "mode", "prior"),
     "covariance": ("score", "sample"),
     "family": ("dense", "diagonal"),
 }
@@ -27,7 +27,7 @@ class Options:
     num_samples: int | None = None
     solver: Literal["auto", "importance", "nested", "nuts", "laplace", "variational"] = "auto"
     damping: float | None = None
-    init: Literal["auto", "laplace", "newton", "mode", "prior", "gaussian_product"] = "auto"
+    init: Literal["auto", "laplace", "newton", "mode", "prior"] = "auto"
     covariance: Literal["score", "sample"] = "score"
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02

@@ -9,21 +9,20 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Update
-from fedbayes.inference.ep.client import Shared, SiteMessage, local_update
+from fedbayes.inference.ep.client import Change, Family, Own, Shared, Told, local_update
 from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.step import (
     ABOVE_NOISE,
     HOPELESS,
     NOISE_TARGET,
     EPState,
-    all_proper,
-    convex,
+    Recount,
     damping,
     divergence,
     largest_proper_step,
     makes_progress,
     noise_limited,
-    smallest_eigenvalue,
+    taken_back,
 )
 from fedbayes.inference.local import solvers
 from fedbayes.inference.local.moments import Estimator, covariance_inversion, diagonal_regression, score_regression
@@ -34,10 +33,12 @@ from fedbayes.inference.local.tilted import (
     cold_start,
     with_evidence,
 )
-from fedbayes.inference.merging.merge import MergeState
 from fedbayes.inference.mode import ModeState
+from fedbayes.inference.mode import Own as OfMode
+from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, where, whitener
 from fedbayes.numerics.host import whiteners
+from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
 from fedbayes.problem.roster import Roster
 
@@ -80,60 +81,66 @@ def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str
 
 def algorithm(config: Options, roster: Roster) -> Algorithm:
     """EP for the clients of a roster."""
-    num_samples = config.draws_for(roster.size)
-    prior, size = roster.prior, roster.size
-    diagonal, has_locals = config.family == "diagonal", roster.num_locals > 0
+    num_samples, size = config.draws_for(roster.size), roster.size
+    family, has_locals = Family(config.family == "diagonal"), bool(np.any(roster.num_locals))
     refine = solvers.importance(num_samples=num_samples, estimator=score_regression)
 
-    def broadcast(state: EPState) -> tuple[Shared, Gaussian]:
-        cavities = jax.vmap(lambda site: packed(state.global_() - site))(state.sites)
-        precision = packed(state.global_()).precision if has_locals.any() else ()
-        return Shared(state.mean(), state.opening, precision), cavities
+    def broadcast(state: EPState) -> tuple[Shared, Told]:
+        shared = Shared(state.mean(), packed(state.global_()), state.opening, state.round)
+        return shared, Told(state.counted, state.recount.running & ~state.recount.heard)
 
     def update(solver: solvers.Solver) -> Update:
         return Update(
-            run=partial(local_update, solver, diagonal),
+            run=partial(local_update, solver, family, has_locals),
             inputs=lambda key, shared, num_locals: solver.inputs(key, size + num_locals),
         )
 
     return Algorithm(
         name="EP",
-        init=partial(_init, roster, refine, diagonal, config.start(roster) == "laplace"),
+        init=partial(_init, roster, refine, family, config.start(roster) == "laplace"),
         broadcast=broadcast,
-        init_client=lambda client, shared, key: cold_chains(cold_start(size + client.num_locals)),
+        init_client=lambda client, shared, key: _own(client, OwnSite.neutral(size)),
+        continue_client=lambda client, shared, key, before: _own(client, _in_family(before, family)),
         updates={name: update(solver) for name, solver in _used_solvers(config, roster, num_samples).items()},
-        aggregate=partial(_aggregate, config, prior, refine),
+        aggregate=partial(_aggregate, config, family, roster.prior, refine),
         choose=partial(_choose, config, size, roster.num_locals),
     )
 
 
+def _own(client: Client, site: OwnSite) -> Own:
+    return Own(site, cold_chains(cold_start(site.old.size + client.num_locals)))
+
+
+def _in_family(before: OfMode, family: Family) -> OwnSite:
+    """A client's expansions as sites."""
+    assert isinstance(before.site, OwnSite)  # noqa: S101
+    site = before.site
+    old, new, later = (packed(family.within(unpacked(each))) for each in (site.old, site.new, site.later))
+    return site._replace(old=old, new=new, later=later)
+
+
 def _init(
-    roster: Roster,
-    refine: solvers.Solver,
-    diagonal: bool,
-    opening: bool,
-    key: Array,
-    previous: ModeState | MergeState | None,
+    roster: Roster, refine: solvers.Solver, family: Family, opening: bool, key: Array, previous: ModeState | None
 ) -> EPState:
-    """Sites of one, or those of the phase before, as far as they leave every cavity proper."""
-    prior, infinity = roster.prior, jnp.full((), jnp.inf)
+    """Flat sites, or the convex parts of the clients' expansions at the mode, where the global is then proper.
+
+    They leave every cavity at least as precise as the prior.
+    """
+    prior = roster.prior
     start = prior.gaussian
     if start is None:  # a wide cavity: what a non-Gaussian prior looks like as a whole
         wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
         start = _prior_site(prior, refine, wide, wide, key).site
-    white = _whitener_of(start)
-    sites, opens = Gaussian.neutral(prior.size, (roster.num_clients,)), jnp.asarray(opening)
-    state = EPState(sites, start, white, jnp.ones(()), infinity, infinity, opens, jnp.zeros(()))
+    state = EPState.start(start, _whitener_of(start), roster.num_clients, opening)
     if previous is None:
         return state
-    # where the factors are not log-concave, the expansions may leave a cavity improper: then their convex part may do
-    only_convex = state._replace(sites=_in_family(convex(previous.sites, previous.best), diagonal))
-    exact = state._replace(sites=_in_family(previous.sites, diagonal), prior=previous.prior)
-    for candidate in (only_convex, exact):
-        candidate = candidate._replace(white=whitener(candidate.global_().precision))
-        proper = all_proper(candidate, jnp.eye(prior.size))
-        state = jax.tree.map(partial(jnp.where, proper), candidate, state)
-    return state
+    assert isinstance(previous.convex, Gaussian)  # noqa: S101
+    sites = family.within(previous.convex)
+    moved = state._replace(direction=sites, step=jnp.ones(()), counted=previous.counted(), stepped=previous.best_round)
+    moved = moved._replace(white=whitener(moved.global_().precision), round=previous.round)
+    state = state._replace(round=previous.round)
+    proper = jnp.all(jnp.isfinite(moved.white))
+    return jax.tree.map(partial(jnp.where, proper), moved, state)
 
 
 def _whitener_of(start: Gaussian) -> Array:
@@ -144,35 +151,56 @@ def _whitener_of(start: Gaussian) -> Array:
 
 
 def _aggregate(
-    config: Options, prior: Prior, refine: solvers.Solver, state: EPState, replies: Replies, key: Array
+    config: Options,
+    family: Family,
+    prior: Prior,
+    refine: solvers.Solver,
+    state: EPState,
+    replies: Replies,
+    key: Array,
 ) -> tuple[EPState, Info]:
-    """The server's half of a round: refine the prior's site, choose the step, take it."""
-    old, used = state.global_(), replies.used
-    messages: SiteMessage = replies.each
-    proposed = _expanded(messages.site) if config.family == "diagonal" else unpacked(messages.site)
-    target = where(used, proposed, state.sites)
-    prior_target = state.prior
-    if prior.gaussian is None:
-        refined = _prior_site(prior, refine, old - state.prior, old, key)
-        prior_target = where(_usable(refined), refined.site, state.prior)
-    noise = jnp.sqrt(jnp.sum(jnp.where(used, messages.noise, 0.0)) / prior.size)
+    """The server's half of a round: refine the prior's site, choose the step, take it; or take the last one back.
+
+    While the sites are counted anew no step is taken.
+    """
+    old, used, total = state.global_(), replies.used, replies.total
+    counting, back = state.recount.running, (total.improper > 0.0) & (state.step > 0.0)
+    back = back & ~counting
+    plain = ~back & ~counting
+    noise = jnp.where(plain, jnp.sqrt(total.noise / prior.size), state.noise)
     wanted = damping(noise, state.change) if config.damping is None else jnp.asarray(config.damping)
     wanted = jnp.where(state.opening, 1.0, jnp.minimum(wanted, state.ceiling))
-    moved, step = largest_proper_step(state, target, prior_target, wanted)
-    kl = divergence(moved, state)
+    ahead = _ahead(family, prior, refine, state, total, key)
+    before = state._replace(white=jnp.full_like(state.white, jnp.nan))  # a smaller step can't lose more
+    chosen = where_state(back, before, ahead)
+    moved, step = largest_proper_step(chosen, jnp.where(back, taken_back(state.step), wanted))
+    still = step <= 0.0  # as far as the base: where that is the present global, nothing has moved
+    kl = jnp.where(plain & ~still, divergence(moved, state, old), 0.0)
     # ``sqrt(2 KL / d)``: for a shift of the mean, its root mean square in posterior sds
     rms = jnp.sqrt(jnp.maximum(2.0 * kl, 0.0) / prior.size)
-    change = jnp.where(step > 0, rms / step, jnp.inf)
-    change = jnp.where(jnp.any(used), jnp.where(jnp.isfinite(change), change, jnp.inf), state.change)
-    oscillates = (change > state.change) & (change > ABOVE_NOISE * noise) & (change > config.tolerance)
+    change = jnp.where(still, jnp.inf, rms / step)
+    change = jnp.where(plain & jnp.any(used), jnp.where(jnp.isfinite(change), change, jnp.inf), state.change)
+    oscillates = plain & (change > state.change) & (change > ABOVE_NOISE * noise) & (change > config.tolerance)
     # where the noise has halved, as by a better solver, the last change says nothing of how far this one could shrink
     comparable = jnp.where(state.noise <= 2.0 * noise, state.change, jnp.inf)
     at_noise = noise_limited(noise, change, comparable, step)
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
-    fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used)
-    stuck = jnp.where(fine, 0.0, state.stuck + 1.0)
+    fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used) | counting
+    stuck = jnp.where(fine & ~back, 0.0, state.stuck + 1.0)
     known = jnp.where(state.opening, jnp.inf, change)  # the opening round's change says nothing of the next one's
-    moved = moved._replace(ceiling=ceiling, change=known, noise=noise, opening=jnp.asarray(False), stuck=stuck)
+    counted = _counted(state, replies, step, back=back, plain=plain)
+    moved = moved._replace(
+        ceiling=ceiling,
+        change=known,
+        noise=noise,
+        opening=jnp.asarray(False),
+        stuck=stuck,
+        counted=counted,
+        stepped=jnp.where(plain, state.round, state.stepped),
+    )
+    lost = total.lost > 0.0
+    moved = _recounted(where_state(counting, state, moved), replies, family, counting, lost)
+    moved = moved._replace(round=state.round + 1)
     info = {
         "kl": kl,
         "change": change,
@@ -180,11 +208,60 @@ def _aggregate(
         "step": step,
         "stuck": stuck,
         "hopeless": stuck >= HOPELESS,
-        "smallest_cavity_eigenvalue": jax.vmap(partial(smallest_eigenvalue, moved.white))(moved.sites),
-        "converged": ((change <= config.tolerance) | at_noise) & ~state.opening,
+        "converged": plain & ~lost & ((change <= config.tolerance) | at_noise) & ~state.opening,
         "proper": jnp.all(jnp.isfinite(moved.white)),
     }
     return moved, info
+
+
+def where_state(condition: Array, one: EPState, other: EPState) -> EPState:
+    """One state or another."""
+    found: EPState = jax.tree.map(partial(jnp.where, condition), one, other)
+    return found
+
+
+def _ahead(
+    family: Family, prior: Prior, refine: solvers.Solver, state: EPState, total: Change, key: Array
+) -> EPState:
+    """The state with the base and the direction of the next step."""
+    old, own = state.global_(), state.prior_site()
+    refined = Gaussian.neutral(prior.size)
+    if prior.gaussian is None:
+        found = _prior_site(prior, refine, old - own, old, key)
+        refined = where(_usable(found), found.site - own, refined)
+    direction = family.read(total.site) + refined
+    return state._replace(base=old, direction=direction, prior=own, prior_direction=refined)
+
+
+def _counted(state: EPState, replies: Replies, step: Array, *, back: Array, plain: Array) -> Counted:
+    """Whose reply of this round counts, and how far; where a step was taken back, how far the last ones do."""
+    now, last = replies.used & plain, back & (state.counted.round == state.stepped)
+    rounds = jnp.where(now, state.round, state.counted.round)
+    return Counted(rounds, jnp.where(now | last, step, state.counted.step))
+
+
+def _recounted(state: EPState, replies: Replies, family: Family, counting: Array, lost: Array) -> EPState:
+    """Sites counted anew go into the sum; once all are in it, it is the global. A count begins where a site is lost.
+
+    A client that has sent its whole site proposes it as its next one, so its reply counts in full: a client that had
+    lost its site is known again by that.
+    """
+    recount = state.recount
+    asked = replies.used & ~recount.heard & counting
+    rounds, steps = jnp.where(asked, state.round, state.counted.round), jnp.where(asked, 1.0, state.counted.step)
+    state = state._replace(counted=Counted(rounds, steps))
+    sites = where(counting, recount.sites + family.read(replies.total.site), recount.sites)
+    heard = recount.heard | asked
+    complete = counting & jnp.all(heard)
+    flat = Gaussian.neutral(sites.size)
+    base = where(complete, state.prior_site() + sites, state.base)
+    whole = state._replace(
+        base=base, prior=state.prior_site(), direction=flat, prior_direction=flat, step=jnp.zeros(())
+    )
+    state = where_state(complete, whole._replace(white=whitener(base.precision)), state)
+    running = (counting & ~complete) | (lost & ~counting)
+    fresh = Recount(running, where(running & counting, sites, flat), heard & running & counting)
+    return state._replace(recount=fresh)
 
 
 def _choose(
@@ -217,10 +294,9 @@ def _choose(
 
 
 def startable(state: ModeState) -> Array:
-    """Whether the expansions, or their convex parts, leave every cavity proper."""
-    identity = jnp.eye(state.best.shape[0])
-    only_convex = state._replace(sites=convex(state.sites, state.best))
-    return all_proper(state, identity) | all_proper(only_convex, identity)
+    """Whether the convex parts of the expansions make a proper global."""
+    assert isinstance(state.convex, Gaussian)  # noqa: S101
+    return jnp.all(jnp.isfinite(whitener((state.prior + state.convex).symmetrised().precision)))
 
 
 def _usable(found: LocalSite) -> Array:
@@ -232,14 +308,3 @@ def _prior_site(prior: Prior, solver: solvers.Solver, cavity: Gaussian, everybod
     mean, _ = everybody.moments()
     found = solver.run(Tilted(prior, cavity.symmetrised()), cold_chains(mean), solver.inputs(key, prior.size))
     return found._replace(site=with_evidence(found.site, cavity, found.log_evidence))
-
-
-def _expanded(site: Gaussian) -> Gaussian:
-    return Gaussian(site.shift, jax.vmap(jnp.diag)(site.precision), site.log_scale)
-
-
-def _in_family(sites: Gaussian, diagonal: bool) -> Gaussian:
-    if not diagonal:
-        return sites
-    mask = jnp.eye(sites.size)
-    return Gaussian(sites.shift, sites.precision * mask, sites.log_scale)

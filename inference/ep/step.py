@@ -1,33 +1,65 @@
-"""The server's step in EP: towards the clients' new sites, as far as noise and propriety allow."""
+"""The server's step in EP: towards the clients' new sites, as far as noise and propriety allow.
 
-from functools import partial
-from typing import NamedTuple, Protocol
+The server knows the product of all sites and the sum of their changes, so it sees that the global stays proper. A
+cavity is its client's: one that the step has made improper is reported with the next replies, and the server then takes
+the step back and a smaller one.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from fedbayes.numerics.gaussian import Gaussian, eigenvectors, log_det, whitener
+from fedbayes.inference.own_site import NEVER, Counted
+from fedbayes.numerics.gaussian import Gaussian, log_det, whitener
+from fedbayes.numerics.host import product_of
 
 NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that needs no damping
 # Two undamped rounds at the fixed point differ by 1.4 times their noise (root mean square), rarely by three times.
 _AT_NOISE, ABOVE_NOISE, _NEAR_NOISE = 2.0, 3.0, 4.0
-_IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
 _BACKOFF, _MAX_BACKOFF = 0.8, 40
+_BACK, _LEAST = 0.5, 0.01  # how far a step is taken back, and where from wholly
 HOPELESS = 8  # rounds without progress after which a fit stops
 
 
-class EPState(NamedTuple):
-    """The server's state, and so the checkpoint.
+class Recount(NamedTuple):
+    """The sites counted anew, once a client has lost its own; until all have sent theirs, no step is taken.
 
     Attributes
     ----------
+    running
+        Whether there is a count.
     sites
-        The clients' sites, leading axis of clients.
-    prior
-        The prior's site: exact for a Gaussian prior, refined at the server otherwise.
+        Product of the sites that were sent.
+    heard
+        Who has sent one, shape ``(K,)``.
+    """
+
+    running: Array
+    sites: Gaussian
+    heard: Array
+
+
+class EPState(NamedTuple):
+    """The server's state, and so the checkpoint. It holds no single site.
+
+    Attributes
+    ----------
+    base, direction
+        The global is ``base`` times ``direction`` to the power ``step``: the global before the last step, and the
+        product of what the clients and the prior have proposed.
+    prior, prior_direction
+        The prior's part in both: exact for a Gaussian prior, refined at the server otherwise.
+    step
+        The last step, from 0 to 1.
     white
         Whitener of the global's precision, shape ``(d, d)``; not finite where the global is improper.
+    counted
+        For each client, its last reply that counts and the step towards it.
+    round, stepped
+        Number of the present round, and of the one in which the last step was taken.
     ceiling
         Largest step allowed, lowered when the iteration oscillates.
     change
@@ -38,38 +70,70 @@ class EPState(NamedTuple):
         Whether the coming round is the opening one, in which clients send Laplace approximations.
     stuck
         Number of the last rounds without progress, see :func:`makes_progress`.
+    recount
+        The sites counted anew.
     """
 
-    sites: Gaussian
+    base: Gaussian
+    direction: Gaussian
     prior: Gaussian
+    prior_direction: Gaussian
+    step: Array
     white: Array
+    counted: Counted
+    round: Array
+    stepped: Array
     ceiling: Array
     change: Array
     noise: Array
     opening: Array
     stuck: Array
+    recount: Recount
+
+    @classmethod
+    def start(cls, prior: Gaussian, white: Array, num_clients: int, opening: bool) -> "EPState":
+        """All sites flat: the global is the prior."""
+        flat, zero, infinity = Gaussian.neutral(prior.size), jnp.zeros(()), jnp.full((), jnp.inf)
+        recount = Recount(jnp.asarray(False), flat, jnp.zeros(num_clients, bool))
+        return cls(
+            base=prior,
+            direction=flat,
+            prior=prior,
+            prior_direction=flat,
+            step=zero,
+            white=white,
+            counted=Counted.none(num_clients),
+            round=jnp.asarray(0),
+            stepped=jnp.asarray(NEVER),
+            ceiling=jnp.ones(()),
+            change=infinity,
+            noise=infinity,
+            opening=jnp.asarray(opening),
+            stuck=zero,
+            recount=recount,
+        )
 
     def global_(self) -> Gaussian:
-        """The posterior: prior times sites, summed afresh so that it always equals the product."""
-        return (self.prior + self.sites.summed()).symmetrised()
+        """The posterior: prior times sites."""
+        return (self.base + self.direction.scaled(self.step)).symmetrised()
+
+    def prior_site(self) -> Gaussian:
+        """The prior's site in it."""
+        return self.prior + self.prior_direction.scaled(self.step)
 
     def mean(self) -> Array:
         """Of the global, shape ``(d,)``; not finite where it is improper."""
-        everybody = self.prior.shift + jnp.sum(self.sites.shift, axis=0)
-        return self.white.T @ (self.white @ everybody)
+        return self.white.T @ (self.white @ self.global_().shift)
 
 
-class Product(Protocol):
-    """A prior times the clients' sites."""
+def posterior_of(state: EPState) -> Gaussian:
+    """The global of a state on the host, leading axis of replicates."""
 
-    @property
-    def sites(self) -> Gaussian:
-        """Leading axis of clients."""
-        ...
+    def moved(leaf: np.ndarray) -> np.ndarray:
+        step = np.asarray(state.step)
+        return step.reshape(step.shape + (1,) * (np.ndim(leaf) - 1)) * leaf
 
-    def global_(self) -> Gaussian:
-        """The product."""
-        ...
+    return product_of(state.base, jax.tree.map(moved, state.direction))
 
 
 def damping(noise: Array, last_change: Array) -> Array:
@@ -98,46 +162,38 @@ def makes_progress(noise: Array, change: Array, last_change: Array, step: Array)
     return (step > 0.0) & (shrinks | (change <= _NEAR_NOISE * noise))
 
 
-def largest_proper_step(
-    state: EPState, target: Gaussian, prior_target: Gaussian, wanted: Array
-) -> tuple[EPState, Array]:
-    """Back off from the wanted step until the global and every cavity are proper; no step as the last resort.
+def largest_proper_step(state: EPState, wanted: Array) -> tuple[EPState, Array]:
+    """Back off from the wanted step until the global is proper; no step as the last resort.
 
-    A trust region besides: no direction of a proper global loses more than nine tenths of its precision in one round.
+    A trust region besides: no direction of a proper base loses more than nine tenths of its precision in one round.
+
+    Parameters
+    ----------
+    state
+        With the step's base and direction, and the whitener of the base; not finite where there is nothing to lose.
+    wanted
+        The longest step.
     """
-
-    def at(step: Array) -> EPState:
-        mix = partial(jax.tree.map, lambda old, new: old + step * (new - old))
-        return state._replace(sites=mix(state.sites, target).symmetrised(), prior=mix(state.prior, prior_target))
-
     was_proper = jnp.all(jnp.isfinite(state.white))
     identity = jnp.eye(state.white.shape[0])
 
     def fails(carry: tuple[Array, Array]) -> Array:
         step, tries = carry
-        new = at(step)
-        relative = state.white @ new.global_().precision @ state.white.T - 0.1 * identity
+        precision = state._replace(step=step).global_().precision
+        relative = state.white @ precision @ state.white.T - 0.1 * identity
         kept = jnp.where(was_proper, relative, identity)
-        return ~all_proper(new, kept) & (tries < _MAX_BACKOFF)
+        both = jax.vmap(whitener)(jnp.stack([precision, kept]))
+        return ~jnp.all(jnp.isfinite(both)) & (tries < _MAX_BACKOFF)
 
     step, tries = jax.lax.while_loop(fails, lambda carry: (_BACKOFF * carry[0], carry[1] + 1), (wanted, jnp.asarray(0)))
     step = jnp.where(tries < _MAX_BACKOFF, step, 0.0)
-    moved = at(step)
-    moved = moved._replace(white=whitener(moved.global_().precision))
-    return jax.tree.map(lambda new, old: jnp.where(step > 0, new, old), moved, state), step
+    moved = state._replace(step=step)
+    return moved._replace(white=whitener(moved.global_().precision)), step
 
 
-def all_proper(state: Product, other: Array) -> Array:
-    """Whether the global, every cavity, and one ``other`` matrix of the same size are positive definite."""
-    everybody = state.global_().precision
-    # one elimination for all that is known from the start: the time to compile is that of the number of eliminations
-    white, other_white = jax.vmap(whitener)(jnp.stack([everybody, other]))
-
-    def cavity_is_proper(site: Gaussian) -> Array:
-        relative = white @ (everybody - site.precision) @ white.T
-        return jnp.all(jnp.isfinite(whitener(relative + _IMPROPER_SLACK * jnp.eye(white.shape[0]))))
-
-    return jnp.all(jnp.isfinite(white) & jnp.isfinite(other_white)) & jnp.all(jax.vmap(cavity_is_proper)(state.sites))
+def taken_back(step: Array) -> Array:
+    """The smaller step in the place of one that made a cavity improper; none where it was small already."""
+    return jnp.where(step < _LEAST, 0.0, _BACK * step)
 
 
 def smallest_eigenvalue(white: Array, site: Gaussian) -> Array:
@@ -161,17 +217,9 @@ def smallest_eigenvalue(white: Array, site: Gaussian) -> Array:
     return 1.0 - jnp.sum(power * share) / jnp.trace(power)
 
 
-def divergence(new: EPState, old: EPState) -> Array:
-    """``KL(new || old)`` of two proper globals, in nats, from their whiteners."""
-    gap, precision = new.mean() - old.mean(), old.global_().precision
+def divergence(new: EPState, old: EPState, before: Gaussian) -> Array:
+    """``KL(new || old)`` of two proper globals, in nats, from their whiteners; ``before`` is the old one."""
+    gap = new.mean() - old.mean()
     log_ratio = log_det(new.white) - log_det(old.white)
     covariance = new.white.T @ new.white
-    return 0.5 * (jnp.sum(precision * covariance) + gap @ precision @ gap - gap.shape[0] + log_ratio)
-
-
-def convex(sites: Gaussian, position: Array) -> Gaussian:
-    """Sites with the same slope at ``position`` and without negative curvature."""
-    values, vectors = jax.vmap(eigenvectors)(sites.precision)
-    precision = (vectors * jnp.maximum(values, 0.0)[:, None, :]) @ jnp.swapaxes(vectors, 1, 2)
-    slope = sites.shift - sites.precision @ position
-    return Gaussian(slope + precision @ position, precision, sites.log_scale)
+    return 0.5 * (jnp.sum(before.precision * covariance) + gap @ before.precision @ gap - gap.shape[0] + log_ratio)

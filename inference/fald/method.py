@@ -14,7 +14,7 @@ from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.plan import Plan
 from fedbayes.inference.fald.rounds import langevin, locals_of, position
-from fedbayes.inference.mode import mode_phase
+from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.options import client_weights
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
@@ -104,7 +104,7 @@ class FALD(Options, Method):
         )
         if self.init == "zero":
             return [chains]
-        return [mode_phase(roster, tolerance=1e-3, max_rounds=50), chains]
+        return [mode_phase(roster, Needs(single=True), tolerance=1e-3, max_rounds=50), chains]
 
     def answer(self, roster: Roster, run: RunState) -> ChainsAnswer:
         """The draws."""

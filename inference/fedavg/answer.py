@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, Verdict, bad_clients
-from fedbayes.client_locals import FromOwnPoint, FromStart, LocalsFrom
+from fedbayes.client_locals import FromCavity, FromOwnPoint, FromStart, LocalsFrom
 from fedbayes.inference.fedavg.clients import Own
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, log_joint, product_of, spread_of_means
@@ -168,7 +168,8 @@ class LaplaceAnswer(GaussianAnswer):
     def __init__(self, run: RunState, tolerance: float) -> None:
         state = run.state
         self._ended = _Ended(run, tolerance)
-        super().__init__(product_of(state.prior, state.sites), cavities_of(state.prior, state.sites), run)
+        posterior = product_of(state.prior, jax.tree.map(lambda leaf: np.sum(leaf, axis=1), state.sites))
+        super().__init__(posterior, FromCavity.known(cavities_of(state.prior, state.sites), posterior), run)
 
     @property
     def gap(self) -> float:

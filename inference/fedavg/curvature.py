@@ -47,10 +47,11 @@ def expanding(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm
     def update(
         position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
     ) -> tuple[Reply, Array]:
-        return expanded(client, position, z, config.num_samples)
+        reply, z = expanded(client, position, z, config.num_samples)
+        return Reply(each=reply.total.site, code=reply.code), z
 
     def aggregate(state: LaplaceState, replies: Replies, key: Array) -> tuple[LaplaceState, Info]:
-        sites = where(replies.used, unpacked(replies.each.site), state.sites)
+        sites = where(replies.used, unpacked(replies.each), state.sites)
         own = prior.tangent(state.position)
         model = (own + sites.summed()).symmetrised()
         slope = model.shift - model.precision @ state.position

@@ -38,7 +38,7 @@ from fedbayes.inference.merging.combinations import COMBINATIONS
 from fedbayes.inference.merging.estimators import check_subposteriors
 from fedbayes.inference.merging.merge import merging
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
-from fedbayes.inference.mode import mode_phase
+from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.options import DENSE_LIMIT, client_weights
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
@@ -123,7 +123,7 @@ class FedPA(Options, Method):
         start = partial(first_state, self, roster, weights)
         phases = []
         if self.init == "mode":
-            phases.append(mode_phase(roster, tolerance=1e-3, max_rounds=50))
+            phases.append(mode_phase(roster, Needs(single=True), tolerance=1e-3, max_rounds=50))
         if self.fedavg_rounds:
             fedavg = descending(self, roster, weights, clients.averages, clients, start, "FedAvg")
             phases.append(Phase(algorithm=fedavg, max_rounds=self.fedavg_rounds, main=False))

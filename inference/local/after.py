@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Reply, Update
+from fedbayes.algorithm import Reply, Update, no_inputs
 from fedbayes.client_locals import Wanted
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.log_factors import locals_given, log_factors
 from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.inference.local.tilted import Tilted, cold_chains
-from fedbayes.numerics.gaussian import STRUCTURE, Gaussian
+from fedbayes.numerics.gaussian import STRUCTURE, Gaussian, packed
 from fedbayes.numerics.importance import random_shift
 from fedbayes.problem.clients import Client
 
@@ -50,6 +50,13 @@ def _log_likelihood(
 ) -> tuple[Reply, tuple[()]]:
     found = log_factors(client, cavity, theta, shift)
     return Reply(each=found.values, code=_ok(), info={"noise": found.noise}), private
+
+
+def _cavity(
+    shared: tuple[()], cavity: Gaussian, private: tuple[()], client: Client, inputs: tuple[()]
+) -> tuple[Reply, tuple[()]]:
+    """The client's cavity, its precision as a triangle: what the global less the cavity gives is the client's site."""
+    return Reply(each=packed(cavity), code=_ok()), private
 
 
 def _resampled(
@@ -92,6 +99,7 @@ def _chained_inputs(key: Array, wanted: Wanted, num_locals: int) -> tuple[Array,
 
 
 AFTER: Mapping[str, Update] = {
+    "cavity": Update(_cavity, no_inputs, STRUCTURE),
     "log_likelihood": Update(_log_likelihood, _log_likelihood_inputs, STRUCTURE),
     "given": Update(_given, _given_inputs, STRUCTURE, stays=True),
     "resampled": Update(_resampled, _resampled_inputs, STRUCTURE, stays=True),

@@ -102,7 +102,8 @@ class MergedAnswer:
         def site(client: np.ndarray, prior: np.ndarray) -> np.ndarray:
             return client - powers.reshape(powers.shape + (1,) * (client.ndim - 2)) * prior[:, None]
 
-        return FromCavity(cavities_of(state.prior, jax.tree.map(site, state.clients, state.prior)), self.posterior)
+        cavities = cavities_of(state.prior, jax.tree.map(site, state.clients, state.prior))
+        return FromCavity.known(cavities, self.posterior)
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp``: log density of the Gaussian with the posterior's moments."""
