@@ -46,6 +46,18 @@ class Alone(Sequential):
         """The client's secret as a key, for what it draws for itself."""
         return self._secrets[self._place]
 
+    def begin(self, phase: int, shared: Shared, key: Key, before: bytes | None = None) -> None:
+        """See :class:`~fedbayes.rounds.executors.Executor`; ``before`` is the private state of the phase before it."""
+        self._states = [] if before is None else decode(before, self._shapes(phase - 1))
+        super().begin(phase, shared, key)
+
+    def _shapes(self, phase: int) -> list[Any]:
+        """Shapes of the private state of a phase."""
+        begin, clients = self._programs.phases[phase].algorithm.init_client, self._problem.buckets[0].clients
+        shared, _ = told_template(self._programs, phase, self.secret_key)
+        start = lambda shared, clients, key: jax.vmap(lambda client: begin(client, shared, key))(clients)  # noqa: E731
+        return [jax.eval_shape(start, shared, clients, self.secret_key)]
+
     def states(self) -> bytes:
         """The private state."""
         return encode(self._states)

@@ -331,9 +331,10 @@ class Remote(Executor):
         personal = jax.tree.map(lambda leaf: np.asarray(leaf)[place], order.personal)
         update = self._programs.update(order.phase, order.updates[place])
         private: Any = ()
-        if order.phase is not None:
-            begin = self._programs.phases[order.phase].algorithm.init_client
-            private = jax.eval_shape(begin, client, shared, order.key)
+        if order.phase is not None or update.private:
+            told_first = shared if order.phase is not None else _part(self._first, place)
+            begin = self._programs.phases[self._phase].algorithm.init_client
+            private = jax.eval_shape(begin, client, told_first, order.key)
         inputs = jax.eval_shape(lambda key, shared: update.inputs(key, shared, client.num_locals), order.key, shared)
         reply, _ = jax.eval_shape(update.run, shared, personal, private, client, inputs)
         found: Reply = reply

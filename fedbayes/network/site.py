@@ -132,12 +132,22 @@ class Session:
 
     def _after(self, message: Message, name: str) -> Round:
         arrays = arrays_of(message.body)
+        if self.programs.after[name].private:
+            self._go_to_last(int(message.header["order"]))
         shared, personal = after_template(self.programs.after[name], arrays)
         return self._round(None, {"shared": shared, "personal": personal, "key": arrays["key"]}, name)
 
-    def begin(self, phase: int, shared: Any, key: np.ndarray) -> None:
-        """A private state of a phase from a broadcast."""
-        self.executor.begin(phase, shared, self.executor.key(key))
+    def _go_to_last(self, order: int) -> None:
+        """The private state at the end of the rounds; one of a client that knows nothing where it is lost."""
+        phase = len(self.programs.phases) - 1
+        shared, key = told_template(self.programs, phase, self.executor.secret_key)[0], self.executor.secret_key
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shared)
+        self._go_to(phase, order, {"shared": nothing, "phase_key": jax.random.key_data(key)})
+
+    def begin(self, phase: int, order: int, shared: Any, key: np.ndarray) -> None:
+        """A private state of a phase from a broadcast, and from that of the phase before it where there is one."""
+        before = self.vault.state_before(phase - 1, order) if phase else None
+        self.executor.begin(phase, shared, self.executor.key(key), before)
 
     def _template(self, phase: int, *, begins: bool) -> dict[str, Any]:
         if phase not in self._templates:
@@ -151,7 +161,7 @@ class Session:
         """The private state before an order: at hand, from the disk, or from the broadcast where there is none."""
         if self.at == (phase, self.vault.last_order(phase, order)):
             return
-        self.begin(phase, told.get("first", told["shared"]), told["phase_key"])
+        self.begin(phase, order, told.get("first", told["shared"]), told["phase_key"])
         if (states := self.vault.state_before(phase, order)) is not None:
             self.executor.load(states)
 

@@ -78,12 +78,15 @@ class Shared(NamedTuple):
         Whether Laplace approximations are asked for, as in the first round of ``init="laplace"``.
     round
         Number of the round.
+    recount
+        Whether the sites are counted anew: then nobody proposes anything.
     """
 
     mean: Array
     global_: Gaussian
     opening: Array
     round: Array
+    recount: Array
 
 
 class Told(NamedTuple):
@@ -189,12 +192,12 @@ def local_update(
     site, everybody = kept.at(told.counted), unpacked(shared.global_)
     tilted = Tilted(client, everybody - site, shared.mean, everybody.precision if spread else None)
     found = matched(solver, tilted, everybody.precision, shared.opening, own.warm, inputs)
-    idle = lost | ~found.proper | told.whole  # nothing is proposed
+    idle = lost | ~found.proper | shared.recount  # nothing is proposed
     proposed = where(found.usable & ~idle, family.within(found.site), site)
     change = Change(
         site=family.sent(where(told.whole, site, proposed - site)),
         noise=jnp.where(idle, 0.0, found.noise),
-        improper=(~found.proper & ~lost & ~told.whole).astype(float),
+        improper=(~found.proper & ~lost & ~shared.recount).astype(float),
         lost=lost.astype(float),
     )
     warm = jax.tree.map(lambda new, old: jnp.where(idle, old, new), found.warm, own.warm)

@@ -86,8 +86,9 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
     refine = solvers.importance(num_samples=num_samples, estimator=score_regression)
 
     def broadcast(state: EPState) -> tuple[Shared, Told]:
-        shared = Shared(state.mean(), packed(state.global_()), state.opening, state.round)
-        return shared, Told(state.counted, state.recount.running & ~state.recount.heard)
+        recount = state.recount
+        shared = Shared(state.mean(), packed(state.global_()), state.opening, state.round, recount.running)
+        return shared, Told(state.counted, recount.running & ~recount.heard)
 
     def update(solver: solvers.Solver) -> Update:
         return Update(

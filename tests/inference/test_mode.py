@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.inference.mode import ModeState, _newton_step, expansion
+from fedbayes.inference.mode import ModeState, _newton_step, convex_part, expansion
 from fedbayes.models import eight_schools
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
@@ -22,7 +22,8 @@ def state_of(precision: np.ndarray, slope: np.ndarray) -> ModeState:
     size = len(slope)
     prior = Gaussian(jnp.asarray(slope), jnp.asarray(precision), jnp.zeros(()))
     origin = jnp.zeros(size)
-    return ModeState(origin, origin, jnp.zeros(()), Gaussian.neutral(size, (1,)), prior, jnp.zeros(()))
+    flat, first, heard = Gaussian.neutral(size), jnp.zeros((), int), jnp.ones(1, bool)
+    return ModeState(origin, origin, jnp.zeros(()), flat, prior, (), (), heard, first, first, jnp.zeros(()))
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -69,3 +70,18 @@ def test_curvature_of_integrated_locals_matches_the_closed_form(model, theta) ->
     np.testing.assert_allclose(sum(message.value for message in messages), log_factor(theta), rtol=1e-9)
     np.testing.assert_allclose(slope, jax.grad(log_factor)(theta), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(precision, -jax.hessian(log_factor)(theta), rtol=1e-4, atol=1e-5)
+
+
+def test_the_convex_part_of_a_site_has_its_slope() -> None:
+    """At the position, exactly; and where the site is convex, it is the site."""
+    rng = np.random.default_rng(0)
+    root, position = rng.normal(size=(2, 3, 3)), jnp.asarray(rng.normal(size=3))
+    for precision, is_convex in ((root[0] + root[0].T, False), (root[1] @ root[1].T, True)):
+        site = Gaussian(jnp.asarray(rng.normal(size=3)), jnp.asarray(precision), jnp.zeros(()))
+        found = convex_part(site, position)
+        slopes = [each.shift - each.precision @ position for each in (site, found)]
+        np.testing.assert_allclose(*slopes, atol=1e-12)
+        assert (np.linalg.eigvalsh(precision).min() < -0.1) != is_convex
+        assert np.linalg.eigvalsh(found.precision).min() > -1e-12
+        if is_convex:
+            np.testing.assert_allclose(found.precision, precision, atol=1e-12)

@@ -9,6 +9,7 @@ import pytest
 
 from fedbayes.algorithm import Phase
 from fedbayes.inference.local.after import AFTER
+from fedbayes.inference.own_site import Counted
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments
 from fedbayes.problem.problem import make_problem
@@ -45,6 +46,20 @@ class Rounds:
     @property
     def posterior(self) -> Gaussian:
         return self.method.answer(self.problem.roster, self.current).posterior
+
+    @property
+    def sites(self) -> Gaussian:
+        """The clients' own sites, leading axes replicate and client: nobody has them in one place but a test."""
+        state, executor = self.current.state, self.loop.executor
+
+        def site(place: int) -> Gaussian:
+            counted = Counted(state.counted.round[:, place], state.counted.step[:, place])
+            own = executor.private(place).site
+            return jax.vmap(lambda mine, told: mine.settled(told)[0].at(told))(own, counted)
+
+        with jax.enable_x64(True):
+            found = [site(place) for place in range(len(self.problem.names))]
+            return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *found)
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean (d,) and covariance (d, d) of the first replicate."""

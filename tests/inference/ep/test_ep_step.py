@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import fedbayes as fb
-from fedbayes.inference.ep import step
 from fedbayes.inference.ep.answer import fixed_point_error
-from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress
+from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress, taken_back
 from fedbayes.models import linear
-from fedbayes.numerics.gaussian import Gaussian, whitener
+from fedbayes.numerics.gaussian import Gaussian
 
 
 @pytest.fixture(autouse=True)
@@ -41,41 +40,31 @@ def test_damping_needs_no_step_below_one_where_there_is_little_noise_or_far_to_g
     assert float(damping(jnp.asarray(0.5), jnp.asarray(10.0))) == 1.0
 
 
-def precisions(*values: float) -> Gaussian:
-    """Sites of one global with these precisions."""
-    return Gaussian(jnp.zeros((len(values), 1)), jnp.asarray(values)[:, None, None], jnp.zeros(len(values)))
+def state_of(base: float, direction: float) -> EPState:
+    """One global, and what all together have proposed for it."""
+    own, white = Gaussian(jnp.zeros(1), jnp.full((1, 1), base), jnp.zeros(())), jnp.full((1, 1), base**-0.5)
+    state = EPState.start(own, white, 2, opening=False)
+    return state._replace(direction=Gaussian(jnp.zeros(1), jnp.full((1, 1), direction), jnp.zeros(())))
 
 
-def state_of(sites: Gaussian, prior: float = 1.0) -> EPState:
-    own = Gaussian(jnp.zeros(1), jnp.full((1, 1), prior), jnp.zeros(()))
-    state = EPState(sites, own, jnp.eye(1), jnp.ones(()), jnp.ones(()), jnp.ones(()), jnp.asarray(False), jnp.zeros(()))
-    return state._replace(white=whitener(state.global_().precision))
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_no_step_makes_a_single_cavity_improper(place) -> None:
-    """The global stays proper all the way; one client's cavity, 1 - 1.5 step, does so up to 2/3 of it."""
-    start, target = state_of(precisions(0.0, 0.0)), precisions(*((3.0, -1.5) if place else (-1.5, 3.0)))
-    moved, taken = largest_proper_step(start, target, start.prior, jnp.ones(()))
-    assert float(taken) == pytest.approx(0.8**2)
-    cavities = moved.global_().precision - moved.sites.precision
-    assert float(jnp.min(cavities)) == pytest.approx(1.0 - 1.5 * 0.64)
-
-
-def test_steps_that_look_at_the_global_alone_are_seen(monkeypatch) -> None:
-    """Negative control of the test above."""
-    monkeypatch.setattr(step, "all_proper", lambda state, other: jnp.all(state.global_().precision > 0.0))
-    start = state_of(precisions(0.0, 0.0))
-    moved, taken = largest_proper_step(start, precisions(3.0, -1.5), start.prior, jnp.ones(()))
-    assert float(taken) == 1.0
-    assert float(jnp.min(moved.global_().precision - moved.sites.precision)) < 0.0
+def test_no_step_makes_the_global_improper() -> None:
+    """The global's precision, 1 - 1.5 step, is to keep a tenth: the step is 0.8^3."""
+    moved, taken = largest_proper_step(state_of(1.0, -1.5), jnp.ones(()))
+    assert float(taken) == pytest.approx(0.8**3)
+    assert float(moved.global_().precision[0, 0]) == pytest.approx(1.0 - 1.5 * 0.8**3)
 
 
 def test_no_step_loses_nine_tenths_of_a_precision() -> None:
-    start = state_of(precisions(99.0, 0.0))
-    moved, taken = largest_proper_step(start, precisions(0.0, 0.0), start.prior, jnp.ones(()))
+    moved, taken = largest_proper_step(state_of(100.0, -99.0), jnp.ones(()))
     assert 0.0 < float(taken) < 1.0
     assert float(moved.global_().precision[0, 0]) > 10.0
+
+
+def test_a_step_is_taken_back_by_halves_and_then_wholly() -> None:
+    steps = [1.0]
+    while steps[-1] > 0.0:
+        steps.append(float(taken_back(jnp.asarray(steps[-1]))))
+    np.testing.assert_allclose(steps, [*0.5 ** np.arange(8), 0.0])
 
 
 @pytest.mark.parametrize(
@@ -160,21 +149,6 @@ def test_a_round_with_progress_forgets_those_without(rounds) -> None:
     run.run()
     assert np.all(np.asarray(run.current.state.stuck) == 0.0)
     assert not np.any(run.current.history[-1]["stuck"])
-
-
-def test_the_convex_part_of_a_site_has_its_slope() -> None:
-    """At the position, exactly; and where the site is convex, it is the site."""
-    rng = np.random.default_rng(0)
-    root = rng.normal(size=(2, 3, 3))
-    precision = np.stack([root[0] + root[0].T, root[1] @ root[1].T])
-    sites = Gaussian(jnp.asarray(rng.normal(size=(2, 3))), jnp.asarray(precision), jnp.zeros(2))
-    position = jnp.asarray(rng.normal(size=3))
-    found = step.convex(sites, position)
-    slopes = [each.shift - each.precision @ position for each in (sites, found)]
-    np.testing.assert_allclose(*slopes, atol=1e-12)
-    assert np.linalg.eigvalsh(precision[0]).min() < -0.1
-    assert np.linalg.eigvalsh(found.precision[0]).min() > -1e-12
-    np.testing.assert_allclose(found.precision[1], precision[1], atol=1e-12)
 
 
 def test_the_change_of_a_damped_round_is_that_of_a_whole_one() -> None:

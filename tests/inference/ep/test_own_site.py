@@ -1,0 +1,201 @@
+"""Clients keep their own sites: whatever gets lost, the global is the prior times the sites that they hold.
+
+The server's half is EP's own. The clients' half is played by a few lines that propose whatever they like, lose replies,
+miss rounds, report improper cavities and forget their sites.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbayes as fb
+from fedbayes.algorithm import Replies
+from fedbayes.inference.ep import server
+from fedbayes.inference.ep.client import Change, Family
+from fedbayes.inference.ep.step import EPState
+from fedbayes.inference.own_site import Counted, Everybody, OwnSite, own_cavity
+from fedbayes.numerics.gaussian import Gaussian, packed, unpacked
+
+NUM, SIZE = 3, 2
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Standard normal, as far as the server asks for it."""
+
+    size: int = SIZE
+    gaussian: Gaussian = field(default_factory=lambda: Gaussian(jnp.zeros(SIZE), jnp.eye(SIZE), jnp.zeros(())))
+
+
+AGGREGATE = jax.jit(partial(server._aggregate, fb.EP(), Family(False), Prior(), None))
+
+
+def reply_of(own: OwnSite, counted: Counted, proposal: Gaussian, recount, whole, improper, at):
+    """A client's round, as in `ep.client.local_update`: what it sends, and what it keeps."""
+    kept, lost = own.settled(counted)
+    site = kept.at(counted)
+    idle = recount | improper | lost
+    proposed = jax.tree.map(lambda new, old: jnp.where(idle, old, new), proposal, site)
+    sent = jax.tree.map(lambda now, new: jnp.where(whole, now, new - now), site, proposed)
+    change = Change(packed(sent), jnp.zeros(()), (improper & ~lost & ~recount) * 1.0, lost * 1.0)
+    return change, kept.replied(counted, proposed, at)
+
+
+replied = jax.jit(reply_of)
+
+
+class World:
+    """A server and its clients."""
+
+    def __init__(self, seed: int, client=replied) -> None:
+        self.rng, self.client = np.random.default_rng(seed), client
+        prior = Prior().gaussian
+        self.state = EPState.start(prior, jnp.eye(SIZE), NUM, opening=False)
+        self.own = [OwnSite.neutral(SIZE) for _ in range(NUM)]
+
+    def proposal(self) -> Gaussian:
+        root = self.rng.normal(size=(SIZE, SIZE + 1))
+        return Gaussian(jnp.asarray(self.rng.normal(size=SIZE)), jnp.asarray(root @ root.T), jnp.zeros(()))
+
+    def counted(self, k: int) -> Counted:
+        return Counted(self.state.counted.round[k], self.state.counted.step[k])
+
+    def round(self, active, arrives, improper=(False,) * NUM, forgets=(False,) * NUM) -> None:
+        total, used = None, np.zeros(NUM, bool)
+        for k in range(NUM):
+            if forgets[k]:
+                self.own[k] = OwnSite.neutral(SIZE)
+            if not active[k]:
+                continue
+            recount = self.state.recount
+            asked = recount.running, recount.running & ~recount.heard[k]
+            given = self.own[k], self.counted(k), self.proposal(), *asked, jnp.asarray(improper[k]), self.state.round
+            sent, self.own[k] = self.client(*given)
+            if arrives[k]:
+                used[k] = True
+                total = sent if total is None else jax.tree.map(jnp.add, total, sent)
+        if total is None:
+            total = jax.tree.map(jnp.zeros_like, Change(packed(Prior().gaussian), *[jnp.zeros(())] * 3))
+        self.state, self.info = AGGREGATE(self.state, Replies(total, (), jnp.asarray(used)), jax.random.key(0))
+
+    def gap(self) -> float:
+        """How far the global is from the prior times all sites."""
+        together = Prior().gaussian
+        for k in range(NUM):
+            settled, _ = self.own[k].settled(self.counted(k))
+            together = together + settled.at(self.counted(k))
+        leaves = zip(jax.tree.leaves(together), jax.tree.leaves(self.state.global_()), strict=True)
+        return float(max(jnp.max(jnp.abs(one - other)) for one, other in leaves))
+
+
+ALL, NONE = (True,) * NUM, (False,) * NUM
+
+
+def test_the_global_is_prior_times_sites_whatever_arrives() -> None:
+    """Lost replies, absent clients, steps taken back: no client has forgotten anything, so it holds in every round."""
+    world = World(0)
+    for _ in range(60):
+        draw = partial(world.rng.random, NUM)
+        world.round(draw() < 0.8, draw() < 0.8, improper=draw() < 0.1)
+        assert world.gap() < 1e-10
+
+
+def test_a_step_that_makes_a_cavity_improper_is_taken_back() -> None:
+    """By half, for those whose replies it has gone towards, and nothing else of that round counts."""
+    world = World(1)
+    world.round(ALL, ALL)
+    base, counted = world.state.base, world.state.counted
+    world.round((True, True, False), ALL)
+    ahead = world.state
+    world.round(ALL, ALL, improper=(False, True, False))
+    back = world.state
+    assert float(back.step) == pytest.approx(0.5 * float(ahead.step))
+    np.testing.assert_allclose(back.base.precision, ahead.base.precision)
+    assert back.counted.round.tolist() == [1, 1, 0]
+    np.testing.assert_allclose(back.counted.step[:2], 0.5 * ahead.counted.step[:2])
+    assert back.counted.step[2] == counted.step[2]
+    assert world.gap() < 1e-12
+    assert not np.allclose(base.precision, back.base.precision)
+    assert not world.info["converged"]
+
+
+def test_a_client_that_forgot_its_site_is_counted_anew() -> None:
+    """One more round in which all send whole sites, also where some of these come late; then all is as it should be."""
+    world = World(2)
+    for _ in range(3):
+        world.round(ALL, ALL)
+    world.round(ALL, ALL, forgets=(False, True, False))
+    assert bool(world.state.recount.running)
+    assert world.gap() > 1e-3  # the global still holds what nobody knows any more
+    assert not world.info["converged"]
+    world.round(ALL, (True, False, True))
+    world.round(ALL, (True, True, False))
+    assert not bool(world.state.recount.running)
+    assert world.gap() < 1e-12
+    world.round(ALL, ALL)
+    assert not bool(world.state.recount.running)
+    assert world.gap() < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_histories_leave_the_sum_right(seed) -> None:
+    """Everything at once; a few whole rounds later the global is prior times sites."""
+    world = World(10 + seed)
+    for _ in range(60):
+        draw = partial(world.rng.random, NUM)
+        world.round(draw() < 0.8, draw() < 0.8, improper=draw() < 0.1, forgets=draw() < 0.05)
+    for _ in range(4):
+        world.round(ALL, ALL)
+    assert not bool(world.state.recount.running)
+    assert world.gap() < 1e-10
+
+
+def counts_what_was_lost(own, counted, *given):
+    return reply_of(own, counted._replace(round=jnp.maximum(counted.round, own.later_round)), *given)
+
+
+def says_nothing_of_its_loss(*given):
+    sent, own = reply_of(*given)
+    return sent._replace(lost=0.0 * sent.lost), own
+
+
+@pytest.mark.parametrize("bug", [counts_what_was_lost, says_nothing_of_its_loss])
+def test_planted_bugs_of_the_book_keeping_are_seen(bug) -> None:
+    world = World(3, jax.jit(bug))
+    for _ in range(30):
+        draw = partial(world.rng.random, NUM)
+        world.round(draw() < 0.8, draw() < 0.8, forgets=draw() < 0.05)
+    for _ in range(4):
+        world.round(ALL, ALL)
+    assert world.gap() > 1e-3
+
+
+def test_a_client_forms_its_cavity_from_the_global_and_what_it_has_kept() -> None:
+    world = World(4)
+    for _ in range(4):
+        world.round(ALL, (True, True, False))
+        global_ = world.state.global_()
+        for k in range(NUM):
+            told = Everybody(packed(global_), world.counted(k))
+            cavity, (settled, _) = own_cavity(world.own[k], told), world.own[k].settled(world.counted(k))
+            expected = global_ - settled.at(world.counted(k))
+            for ours, theirs in zip(jax.tree.leaves(cavity), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    lost = own_cavity(OwnSite.neutral(SIZE), Everybody(packed(global_), world.counted(0)))
+    np.testing.assert_allclose(lost.precision, global_.precision)  # a place to look for locals
+
+
+def test_what_is_kept_travels_as_triangles() -> None:
+    own = OwnSite.neutral(SIZE)
+    assert own.old.precision.shape == (SIZE * (SIZE + 1) // 2,)
+    assert unpacked(own.old).precision.shape == (SIZE, SIZE)
