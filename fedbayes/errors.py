@@ -34,7 +34,10 @@ class MergeWarning(UserWarning):
 
 
 class ResultCode(IntEnum):
-    """Outcome of one client's round. Compiled code returns it as an integer; :attr:`meaning` says it in words."""
+    """Outcome of one client's round. Compiled code returns it as an integer; :attr:`meaning` says it in words.
+
+    It is all that a server knows of a single client's computation where replies are sums.
+    """
 
     OK = 0
     INACTIVE = 1
@@ -45,6 +48,7 @@ class ResultCode(IntEnum):
     NO_REPLY = 6
     FAILED = 7
     REFUSED = 8
+    NOISY = 9
 
     @property
     def meaning(self) -> str:
@@ -54,7 +58,7 @@ class ResultCode(IntEnum):
 
 def usable(codes: Any) -> Any:
     """Whether messages with these codes count; ``codes`` is an array of NumPy or JAX, and so is the result."""
-    return (codes == ResultCode.OK) | (codes == ResultCode.UNRELIABLE)
+    return (codes == ResultCode.OK) | (codes == ResultCode.UNRELIABLE) | (codes == ResultCode.NOISY)
 
 
 _MEANINGS = {
@@ -63,6 +67,7 @@ _MEANINGS = {
     ResultCode.NOT_FINITE: "message not finite: dropped, its last message stays",
     ResultCode.IMPROPER: "the tilted density is not proper: dropped, its last message stays",
     ResultCode.UNRELIABLE: f"importance weights heavy-tailed (k-hat above {K_HAT_LIMIT}): used, but not to be trusted",
+    ResultCode.NOISY: "used; more than its share of the Monte Carlo noise that a fit should have in all",
     ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",
     ResultCode.NO_REPLY: "did not answer before the deadline; its last message stays",
     ResultCode.FAILED: "its program failed, and its own log says why; its last message stays",

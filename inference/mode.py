@@ -1,7 +1,7 @@
 """The federated mode: Newton's method with summed gradients and Hessians of the clients' factors.
 
-Each client expands its log factor to second order at the broadcast position, as a Gaussian site, and the server gets the
-sum. Prior times sites is then the Newton model, its mean the Newton step, and at the mode it is the Laplace
+Each client expands its log factor to second order at the broadcast position, as a Gaussian site, and the server gets
+the sum. Prior times sites is then the Newton model, its mean the Newton step, and at the mode it is the Laplace
 approximation of the posterior: the best start for EP. A client keeps its own expansions, and learns with the next
 broadcast which of them is in the model (:mod:`fedbayes.inference.own_site`).
 """

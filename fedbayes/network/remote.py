@@ -337,7 +337,7 @@ class Remote(Executor):
             private = jax.eval_shape(begin, client, told_first, order.key)
         inputs = jax.eval_shape(lambda key, shared: update.inputs(key, shared, client.num_locals), order.key, shared)
         reply, _ = jax.eval_shape(update.run, shared, personal, private, client, inputs)
-        found: Reply = reply
+        found: Reply = reply if order.phase is None else reply._replace(info={})
         return found
 
     def _nothing(self, order: Round, place: int, code: ResultCode) -> Reply:

@@ -80,7 +80,7 @@ class Session:
         reply = self.executor.reply(self._round(phase, told, str(header["update"])))
         self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
         self.at = (phase, order)
-        return encode(reply)
+        return encode(reply._replace(info={}))  # diagnostics of a single client stay with it
 
     def record_last(self, message: Message) -> None:
         """The client's own part of the last draws, of which the last message of a run tells."""

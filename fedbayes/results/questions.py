@@ -8,8 +8,8 @@ import numpy as np
 from fedbayes.answer import Answer
 from fedbayes.computing import computing
 from fedbayes.problem.roster import Roster
-from fedbayes.results.personal import Clients
 from fedbayes.results.conflict import conflict_of, disagreeing
+from fedbayes.results.personal import Clients
 from fedbayes.results.predictive_check import predictive_check_of
 from fedbayes.results.sensitivity import sensitivity_of
 

@@ -1,9 +1,9 @@
 """The client's half: its site over the globals and its own coefficients, and what it is asked after the rounds."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedbayes.algorithm import Algorithm, Method, Phase, Update, keep
 from fedbayes.answer import Answer, Diagnostic
+from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.answer import DIAGNOSTICS, BayesAnswer
 from fedbayes.inference.correlated.client import after, begin, update
 from fedbayes.inference.correlated.options import Layout, Options, layout_of
@@ -142,5 +143,5 @@ class CorrelatedClients(Options, Method):
 
 def _choose(others: np.ndarray, variants: Any, infos: Mapping[str, np.ndarray]) -> list[str]:
     """Nested draws for clients with other locals whose weights can't be trusted."""
-    heavy = infos["heavy_tailed"].reshape(len(variants), -1).any(axis=1) & others
+    heavy = (infos["code"].reshape(len(variants), -1) == ResultCode.UNRELIABLE).any(axis=1) & others
     return ["nested" if needed else now for needed, now in zip(heavy, variants, strict=True)]

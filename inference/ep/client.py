@@ -117,7 +117,7 @@ class Matched(NamedTuple):
     usable
         Whether its numbers are finite, and the opening's mode was found.
     proper
-        Whether the cavity is.
+        Whether the cavity is proper wherever the global is.
     code, info
         Of the reply.
     warm
@@ -175,7 +175,15 @@ def matched(solver: Solver, tilted: Tilted, everybody: Array, opening: Array, wa
 
 
 def local_update(
-    solver: Solver, family: Family, spread: bool, shared: Shared, told: Told, own: Own, client: Client, inputs: Any
+    solver: Solver,
+    family: Family,
+    spread: bool,
+    most_noise: float,
+    shared: Shared,
+    told: Told,
+    own: Own,
+    client: Client,
+    inputs: Any,
 ) -> tuple[Reply, Own]:
     """One client's round: how its site should change.
 
@@ -185,6 +193,8 @@ def local_update(
         See :func:`matched`, and the family of the sites.
     spread
         Whether the solver is told how wide the global is, as clients with locals need it.
+    most_noise
+        The client's share of the noise that is aimed at, from which its reply is called noisy.
     shared, told, own, client, inputs
         See :class:`~fedbayes.algorithm.Update`.
     """
@@ -201,7 +211,8 @@ def local_update(
         lost=lost.astype(float),
     )
     warm = jax.tree.map(lambda new, old: jnp.where(idle, old, new), found.warm, own.warm)
-    code = jnp.where(idle, ResultCode.OK, found.code)
+    noisy = (found.code == ResultCode.OK) & (found.noise >= most_noise)
+    code = jnp.where(idle, ResultCode.OK, jnp.where(noisy, ResultCode.NOISY, found.code))
     smallest = smallest_eigenvalue(found.white, found.site)
     info = found.info | {"noise": change.noise, "smallest_cavity_eigenvalue": smallest}
     reply = Reply(total=change, code=code, info=info)
@@ -219,10 +230,12 @@ def _scaled(
     """
     together = cavity.precision + site.precision
     nearly = cavity.precision + _IMPROPER_SLACK * everybody
-    white, other, bound = jax.vmap(whitener)(jnp.stack([together, cavity.precision, nearly]))
+    white, other, bound, whole = jax.vmap(whitener)(jnp.stack([together, cavity.precision, nearly, everybody]))
     half = white @ (cavity.shift + site.shift)
     gap = white.T @ half - other.T @ (other @ cavity.shift)
     log_integral = 0.5 * (half @ half - log_det(white) + site.size * LOG_2PI)
     influence = jnp.sqrt(gap @ cavity.precision @ gap / site.size)
     scaled = Gaussian(site.shift, site.precision, log_evidence - log_integral)
-    return scaled, white, influence, jnp.all(jnp.isfinite(bound))
+    # where the global is improper, as under a flat prior before the first round, so is every cavity
+    proper = jnp.all(jnp.isfinite(bound)) | ~jnp.all(jnp.isfinite(whole))
+    return scaled, white, influence, proper

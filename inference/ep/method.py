@@ -22,8 +22,8 @@ import numpy as np
 from fedbayes.algorithm import Method, Phase
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
-from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.client import Own
+from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.server import algorithm, startable
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.own_site import EVERYBODY, Everybody, own_cavity

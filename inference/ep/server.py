@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Update
+from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.client import Change, Family, Own, Shared, Told, local_update
 from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.step import (
@@ -84,6 +85,7 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
     num_samples, size = config.draws_for(roster.size), roster.size
     family, has_locals = Family(config.family == "diagonal"), bool(np.any(roster.num_locals))
     refine = solvers.importance(num_samples=num_samples, estimator=score_regression)
+    most_noise = NOISE_TARGET**2 * size / roster.num_clients
 
     def broadcast(state: EPState) -> tuple[Shared, Told]:
         recount = state.recount
@@ -92,7 +94,7 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
 
     def update(solver: solvers.Solver) -> Update:
         return Update(
-            run=partial(local_update, solver, family, has_locals),
+            run=partial(local_update, solver, family, has_locals, most_noise),
             inputs=lambda key, shared, num_locals: solver.inputs(key, size + num_locals),
         )
 
@@ -104,7 +106,7 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
         continue_client=lambda client, shared, key, before: _own(client, _in_family(before, family)),
         updates={name: update(solver) for name, solver in _used_solvers(config, roster, num_samples).items()},
         aggregate=partial(_aggregate, config, family, roster.prior, refine),
-        choose=partial(_choose, config, size, roster.num_locals),
+        choose=partial(_choose, config, roster.num_locals),
     )
 
 
@@ -221,9 +223,7 @@ def where_state(condition: Array, one: EPState, other: EPState) -> EPState:
     return found
 
 
-def _ahead(
-    family: Family, prior: Prior, refine: solvers.Solver, state: EPState, total: Change, key: Array
-) -> EPState:
+def _ahead(family: Family, prior: Prior, refine: solvers.Solver, state: EPState, total: Change, key: Array) -> EPState:
     """The state with the base and the direction of the next step."""
     old, own = state.global_(), state.prior_site()
     refined = Gaussian.neutral(prior.size)
@@ -266,20 +266,20 @@ def _recounted(state: EPState, replies: Replies, family: Family, counting: Array
 
 
 def _choose(
-    config: Options, size: int, num_locals: np.ndarray, variants: Sequence[str], infos: Mapping[str, np.ndarray]
+    config: Options, num_locals: np.ndarray, variants: Sequence[str], infos: Mapping[str, np.ndarray]
 ) -> list[str]:
     """Draws from near the fixed point on; nested ones where locals make the plain ones fail.
 
-    Once the global has settled, more draws, or NUTS.
+    Once the global has settled, more draws, or NUTS. Of single clients it reads the result codes alone.
     """
     if config.solver != "auto":
         return list(variants)
     if "laplace" in variants:
         return ["laplace" if np.max(infos["change"]) > _NEAR else "importance"] * len(variants)
-    num_clients, has_locals = len(variants), num_locals > 0
-    heavy_tailed, noises = (infos[name].reshape(num_clients, -1) for name in ("heavy_tailed", "noise"))
+    codes, has_locals = infos["code"].reshape(len(variants), -1), num_locals > 0
+    heavy_tailed = codes == ResultCode.UNRELIABLE
     change, noise = np.max(infos["change"]), np.max(infos["monte_carlo_noise"])
-    noisy = (noise > NOISE_TARGET) & (noises.mean(axis=1) >= NOISE_TARGET**2 * size / num_clients)
+    noisy = (noise > NOISE_TARGET) & ((heavy_tailed | (codes == ResultCode.NOISY)).mean(axis=1) > 0.5)
     plain = np.asarray(variants) == "importance"
     heavy = heavy_tailed.mean(axis=1) > 0.5  # in most replicates
     fails = np.where(num_locals < _MANY_LOCALS, heavy_tailed.any(axis=1), heavy)

@@ -68,7 +68,8 @@ def test_the_global_is_always_prior_times_sites(rounds, clients) -> None:
     )
     for active in ([0, 4], [1, 2, 3], [5, 6, 7, 8, 9], [0, 9], list(range(10))):
         state = run.run(1, active).current.state
-        prior, sites = jax.tree.map(lambda at, to: at + state.step * to, state.prior, state.prior_direction), run.sites
+        sites, moved = run.sites, partial(lambda step, at, to: at + step * to, state.step)
+        prior = jax.tree.map(moved, state.prior, state.prior_direction)
         shift = prior.shift + np.sum(sites.shift, axis=1)
         np.testing.assert_allclose(run.posterior.shift, shift, rtol=1e-12, atol=1e-12)
         total = prior.precision + np.sum(sites.precision, axis=1)

@@ -109,12 +109,13 @@ def test_a_missing_cavity_is_caught(rounds, monkeypatch) -> None:
     use(monkeypatch, partial(quadrature, covariance_inversion))
 
     def no_cavity(algorithm):
-        def broadcast(state):
-            shared, cavities = algorithm.broadcast(state)
-            everybody = packed(state.global_())
-            return shared, jax.tree.map(lambda q, c: jnp.broadcast_to(q, c.shape), everybody, cavities)
+        update = algorithm.updates["importance"]
 
-        return algorithm._replace(broadcast=broadcast)
+        def run(shared, told, own, client, inputs):
+            site = packed(own.site.settled(told.counted)[0].at(told.counted))
+            return update.run(shared._replace(global_=shared.global_ + site), told, own, client, inputs)
+
+        return algorithm._replace(updates={"importance": update._replace(run=run)})
 
     run = rounds(model, clients(10), UNDAMPED, change=no_cavity).run(12)
     assert np.max(np.abs(summary(run) - GOLDEN[10])) > 0.01
