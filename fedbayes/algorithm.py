@@ -319,6 +319,16 @@ def forming_cavities(update: Update, method: Method) -> Update:
     return update._replace(run=run, personal=method.told_at_end, private=True)
 
 
+def in_sum(update: Update) -> Update:
+    """An update for after the rounds whose answer is seen client by client, as one of which the sum alone is seen."""
+
+    def run(shared: Shared, personal: Personal, private: Private, client: Client, inputs: Inputs) -> Any:
+        reply, private = update.run(shared, personal, private, client, inputs)
+        return Reply(total=(reply.each, reply.info), code=reply.code), private
+
+    return update._replace(run=run)
+
+
 def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:
     """``num`` independent runs of a phase as one: every state and reply gets a leading axis of replicates.
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 import fedbayes.inference as inference
-from fedbayes.algorithm import Method, Update, forming_cavities
+from fedbayes.algorithm import Method, Update, forming_cavities, in_sum
 from fedbayes.computing import computing
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER
@@ -240,7 +240,8 @@ def problem_for(
 
 def updates_after(method: Method, roster: Roster) -> Mapping[str, Update]:
     """What clients can be asked once the rounds are over; a method that couples their locals adds its own."""
-    return {**{name: forming_cavities(update, method) for name, update in AFTER.items()}, **method.after(roster)}
+    found = {**{name: forming_cavities(update, method) for name, update in AFTER.items()}, **method.after(roster)}
+    return {**found, "log_likelihood_sum": in_sum(found["log_likelihood"])}
 
 
 def method_of(method: str | Method) -> Method:

@@ -77,7 +77,7 @@ class ModeState(NamedTuple):
 
     def counted(self) -> Counted:
         """Which of its expansions counts, for each client."""
-        return Counted(jnp.where(self.heard, self.best_round, NEVER), jnp.where(self.heard, 1.0, 0.0))
+        return Counted(jnp.where(self.heard, self.best_round, NEVER), self.heard.astype(float))
 
 
 Ready = Callable[[ModeState], Array]
@@ -215,9 +215,10 @@ def federated_mode(
         start, flat = cold_start(size), Gaussian.neutral(size)
         convex = flat if needs.convex else ()
         clients = Gaussian.neutral(size, (num_clients,)) if needs.single else ()
-        nobody, first, value = jnp.zeros(num_clients, bool), jnp.asarray(0), jnp.full((), -jnp.inf)
-        own = prior.tangent(start)
-        return ModeState(start, start, value, flat, own, convex, clients, nobody, first, first, jnp.zeros(()))
+        nobody, zero, value = jnp.zeros(num_clients, bool), jnp.zeros(()), jnp.full((), -jnp.inf)
+        return ModeState(
+            start, start, value, flat, prior.tangent(start), convex, clients, nobody, zero, zero, damping=zero
+        )
 
     def accepted(state: ModeState, replies: Replies, value: Array) -> ModeState:
         total: ModeMessage = replies.total

@@ -15,8 +15,9 @@ from jax import Array
 
 from fedbayes.numerics.gaussian import STRUCTURE, Gaussian, packed, unpacked, where
 
-NEVER = -1  # no reply has counted yet
-_UNKNOWN = -2  # of a client that has kept nothing: no server means this round
+# Rounds are numbered by decimals, as everything else in a state.
+NEVER = -1.0  # no reply has counted yet
+_UNKNOWN = -2.0  # of a client that has kept nothing: no server means this round
 
 
 class Counted(NamedTuple):
@@ -82,7 +83,7 @@ class OwnSite(NamedTuple):
     @classmethod
     def neutral(cls, size: int) -> Self:
         """The site 1 of a client that has kept nothing."""
-        one, unknown = packed(Gaussian.neutral(size)), jnp.asarray(_UNKNOWN)
+        one, unknown = packed(Gaussian.neutral(size)), jnp.full((), _UNKNOWN)
         return cls(one, one, unknown, jnp.zeros(()), one, unknown)
 
     def settled(self, counted: Counted) -> tuple[Self, Array]:

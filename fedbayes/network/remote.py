@@ -343,7 +343,7 @@ class Remote(Executor):
     def _nothing(self, order: Round, place: int, code: ResultCode) -> Reply:
         """The reply of a client that has not answered: zeros, and the reason."""
         template = self._template(order, place)
-        zero = 0.0 if order.phase is not None else np.nan  # which no result may be made of unnoticed
+        zero = 0.0 if order.phase is not None else np.nan  # of which no result may be made unnoticed
         nothing = jax.tree.map(
             lambda leaf: np.full(leaf.shape, zero if leaf.dtype.kind == "f" else 0, leaf.dtype), template
         )

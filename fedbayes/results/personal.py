@@ -67,14 +67,20 @@ class Clients:
         self._kept_cavities: Kept[Gaussian] = Kept(1)
         self.exchanges: list[Asked] = []
 
-    def log_likelihood(self, theta: np.ndarray, turn: int = 0, what: str = "posterior") -> Heard:
-        """One more exchange: draws ``(chain, draw, d)`` go out, each client answers with its log-likelihoods.
+    def log_likelihood(
+        self, theta: np.ndarray, turn: int = 0, what: str = "posterior", *, single: bool = False
+    ) -> Heard:
+        """One more exchange: draws ``(chain, draw, d)`` go out, clients answer with their log-likelihoods.
 
-        Each ``turn`` has random numbers of its own. ``what`` the exchange is for stands in the ledger.
+        In one process these are seen client by client. Over a network their sum is enough, unless ``single`` ones are
+        asked for: all clients then stand as one. Each ``turn`` has random numbers of its own. ``what`` the exchange is
+        for stands in the ledger.
         """
-        heard = self._ask("log_likelihood", theta, np.arange(len(self._problem.names)), turn)
+        together = self._problem.elsewhere and not single
+        name = "log_likelihood_sum" if together else "log_likelihood"
+        heard = self._ask(name, theta, np.arange(len(self._problem.names)), turn)
         self.exchanges.append(Asked(what, heard.bytes_down, heard.bytes_up))
-        return heard
+        return _as_one(heard) if together else heard
 
     def cavities(self) -> Gaussian | None:
         """The posterior without each client's site, leading axes replicate and client; ``None`` where there is none.
@@ -124,7 +130,7 @@ class Clients:
         key = jax.random.fold_in(self._key, turn) if turn else self._key
         roster = self._problem.roster
         personal = self._answer.locals_from.told()
-        if update == "log_likelihood" and not roster.num_locals.any():
+        if update.startswith("log_likelihood") and not roster.num_locals.any():
             personal = ()  # without locals no client needs its cavity
         order = Round(None, shared, personal, key, active, [update] * roster.num_clients)
         with memory_explained(f"The clients' answer '{update}'"):
@@ -153,6 +159,16 @@ class _Client:
     def recorded(self, num: int) -> np.ndarray:
         """See :class:`~fedbayes.client_locals.AtClient`."""
         return self._clients._executor.recorded(self._place)[-num:]
+
+
+def _as_one(heard: Heard) -> Heard:
+    """The sum of all clients' answers as that of one client; not known where one of them is missing."""
+    values, infos = heard.replies.total
+    missing = ~heard.replies.used.all(axis=0)
+    values = np.where(missing.reshape(missing.shape + (1,) * (values.ndim - 1)), np.nan, values)
+    codes = heard.codes.max(axis=0, keepdims=True)
+    replies = heard.replies._replace(total=(), each=values[None], used=~missing[None])
+    return heard._replace(replies=replies, codes=codes, infos={name: value[None] for name, value in infos.items()})
 
 
 def _of(place: int, heard: Heard) -> Any:

@@ -558,9 +558,7 @@ def test_planted_bug_breaks_the_closed_form():
     problem = make_problem(conjugate, {"c": {"y": np.array([1.0, 2.0])}, "d": {"y": np.array([0.3])}})
     (phase,) = make_phases("ep", problem)
     twice = phase.algorithm._replace(
-        init=lambda key, previous: (state := phase.algorithm.init(key, previous))._replace(
-            prior=state.prior.scaled(2.0)
-        )
+        init=lambda key, previous: (state := phase.algorithm.init(key, previous))._replace(base=state.base.scaled(2.0))
     )
     _, posterior = run("ep", problem, phases=[replace(phase, algorithm=twice)])
     assert np.all(np.abs(posterior.precision.ravel() / (1 / 4 + 3 / 1.5**2) - 1.0) > 1e-2)

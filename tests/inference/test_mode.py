@@ -22,7 +22,7 @@ def state_of(precision: np.ndarray, slope: np.ndarray) -> ModeState:
     size = len(slope)
     prior = Gaussian(jnp.asarray(slope), jnp.asarray(precision), jnp.zeros(()))
     origin = jnp.zeros(size)
-    flat, first, heard = Gaussian.neutral(size), jnp.zeros((), int), jnp.ones(1, bool)
+    flat, first, heard = Gaussian.neutral(size), jnp.zeros(()), jnp.ones(1, bool)
     return ModeState(origin, origin, jnp.zeros(()), flat, prior, (), (), heard, first, first, jnp.zeros(()))
 
 

@@ -121,7 +121,7 @@ def test_a_step_that_makes_a_cavity_improper_is_taken_back() -> None:
     back = world.state
     assert float(back.step) == pytest.approx(0.5 * float(ahead.step))
     np.testing.assert_allclose(back.base.precision, ahead.base.precision)
-    assert back.counted.round.tolist() == [1, 1, 0]
+    assert back.counted.round.tolist() == [1.0, 1.0, 0.0]
     np.testing.assert_allclose(back.counted.step[:2], 0.5 * ahead.counted.step[:2])
     assert back.counted.step[2] == counted.step[2]
     assert world.gap() < 1e-12
