@@ -12,7 +12,12 @@ import pytest
 import fedbayes
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"fedbayes": "fedbayes", "inference": "fedbayes.inference", "models": "fedbayes.models"}
+FOLDERS = {
+    "fedbayes": "fedbayes",
+    "inference": "fedbayes.inference",
+    "models": "fedbayes.models",
+    "theory": "fedbayes.theory",
+}
 
 SOURCES = tuple(f"{ROOT / folder}/" for folder in FOLDERS)
 
@@ -20,7 +25,7 @@ in_checkout = pytest.mark.skipif(not (ROOT / "inference").is_dir(), reason="thes
 
 
 @in_checkout
-@pytest.mark.parametrize("folder", ["inference", "models"])
+@pytest.mark.parametrize("folder", ["inference", "models", "theory"])
 def test_importing_a_folder_by_its_own_name_fails(folder):
     result = subprocess.run([sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True)
     last_line = result.stderr.strip().splitlines()[-1]
@@ -29,7 +34,7 @@ def test_importing_a_folder_by_its_own_name_fails(folder):
     assert f"fedbayes.{folder}" in last_line
 
 
-# without site-packages: a linked package (`pip install -e`) has a finder there, which knows both folders
+# without site-packages: a linked package (`pip install -e`) has a finder there, which knows the folders
 ALONE = "-S"
 
 
@@ -40,7 +45,10 @@ def python(program: str, cwd: Path, *flags: str) -> str:
 
 
 @in_checkout
-@pytest.mark.parametrize("first", ["import fedbayes.inference", "import fedbayes.models.gp", "from fedbayes import EP"])
+@pytest.mark.parametrize(
+    "first",
+    ["import fedbayes.inference", "import fedbayes.models.gp", "import fedbayes.theory", "from fedbayes import EP"],
+)
 def test_a_checkout_can_be_imported_as_it_stands(first):
     program = f"""{first}
 import collections, sys, fedbayes, fedbayes.models.gp
@@ -61,11 +69,18 @@ def test_a_checkout_is_imported_without_jax():
 
 
 @in_checkout
+def test_theory_is_imported_without_jax_and_the_methods():
+    program = "import sys, fedbayes.theory; print({'jax', 'fedbayes.inference', 'fedbayes.models'} & set(sys.modules))"
+    assert python(program, ROOT) == "set()\n"
+
+
+@in_checkout
 def test_a_checkout_has_one_package_of_the_name():
     """The folder that holds `inference/` holds `fedbayes/`, too."""
     program = """
 import pkgutil, fedbayes
-assert {"inference", "models", "rounds"} <= {module.name for module in pkgutil.iter_modules(fedbayes.__path__)}
+found = {module.name for module in pkgutil.iter_modules(fedbayes.__path__)}
+assert {"inference", "models", "theory", "rounds"} <= found
 try:
     import fedbayes.fedbayes
 except ImportError as error:
