@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.distributions import constraints
 
-from fedbayes.inference.fald import rounds as fald
+from fedbayes.inference.fald import client as fald
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fald.participation import participation_bias, participation_share
 from fedbayes.inference.local.after import AFTER
