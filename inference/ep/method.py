@@ -23,7 +23,7 @@ from fedbayes.answer import Diagnostic
 from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.server import algorithm, startable
-from fedbayes.inference.merging.one_shot import OneShot, one_shot
+from fedbayes.inference.merging.method import OneShot, one_shot
 from fedbayes.inference.mode import mode_phase
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState

@@ -34,7 +34,7 @@ from fedbayes.inference.local.tilted import (
     cold_start,
     with_evidence,
 )
-from fedbayes.inference.merging.merge import MergeState
+from fedbayes.inference.merging.server import MergeState
 from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, where, whitener
 from fedbayes.numerics.host import whiteners

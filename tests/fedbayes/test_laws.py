@@ -22,7 +22,7 @@ from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.local.after import AFTER
-from fedbayes.inference.merging.one_shot import OneShot
+from fedbayes.inference.merging.method import OneShot
 from fedbayes.inference.mode import Laplace
 from fedbayes.network.fit import joined
 from fedbayes.network.register import Register

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedbayes
+import fedbayes.inference
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
@@ -115,6 +116,22 @@ def test_every_file_of_the_checkout_is_installed(folder):
     missing = [str(path) for path in files if path.suffix != ".pyc" and not (installed / path).exists()]
     assert files
     assert not missing, f"not installed: {missing}; name the package in pyproject.toml, or install again"
+
+
+HALVES = {"__init__.py", "options.py", "method.py", "server.py", "client.py", "answer.py", "DESIGN.md"}
+METHODS = Path(find_spec("fedbayes.inference").submodule_search_locations[0])
+FOLDERS_OF_METHODS = sorted(path.parent.name for path in METHODS.glob("*/DESIGN.md"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS_OF_METHODS)
+def test_every_method_has_the_same_files(folder):
+    """So that a reader who knows one folder finds the way in the next."""
+    assert {path.name for path in (METHODS / folder).iterdir()} >= HALVES
+
+
+def test_every_method_of_a_folder_stands_in_its_method_file():
+    homes = {cls.__module__ for cls in fedbayes.inference.METHODS.values()} - {"fedbayes.inference.mode"}
+    assert homes == {f"fedbayes.inference.{folder}.method" for folder in FOLDERS_OF_METHODS}
 
 
 def test_the_version_is_the_one_in_pyproject():
