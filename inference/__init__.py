@@ -26,7 +26,6 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "fedprox": FedProx,
     "laplace": Laplace,
     "one_shot": OneShot,
-    "posterior_averaging": FedPA,
 }
 
 __all__ = [
