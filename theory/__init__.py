@@ -5,6 +5,7 @@ No fit needs any of it. All is plain NumPy in float64, on the host, and imports 
 ====================  =================================================================================================
 `langevin`            FA-LD: the exact law of quadratic clients' rounds, and the paper's bounds for convex ones
 `averaging`           FedAvg and FedProx with squared losses: iterates, fixed points, bounds, federation gain
+`correlated`          correlated clients: the source's Algorithm 3.1, and why it has nothing to converge to
 `ensemble`            Fed-ensemble with linear models: where modes end, how fast, and what they are draws of
 `gaussian_processes`  FGPR with a known length scale: expected gradients, their roots, mini-batches
 ====================  =================================================================================================
@@ -13,6 +14,6 @@ No fit needs any of it. All is plain NumPy in float64, on the host, and imports 
 if __name__ != "fedbayes.theory":
     raise ImportError(f"this is `fedbayes.theory`, not `{__name__}`: write `import fedbayes.theory`")
 
-from fedbayes.theory import averaging, ensemble, gaussian_processes, langevin
+from fedbayes.theory import averaging, correlated, ensemble, gaussian_processes, langevin
 
-__all__ = ["averaging", "ensemble", "gaussian_processes", "langevin"]
+__all__ = ["averaging", "correlated", "ensemble", "gaussian_processes", "langevin"]
