@@ -13,7 +13,7 @@ LIMIT   ?= 4800
 VENV := .venv
 BIN := $(VENV)/bin
 # README.md and LICENSE travel inside the package.
-SOURCES := pyproject.toml README.md LICENSE $(shell find fedbayes inference models -type f -not -name '*.pyc')
+SOURCES := pyproject.toml README.md LICENSE $(shell find fedbayes inference models theory -type f -not -name '*.pyc')
 
 # JAX 0.10's CPU scheduler can deadlock on two independent batched LAPACK calls. XLA aborts on a flag it doesn't know, so
 # the set-up below keeps this one only where the installed JAX starts with it.

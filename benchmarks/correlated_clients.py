@@ -22,6 +22,7 @@ import numpyro.distributions as dist
 import typer
 
 import fedbayes as fb
+from fedbayes.theory.correlated import source_algorithm
 
 HERE = Path(__file__).resolve().parent
 KEY = jax.random.key(0)
@@ -42,7 +43,7 @@ def _regression(sd: float):
     return model
 
 
-KNOWN, HALF, UNIT = _regression(SD), _regression(0.05), _regression(1.0)  # Algorithm 3.1's steps stand for the noise
+KNOWN, HALF = _regression(SD), _regression(0.05)
 
 
 def shared_noise(x: np.ndarray, y: np.ndarray | None = None) -> None:
@@ -115,21 +116,9 @@ def by_steps(data: Simulated, steps: int = 600, batch: int = 8, rate: float = 0.
     return np.stack(found)
 
 
-def numpy_loop(data: Simulated, rounds: int = 30, steps: int = 20, batch: int = 8, rate: float = 0.01) -> np.ndarray:
-    """Algorithm 3.1 as a plain NumPy loop, for its time."""
-    rng = np.random.default_rng(1)
-    num, size = data.theta.shape
-    theta, omega, everybody = rng.normal(size=(num, size)), np.eye(num), list(data.clients.values())
-    for _ in range(rounds):
-        pull, new = np.linalg.solve(omega, theta), theta.copy()
-        for k, each in enumerate(everybody):
-            for _ in range(steps):
-                rows = rng.permutation(len(each["y"]))[:batch]
-                new[k] += 2 * rate * each["x"][rows].T @ (each["y"][rows] - each["x"][rows] @ new[k])
-            new[k] -= 2 * rate * pull[k]
-        theta = new
-        omega = 0.9 * omega + 0.1 / size * theta @ theta.T
-    return theta
+def algorithm_3_1(clients: dict, rate: float = 0.01) -> np.ndarray:
+    """The coefficients at which the source's algorithm stops."""
+    return source_algorithm(((each["x"], each["y"]) for each in clients.values()), step_size=rate, seed=1)[0]
 
 
 def fitted(model, clients, *, rounds: int | None = None, **options) -> fb.FederatedFit:
@@ -176,7 +165,7 @@ def one(data: Simulated, members: slice, model) -> Row:
     mean, sd = posterior_given(data, omega)
     inside = (low < data.theta) & (data.theta < high)
     inside_point = np.abs(mean - data.theta) < 1.645 * sd
-    smoothed = by_client(fitted(UNIT, data.clients, update="smoothed"))[0]
+    smoothed = algorithm_3_1(data.clients)
     return Row(
         error(alone(data), data.theta, members),
         error(by_steps(data), data.theta, members),
@@ -219,23 +208,6 @@ def simulation(repeats: int) -> str:
     return table(header, rows)
 
 
-def speed() -> str:
-    """Algorithm 3.1 in one run: the library after compilation against the NumPy loop."""
-    data, times = simulate(CASES["III"], strong(3, 0), SIZE, SD, 0), []
-    for _ in range(3):
-        started = time.perf_counter()
-        fitted(UNIT, data.clients, update="smoothed")
-        times.append(time.perf_counter() - started)
-    started = time.perf_counter()
-    numpy_loop(data)
-    loop = time.perf_counter() - started
-    return (
-        f"Algorithm 3.1 with 100 clients of 20 rows, 30 rounds of 20 steps: {min(times):.2f} s by fedbayes after "
-        f"compilation, checks of data and model included, {loop:.2f} s by a plain NumPy loop in the same run, a ratio "
-        f"of {loop / min(times):.1f}. The first fit of a process took {times[0]:.1f} s."
-    )
-
-
 def held_out(estimates: np.ndarray, test: dict[str, dict[str, np.ndarray]]) -> float:
     """Mean over the clients of the RMSE on their held-out rows."""
     errors = [
@@ -248,7 +220,7 @@ def held_out(estimates: np.ndarray, test: dict[str, dict[str, np.ndarray]]) -> f
 def compared(train: dict, test: dict, rate: float) -> list[str]:
     """Held-out errors of separate fits, Algorithm 3.1 and ours."""
     ols = np.stack([np.linalg.lstsq(each["x"], each["y"], rcond=None)[0] for each in train.values()])
-    smoothed = by_client(fitted(UNIT, train, update="smoothed", step_size=rate))[0]
+    smoothed = algorithm_3_1(train, rate=rate)
     started = time.perf_counter()
     fit = fitted(shared_noise, train, num_chains=2)
     seconds = time.perf_counter() - started
@@ -320,7 +292,6 @@ def main(
     out: Annotated[Path, typer.Option(help="What to write.")] = HERE / "CORRELATED_CLIENTS.md",
 ) -> None:
     parts = {
-        "Speed": speed(),
         "Two schools": schools(data),
         "Turbofan engines": engines(data),
         "Simulation E3.1": simulation(repeats),

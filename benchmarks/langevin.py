@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 import fedbayes as fb
-from fedbayes.inference.fald import rounds as fald
+from fedbayes.inference.fald import client as fald
 from fedbayes.inference.local.after import AFTER
 from fedbayes.models import heart_disease
 from fedbayes.numerics.chains import chain_diagnostics

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 if __name__ != "fedbayes":
     raise ImportError(f"this is `fedbayes`, not `{__name__}`: write `import fedbayes`")
 
-# In a checkout `inference/` and `models/` stand beside this folder; an installed package has them inside, and a linked
-# one (`pip install -e`) has a finder of its own. The folder above holds this one too: hence the check of the name.
+# In a checkout `inference/`, `models/` and `theory/` stand beside this folder; an installed package has them inside,
+# and a linked one (`pip install -e`) has a finder of its own. The folder above holds this one too: hence the check of
+# the name.
 _CHECKOUT = Path(__file__).parent.parent
 if not importlib.util.find_spec("fedbayes.inference") and (_CHECKOUT / "inference" / "__init__.py").exists():
     __path__.append(str(_CHECKOUT))

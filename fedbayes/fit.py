@@ -65,8 +65,9 @@ def fit_federated(
         differ, and integers that fix shapes, such as a number of groups: clients that differ in them have different
         programs. Integers and true or false in one client become decimals where another has them.
     method
-        ``"ep"``, ``"fald"``, ``"posterior_averaging"``, ``"one_shot"``, ``"laplace"``, ``"fedavg"``, ``"fedprox"``, or
-        a configured method such as ``fedbayes.EP(num_samples=1024)`` or ``fedbayes.OneShot(combine="consensus")``.
+        ``"ep"``, ``"fald"``, ``"fedpa"``, ``"one_shot"``, ``"laplace"``, ``"fedavg"``, ``"fedprox"``,
+        ``"fed_ensemble"``, ``"correlated_clients"``, or a configured method such as ``fedbayes.EP(num_samples=1024)``
+        or ``fedbayes.OneShot(combine="consensus")``.
     key
         ``jax.random.key(seed)``: all randomness comes from it.
     num_rounds

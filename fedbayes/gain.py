@@ -22,7 +22,7 @@ def federation_gain(fit: FederatedFit, held_out: Mapping[str, Mapping[str, Any]]
     ``gain = mean_i [log p(y_i | everybody) - log p(y_i | the client alone)]`` in nats per outcome, by
     :meth:`~fedbayes.FederatedFit.log_predictive_density`: above zero, joining helps. The client alone is fitted by the
     same method with the same options. Theory has the ratio of two squared errors instead, which needs the truth
-    (:func:`fedbayes.inference.averaging_theory.gain`; Su, Xu and Yang 2023, definition 1).
+    (:func:`fedbayes.theory.averaging.gain`; Su, Xu and Yang 2023, definition 1).
 
     Parameters
     ----------

@@ -1,9 +1,11 @@
-"""Differential privacy under its public name; the code is in :mod:`fedbayes.inference.fald.privacy`."""
+"""Differential privacy under its public name; the code is in :mod:`fedbayes.inference.fald.privacy`.
+
+The paper's own theorem stands there to compare, and is not passed on: it is not sound when only some clients take part.
+"""
 
 from fedbayes.inference.fald.privacy import (
     Guarantee,
     Mechanism,
-    deng_2024,
     gaussian_profile,
     largest_step_size,
     mechanism_of,
@@ -13,7 +15,6 @@ from fedbayes.inference.fald.privacy import (
 __all__ = [
     "Guarantee",
     "Mechanism",
-    "deng_2024",
     "gaussian_profile",
     "largest_step_size",
     "mechanism_of",

@@ -13,7 +13,7 @@ from fedbayes.inference.fed_ensemble.method import FedEnsemble
 from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
-from fedbayes.inference.merging.one_shot import OneShot
+from fedbayes.inference.merging.method import OneShot
 from fedbayes.inference.mode import Laplace
 
 METHODS: Mapping[str, Callable[..., Method]] = {
@@ -26,7 +26,6 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "fedprox": FedProx,
     "laplace": Laplace,
     "one_shot": OneShot,
-    "posterior_averaging": FedPA,
 }
 
 __all__ = [

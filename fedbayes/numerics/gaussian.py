@@ -231,15 +231,6 @@ def gaussian_from_moments(mean: Array, covariance: Array) -> Gaussian:
     return Gaussian(shift, precision, scale)
 
 
-def kl_divergence(first: Gaussian, second: Gaussian) -> Array:
-    """``KL(first || second)`` of two proper Gaussians, in nats; their scales do not matter."""
-    mean, covariance = first.moments()
-    other_mean, _ = second.moments()
-    gap = mean - other_mean
-    log_ratio = log_det(whitener(first.precision)) - log_det(whitener(second.precision))
-    return 0.5 * (jnp.sum(second.precision * covariance) + gap @ second.precision @ gap - first.size + log_ratio)
-
-
 def where(condition: Array, new: Gaussian, old: Gaussian) -> Gaussian:
     """``new`` where ``condition``, whose shape leads that of the factors, else ``old``."""
 

@@ -1,4 +1,4 @@
-"""What correlated clients end with: draws of globals, coefficients and their covariance; or Algorithm 3.1's point."""
+"""What correlated clients end with: draws of globals, coefficients and their covariance."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -42,12 +42,6 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
         "their sds",
     ),
     "noise": Diagnostic((CLIENT, REPLICATE), "expected squared Monte Carlo error of the client's posterior, summed"),
-    "moved": Diagnostic((REPLICATE,), "change of the coefficients, root mean square over clients and components"),
-    "objective": Diagnostic(
-        (REPLICATE,),
-        "Tr(Theta Omega^-1 Theta') + m log|Omega| - 2 log likelihood at the clients' starts: unbounded below",
-    ),
-    "smallest_eigenvalue": Diagnostic((REPLICATE,), "smallest eigenvalue of Omega"),
 }
 
 _WARMUP = 500  # sweeps of the long chains

@@ -13,13 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedbayes.algorithm import Algorithm, Method, Phase, Update, keep
-from fedbayes.answer import Answer, Diagnostic
+from fedbayes.answer import Diagnostic
 from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.answer import DIAGNOSTICS, BayesAnswer
 from fedbayes.inference.correlated.client import after, begin, update
 from fedbayes.inference.correlated.options import Layout, Options, layout_of
 from fedbayes.inference.correlated.server import aggregate, broadcast, init
-from fedbayes.inference.correlated.smoothed import PointAnswer, smoothed
 from fedbayes.inference.local import solvers
 from fedbayes.inference.local.moments import score_regression
 from fedbayes.problem.roster import Roster
@@ -46,18 +45,13 @@ class CorrelatedClients(Options, Method):
     matched in rounds. ``fit.idata`` holds the globals, ``omega`` and all clients' coefficients, ``<latent>_by_client``;
     ``fit.client_posterior(name)`` a client's latents given everybody's data.
 
-    ``update="smoothed"`` is the source's Algorithm 3.1 as it stands, for comparison: a point. Its joint objective is
-    unbounded below and it works by early stopping alone; with more clients than coefficients it is unstable after
-    ``ln(step_size) / ln(1 - smoothing)`` rounds (44 by default); its prior weighs too much by about ``N_k / (T B
-    sigma^2)``; and steps with the gradient of all rows diverge where ``step_size`` times the largest eigenvalue of
-    ``X'X`` exceeds one.
+    The source's Algorithm 3.1, gradient steps and a smoothed Omega, is not offered: its joint objective is unbounded
+    below, so that it works by early stopping alone, and its answer is a point (the folder's ``DESIGN.md``).
 
     Every client's site or coefficients are needed one by one: the method can't run under secure aggregation.
 
     Parameters
     ----------
-    update
-        ``"bayes"``, or ``"smoothed"`` for Algorithm 3.1.
     latent
         Name of the coupled latent; ``None``: the only local latent with several components.
     rank
@@ -77,9 +71,6 @@ class CorrelatedClients(Options, Method):
         Independent runs of the whole fit, each of which ends in one chain of the posterior.
     thinning
         Sweeps between two draws of the chains at the end.
-    step_size, local_steps, batch_size, smoothing
-        Of Algorithm 3.1 alone: eta_2, T, the rows of a mini-batch (``None``: all) and alpha. The source gives no batch
-        size; 8 reproduces its table best.
 
     Raises
     ------
@@ -88,24 +79,18 @@ class CorrelatedClients(Options, Method):
         or there is one client.
     """
 
+    needs_rows: ClassVar[bool] = False
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
     only_locals: ClassVar[bool] = True
 
     @property
     def num_replicates(self) -> int:
-        """Chains, or the one run of Algorithm 3.1."""
-        return 1 if self.update == "smoothed" else self.num_chains
-
-    @property
-    def needs_rows(self) -> bool:
-        """Mini-batches of Algorithm 3.1."""
-        return self.update == "smoothed" and self.batch_size is not None
+        """The chains."""
+        return self.num_chains
 
     def phases(self, roster: Roster) -> list[Phase]:
         """One phase of rounds."""
         layout = layout_of(self, roster)
-        if self.update == "smoothed":
-            return [Phase(algorithm=smoothed(self, layout), max_rounds=30)]
         return [Phase(algorithm=self._bayes(layout, roster), max_rounds=20)]
 
     def _bayes(self, layout: Layout, roster: Roster) -> Algorithm:
@@ -133,12 +118,9 @@ class CorrelatedClients(Options, Method):
         """What clients are asked after the rounds."""
         return after(layout_of(self, roster))
 
-    def answer(self, roster: Roster, run: RunState) -> Answer:
-        """The chains at the server, or the point."""
-        layout = layout_of(self, roster)
-        if self.update == "smoothed":
-            return PointAnswer(self, layout, roster, run)
-        return BayesAnswer(self, layout, roster, run)
+    def answer(self, roster: Roster, run: RunState) -> BayesAnswer:
+        """The chains at the server."""
+        return BayesAnswer(self, layout_of(self, roster), roster, run)
 
 
 def _choose(others: np.ndarray, variants: Any, infos: Mapping[str, np.ndarray]) -> list[str]:

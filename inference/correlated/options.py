@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes.answer import shortened
 from fedbayes.errors import ClientDataError, ModelError
-from fedbayes.inference.options import HUGE, TINY, check_batch, check_choices, check_ranges, check_whole
+from fedbayes.inference.options import HUGE, TINY, check_choices, check_ranges, check_whole
 from fedbayes.problem.roster import Roster
 
 MOST_FACTORS = 8  # of the default rank
@@ -44,7 +44,6 @@ class Layout(NamedTuple):
 class Options:
     """See :class:`~fedbayes.inference.correlated.method.CorrelatedClients`."""
 
-    update: Literal["bayes", "smoothed"] = "bayes"
     latent: str | None = None
     rank: int | None = None
     solver: Literal["auto", "importance", "nested", "laplace"] = "auto"
@@ -53,17 +52,12 @@ class Options:
     tolerance: float = 0.02
     num_chains: int = 4
     thinning: int = 4
-    step_size: float = 0.01
-    local_steps: int = 20
-    batch_size: int | None = 8
-    smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        check_choices(self, {"update": ("bayes", "smoothed"), "solver": ("auto", "importance", "nested", "laplace")})
+        check_choices(self, {"solver": ("auto", "importance", "nested", "laplace")})
         if not (self.latent is None or isinstance(self.latent, str)):
             raise ValueError(f"`latent` is {self.latent!r}; write the name of a local latent.")
-        least = {"rank": 1, "num_sweeps": 20, "num_chains": 1, "thinning": 1, "local_steps": 1, "batch_size": 1}
-        check_whole(self, least, ("rank", "batch_size"))
+        check_whole(self, {"rank": 1, "num_sweeps": 20, "num_chains": 1, "thinning": 1}, ("rank",))
         if self.num_samples is not None and (
             type(self.num_samples) is not int or self.num_samples < 16 or self.num_samples & (self.num_samples - 1)
         ):
@@ -71,14 +65,7 @@ class Options:
                 f"`num_samples` is {self.num_samples!r}; quasi-random draws need a power of two from 16 on, such as "
                 "256."
             )
-        check_ranges(
-            self,
-            {
-                "tolerance": (TINY, HUGE, "a change in posterior sds above zero, such as 0.02"),
-                "step_size": (TINY, HUGE, "a positive step, such as 0.01"),
-                "smoothing": (TINY, 1.0, "the weight of the new covariance, in (0, 1], such as 0.1"),
-            },
-        )
+        check_ranges(self, {"tolerance": (TINY, HUGE, "a change in posterior sds above zero, such as 0.02")})
 
     def draws_for(self, size: int) -> int:
         """Draws per client and round for ``(phi, theta_k)`` of this length: well above the regressors."""
@@ -124,8 +111,6 @@ def layout_of(config: Options, roster: Roster) -> Layout:
     latent = _latent(config, roster)
     shape = _same_shape(latent, roster)
     size = prod(shape)
-    if config.update == "smoothed":
-        _check_smoothed(config, roster, latent)
     return Layout(latent, shape, roster.size, size, roster.num_clients, _rank(config, size, roster.num_clients))
 
 
@@ -199,21 +184,3 @@ def _rank(config: Options, size: int, num_clients: int) -> int:
             f"factors. Write {most} or less, or leave it out."
         )
     return config.rank
-
-
-def _check_smoothed(config: Options, roster: Roster, latent: str) -> None:
-    """Algorithm 3.1 knows of the clients' coefficients alone."""
-    others = sorted({*roster.locals[0].block.names} - {latent})
-    if roster.size or others:
-        raise ModelError(
-            f"`update='smoothed'` moves the clients' coefficients '{latent}' alone, and the program has the latents "
-            f"{sorted([*roster.globals.names, *others])} besides. Fix them, such as a noise sd of one, or write "
-            "`update='bayes'`."
-        )
-    size = prod(dict(roster.locals[0].block.shapes)[latent])
-    if config.smoothing == 1.0 and roster.num_clients > size:
-        raise ValueError(
-            f"`smoothing` is 1.0, but {roster.num_clients} clients have {size} coefficients each: Omega = Theta'Theta "
-            f"/ {size} is singular after the first round. Write a smaller value, such as 0.1, or `update='bayes'`."
-        )
-    check_batch(config.batch_size, roster)

@@ -1,19 +1,30 @@
-"""FA-LD as a method: its options, its phases, its answer. :mod:`fedbayes.inference.fald.rounds` has the mathematics."""
+"""Federated averaging Langevin dynamics, FA-LD (Deng, Zhang, Ma, Song and Lin, UAI 2024, algorithms 1 to 4).
+
+Clients start each round at the server's position and run K local Langevin steps; the server averages. With the client
+energies ``f_c = -log f_c(theta, z) / p_c - log p(theta)``, so that ``sum_c p_c f_c`` is the energy of the joint
+posterior with the prior counted once,
+
+    u_c <- u_c - eta (grad_u f_c - own_c + total) + sqrt(2 eta tau) (rho xi + sqrt((1 - rho^2) / p_c) xi_c)
+    v_c <- v_c + eta grad_v log f_c               + sqrt(2 eta tau) zeta_c
+
+with noise ``xi`` shared by all clients and ``xi_c``, ``zeta_c`` private. ``u`` are the globals in the federation's
+shared coordinates and ``v`` the client's locals in its own (:mod:`fedbayes.inference.local.coordinates`); ``own_c`` and
+``total`` are the control variate: the client's and everybody's gradient at an anchor. A local enters one client's
+energy only, so its step is that of the joint target: no ``1 / p_c``, neither in its gradient nor in its noise.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import numpy as np
 
-from fedbayes.algorithm import Method, Phase, Recording
+from fedbayes.algorithm import Method, Phase
 from fedbayes.answer import Diagnostic
-from fedbayes.inference.fald import checks
 from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
-from fedbayes.inference.fald.options import Options
-from fedbayes.inference.fald.plan import Plan
-from fedbayes.inference.fald.rounds import langevin, locals_of, position
+from fedbayes.inference.fald.options import Options, check_roster
+from fedbayes.inference.fald.recording import plan_of, recording
+from fedbayes.inference.fald.server import langevin
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.options import client_weights
 from fedbayes.problem.roster import Roster
@@ -95,12 +106,12 @@ class FALD(Options, Method):
     def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds to the federated mode where the start asks for them, then the chains."""
         weights = client_weights(self.weights, roster)
-        checks.check_roster(self, roster, weights)
+        check_roster(self, roster, weights)
         chains = Phase(
             algorithm=langevin(self, roster, weights),
             max_rounds=self.max_rounds,
             full_participation=True,
-            recording=_recording(self, roster),
+            recording=recording(self, roster),
         )
         if self.init == "zero":
             return [chains]
@@ -108,33 +119,8 @@ class FALD(Options, Method):
 
     def answer(self, roster: Roster, run: RunState) -> ChainsAnswer:
         """The draws."""
-        plan = _plan(run)
+        plan = plan_of(run)
         numbers = {name: float(value) for name, value in plan._asdict().items() if np.ndim(value) == 0}
         return ChainsAnswer(
             roster, run, num_warmup=self.num_warmup, temperature=self.temperature or 1.0, numbers=numbers
         )
-
-
-def _plan(run: RunState) -> Plan:
-    return _first(run.state.plan)
-
-
-def _first(plan: Plan) -> Plan:
-    """Of the first chain: it is the same for all."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], plan)
-
-
-def _recording(config: FALD, roster: Roster) -> Recording:
-    def check(run: RunState) -> None:
-        if run.rounds_in_phase == 0:
-            checks.check_start(run, roster, config, _plan(run))
-        else:
-            checks.check_alive(run, roster, config, _plan(run))
-
-    return Recording(
-        draw=position,
-        private_draw=locals_of,
-        stride=lambda state: config.thinning or int(np.nan_to_num(_first(state.plan).rounds_per_draw, nan=1.0)),
-        num_warmup=config.num_warmup,
-        check=check,
-    )

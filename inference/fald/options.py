@@ -1,4 +1,4 @@
-"""FA-LD's options, and what can be wrong with them whatever the data are."""
+"""FA-LD's options, and what can be wrong with them: whatever the data are, or for given clients."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,12 +9,14 @@ import numpy as np
 from fedbayes.inference.options import (
     HUGE,
     TINY,
+    check_batch,
     check_choices,
     check_ranges,
     check_weights,
     check_whole,
     is_number,
 )
+from fedbayes.problem.roster import Roster
 
 Schedule = Callable[[Any], Any]
 
@@ -144,4 +146,24 @@ def _check_privacy(config: Options) -> None:
         raise ValueError(
             f"`clip` is {config.clip}, but the control variate sends each client's gradient at the anchor, unclipped "
             "and without noise. Write `control_variate=False`."
+        )
+
+
+def check_roster(config: Options, roster: Roster, weights: np.ndarray) -> None:
+    """Refuse options that don't fit the clients."""
+    num = roster.num_clients
+    if config.num_active is not None and config.num_active > num:
+        raise ValueError(f"`num_active` is {config.num_active}, but there are {num} clients. Write {num} or less.")
+    uneven = not np.allclose(weights, 1.0 / num, rtol=1e-9)
+    if config.scheme == "without_replacement" and uneven and not config.allow_unbalanced:
+        raise ValueError(
+            f"Scheme 'without_replacement' averages the drawn clients alike, but their weights run from "
+            f"{weights.min():.3g} (client '{roster.names[int(np.argmin(weights))]}') to {weights.max():.3g}: its mean "
+            "would be biased. Write `scheme='with_replacement'`, `weights='equal'`, or `allow_unbalanced=True`."
+        )
+    check_batch(config.batch_size, roster)
+    if config.clip is not None and np.any(roster.num_locals):
+        raise ValueError(
+            f"`clip` is {config.clip}, but the model has local latents: its gradient in the globals is not a sum over "
+            "rows, so clipping rows does not bound it. Leave `clip` out."
         )

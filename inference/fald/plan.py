@@ -8,7 +8,7 @@ clients has
     covariance   tau H^-1/2 (I + eta / 2 [H + (K - 1) H^-1/2 (S - H^2) H^-1/2]) H^-1/2    where H and S commute
 
 that is: discretisation, and the drift of clients with unequal curvatures. Derived from the exact law of one round
-(:mod:`fedbayes.inference.fald.theory`); the paper has bounds only.
+(:mod:`fedbayes.theory.langevin`); the paper has bounds only.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from jax import Array
 
 from fedbayes.inference.curvature import client_energies, largest_eigenvalue
 from fedbayes.inference.fald.options import Options
-from fedbayes.inference.fald.theory import covariance_inflation, participation_share
+from fedbayes.inference.fald.participation import participation_bias
 from fedbayes.inference.local.coordinates import Coordinates
 from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import whitener
@@ -128,11 +128,3 @@ def _first_step(config: Options, smooth: Array, default: Array) -> Array:
     if isinstance(step, str):
         return 0.5 / smooth
     return default if step is None else jnp.asarray(step, jnp.float64)
-
-
-def participation_bias(config: Options, num: int) -> float:
-    """``sqrt(r) - 1`` with the inflation r of partial participation, for equal weights."""
-    if config.scheme == "full" or config.num_active is None:
-        return 0.0
-    share = participation_share(np.full(num, 1.0 / num), config.num_active, config.scheme)
-    return float(np.sqrt(covariance_inflation(num, share, config.noise_correlation)) - 1.0)

@@ -21,9 +21,9 @@ from fedbayes.answer import Diagnostic
 from fedbayes.inference.fed_ensemble.answer import DIAGNOSTICS, EnsembleAnswer
 from fedbayes.inference.fed_ensemble.options import Options, check_roster
 from fedbayes.inference.fed_ensemble.perturbation import Perturbed
-from fedbayes.inference.fed_ensemble.rounds import in_teams, together
+from fedbayes.inference.fed_ensemble.server import in_teams, together
 from fedbayes.inference.fedavg.probe import probed
-from fedbayes.inference.fedavg.rounds import averaging
+from fedbayes.inference.fedavg.server import averaging
 from fedbayes.inference.options import client_weights
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState

@@ -8,8 +8,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.errors import ModelError
-from fedbayes.inference.fedavg.clients import Own, start_own
-from fedbayes.inference.fedavg.rounds import Shared
+from fedbayes.inference.fedavg.client import Own, Shared, start_own
 from fedbayes.inference.options import DENSE_LIMIT
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior

@@ -9,7 +9,7 @@ from jax import Array
 
 from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, Verdict, bad_clients
 from fedbayes.client_locals import FromCavity, FromOwnPoint, FromStart, LocalsFrom
-from fedbayes.inference.fedavg.clients import Own
+from fedbayes.inference.fedavg.client import Own
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, log_joint, product_of, spread_of_means
 from fedbayes.problem.roster import Roster

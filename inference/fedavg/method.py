@@ -24,7 +24,7 @@ from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAn
 from fedbayes.inference.fedavg.curvature import expanding
 from fedbayes.inference.fedavg.options import Options, check_dense, check_roster
 from fedbayes.inference.fedavg.probe import probed
-from fedbayes.inference.fedavg.rounds import averaging
+from fedbayes.inference.fedavg.server import averaging
 from fedbayes.inference.options import DENSE_LIMIT, check_choices, check_whole, client_weights
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState

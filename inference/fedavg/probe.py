@@ -9,9 +9,9 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.errors import ResultCode
-from fedbayes.inference.fedavg.clients import largest_curvature, make_energy, start_locals
+from fedbayes.inference.fedavg.client import largest_curvature, make_energy, start_locals
 from fedbayes.inference.fedavg.options import Options
-from fedbayes.inference.fedavg.rounds import ProbeState, first_position
+from fedbayes.inference.fedavg.server import ProbeState, first_position
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState

@@ -9,7 +9,7 @@ from jax import Array
 
 from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.errors import ResultCode
-from fedbayes.inference.fedpa.clients import Clients, Factor, LocalFactor, Private, Shared
+from fedbayes.inference.fedpa.client import Clients, Factor, LocalFactor, Private, Shared
 from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster

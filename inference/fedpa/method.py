@@ -10,8 +10,8 @@ estimates to choose from). The server takes a step of an optimiser along ``sum p
 the Gaussian product's energy. With one sample ``Sigma_k = I`` and the round is FedAvg's.
 
 A last round sends the clients' precisions; their sum, with the prior counted once, is a Gaussian posterior, where the
-algorithm of the paper ends with a mode (:mod:`fedbayes.inference.merging.merge`). It is exact for Gaussian clients with
-exact moments. With the shrinkage covariance of few samples its precision is the identity's, over ``rho_l``, in all
+algorithm of the paper ends with a mode (:mod:`fedbayes.inference.merging.server`). It is exact for Gaussian clients
+with exact moments. With the shrinkage covariance of few samples its precision is the identity's, over ``rho_l``, in all
 directions that the samples do not span: for networks it is far too narrow.
 """
 
@@ -25,35 +25,23 @@ import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Method, Phase
-from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
-from fedbayes.inference.fedpa.checks import check_roster
-from fedbayes.inference.fedpa.clients import Clients, Shared, make_clients
-from fedbayes.inference.fedpa.low_rank_merge import low_rank_merging, low_rank_product
-from fedbayes.inference.fedpa.options import Options
-from fedbayes.inference.fedpa.rounds import FedPAState, descending, first_state
-from fedbayes.inference.merging.answer import DIAGNOSTICS as MERGING
+from fedbayes.answer import Diagnostic
+from fedbayes.inference.fedpa.answer import DIAGNOSTICS, merged_answer
+from fedbayes.inference.fedpa.client import Clients, Shared
+from fedbayes.inference.fedpa.drawing import drawing_clients
+from fedbayes.inference.fedpa.low_rank_merge import low_rank_merging
+from fedbayes.inference.fedpa.options import STEPPING, Options, check_roster
+from fedbayes.inference.fedpa.server import FedPAState, descending, first_state
+from fedbayes.inference.fedpa.stepping import stepping_clients
 from fedbayes.inference.merging.answer import MergedAnswer
 from fedbayes.inference.merging.check import check_phase
 from fedbayes.inference.merging.combinations import COMBINATIONS
 from fedbayes.inference.merging.estimators import check_subposteriors
-from fedbayes.inference.merging.merge import merging
-from fedbayes.inference.mode import DIAGNOSTICS as MODE
+from fedbayes.inference.merging.server import merging
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.options import DENSE_LIMIT, client_weights
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
-
-DIAGNOSTICS: Mapping[str, Diagnostic] = {
-    **MODE,
-    **MERGING,
-    "change": Diagnostic(
-        (REPLICATE,), "how far the round moved the server, root mean square over the globals", "shared coordinates"
-    ),
-    "drift": Diagnostic(
-        (CLIENT, REPLICATE), "how far the client's samples lie from the server, root mean square", "shared coordinates"
-    ),
-    "server": Diagnostic((REPLICATE, COORDINATE), "where the server is after the round, unconstrained space"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +121,14 @@ class FedPA(Options, Method):
 
     def answer(self, roster: Roster, run: RunState) -> MergedAnswer:
         """The merged posterior, dense or of low rank."""
-        if roster.size > DENSE_LIMIT:
-            return MergedAnswer(
-                roster, run, low_rank_product(run.state, jnp.asarray(client_weights(self.weights, roster)))
-            )
-        return MergedAnswer(roster, run, run.state.merged)
+        return merged_answer(roster, client_weights(self.weights, roster), run)
+
+
+def make_clients(config: Options, roster: Roster, weights: np.ndarray) -> Clients:
+    """The clients of a configured FedPA."""
+    if config.solver in STEPPING:
+        return stepping_clients(config, roster, jnp.asarray(weights))
+    return drawing_clients(config, roster, jnp.asarray(weights))
 
 
 def _conclusion(config: FedPA, roster: Roster, clients: Clients, start: Callable[[Any], FedPAState]) -> list[Phase]:

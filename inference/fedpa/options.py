@@ -1,14 +1,18 @@
-"""FedPA's options, and what can be wrong with them whatever the data are."""
+"""FedPA's options, and what can be wrong with them: whatever the data are, or for given clients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+import numpy as np
 import optax
 
+from fedbayes.errors import ClientDataError
 from fedbayes.inference.options import (
+    DENSE_LIMIT,
     HUGE,
     TINY,
+    check_batch,
     check_choices,
     check_optimizer,
     check_ranges,
@@ -16,6 +20,7 @@ from fedbayes.inference.options import (
     check_weights,
     check_whole,
 )
+from fedbayes.problem.roster import Roster
 
 STEPPING = ("iasg", "sgld")
 _CHOICES = {
@@ -129,4 +134,27 @@ def _check_draws(config: Options) -> None:
         raise ValueError(
             f"`covariance` is {config.covariance!r} with `solver='laplace'`, which draws nothing: it sends the "
             "curvature at the mode. Leave it out."
+        )
+
+
+def check_roster(config: Options, roster: Roster) -> None:
+    """Refuse options that don't fit the clients and the globals."""
+    check_batch(config.batch_size, roster)
+    rows, size = roster.rows, roster.size
+    if config.solver == "iasg" and config.batch_size is not None and config.batch_size >= rows.min() and size:
+        raise ClientDataError(
+            f"`batch_size` is {config.batch_size}, all rows of client '{roster.names[int(np.argmin(rows))]}': its "
+            "gradients have no noise to average. Write a smaller one."
+        )
+    most = size + int(roster.num_locals.max())
+    dense = config.solver not in STEPPING or config.preconditioner == "dense" or config.init == "mode"
+    if most > DENSE_LIMIT and (dense or config.covariance == "sample"):
+        raise ValueError(
+            f"A client has {most} latents, more than the {DENSE_LIMIT} for which matrices are sent or factorised. "
+            "Write `FedPA(solver='iasg', batch_size=..., init='zero', preconditioner='none', step_size=...)`."
+        )
+    if size > DENSE_LIMIT and most > size:
+        raise ValueError(
+            f"The model has {size} globals and local latents: above {DENSE_LIMIT} globals local latents can't be "
+            "integrated out."
         )

@@ -1,5 +1,5 @@
 """Merging the clients' own posteriors in one shot."""
 
-from fedbayes.inference.merging.one_shot import OneShot
+from fedbayes.inference.merging.method import OneShot
 
 __all__ = ["OneShot"]

@@ -15,7 +15,7 @@ from jax import Array
 from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.log_factors import log_factors
-from fedbayes.inference.merging.merge import MergeState
+from fedbayes.inference.merging.server import MergeState
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, whitener
 from fedbayes.numerics.importance import fixed_normal, pareto_smooth, random_shift
 from fedbayes.problem.clients import Client

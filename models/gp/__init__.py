@@ -9,7 +9,7 @@ at the client.
 `GaussianProcess` and `SparseGaussianProcess` are distributions for programs of one's own; `RBF`, `Matern12`,
 `Matern32`, `Matern52` and `Periodic` are their kernels, and tinygp's can be used as well. `model` is a ready program.
 `fidelity` has test functions of several fidelities, one client a level.
-`fedbayes.models.gp.theory` has what is known in closed form of gradients and of where rounds end.
+`fedbayes.theory.gaussian_processes` has what is known in closed form of gradients and of where rounds end.
 """
 
 from fedbayes.models.gp import fidelity

@@ -22,7 +22,7 @@ from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
 from fedbayes.inference.local.after import AFTER
-from fedbayes.inference.merging.one_shot import OneShot
+from fedbayes.inference.merging.method import OneShot
 from fedbayes.inference.mode import Laplace
 from fedbayes.network.fit import joined
 from fedbayes.network.register import Register
@@ -64,12 +64,11 @@ ALGORITHMS = {
     "fedpa": FedPA(solver="laplace", num_replicates=1, tolerance=1e-9),
     "fedpa-sgld": FedPA(solver="sgld", num_samples=4, local_steps=12, burn_in=2, fedavg_rounds=1, num_replicates=2),
     "correlated": CorrelatedClients(num_samples=64, num_sweeps=20, num_chains=2, thinning=1, solver="importance"),
-    "correlated-smoothed": CorrelatedClients(update="smoothed", batch_size=1, local_steps=3),
     "fald": FALD(**CHAINS, noise_correlation=0.5, refresh=2),
     "fald-partial": FALD(**CHAINS, noise_correlation=0.0, scheme="with_replacement", num_active=2),
 }
 SAMPLERS = ("fald", "fald-partial")
-COUPLED = ("correlated", "correlated-smoothed")  # of clients with coefficients of their own
+COUPLED = ("correlated",)  # of clients with coefficients of their own
 POINTS = ("gifair", "fed-ensemble", "fed-ensemble-randomised")  # their answer has no Gaussian
 GAUSSIANS = tuple(name for name in ALGORITHMS if name not in (*SAMPLERS, *COUPLED))
 EXACT = tuple(
@@ -105,11 +104,6 @@ def coupled(y):
     numpyro.sample("y", dist.Normal(theta[0] + 0.5 * theta[1], 0.2 + tau), obs=y)
 
 
-def only_coupled(y):
-    theta = coefficients()
-    numpyro.sample("y", dist.Normal(theta[0] + 0.5 * theta[1], 1.0), obs=y)
-
-
 def make_clients() -> dict:
     rng = np.random.default_rng(4)
     return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in (("ada", 1), ("bo", 3), ("cy", 6))}
@@ -132,8 +126,7 @@ def problem():
 @cache
 def coupled_problem(name):
     method = ALGORITHMS[name]
-    model = only_coupled if method.update == "smoothed" else coupled
-    return make_problem(model, make_clients(), rows=method.needs_rows, only_locals=True)
+    return make_problem(coupled, make_clients(), rows=method.needs_rows, only_locals=True)
 
 
 def fitting(name, problem):

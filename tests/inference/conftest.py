@@ -32,12 +32,13 @@ def limit_dense():
 
     def limit(patch: pytest.MonkeyPatch, most: int) -> None:
         for module in (
+            "fedavg.client",
             "fedavg.method",
             "fedavg.options",
-            "fedavg.rounds",
-            "fedpa.checks",
+            "fedpa.answer",
             "fedpa.method",
-            "fedpa.rounds",
+            "fedpa.options",
+            "fedpa.server",
         ):
             patch.setattr(f"fedbayes.inference.{module}.DENSE_LIMIT", most)
         forget_programs()

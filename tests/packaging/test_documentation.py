@@ -11,6 +11,7 @@ import pytest
 import fedbayes
 import fedbayes.inference
 import fedbayes.models
+import fedbayes.theory
 
 
 def load(name):
@@ -45,7 +46,7 @@ def members(cls):
             yield name, function
 
 
-FACES = [fedbayes.__name__, fedbayes.inference.__name__, *modules(fedbayes.models)]
+FACES = [fedbayes.__name__, fedbayes.inference.__name__, *modules(fedbayes.models), *modules(fedbayes.theory)]
 PUBLIC = {name: value for face in FACES for name, value in public(importlib.import_module(face))}
 
 

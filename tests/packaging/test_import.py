@@ -64,7 +64,7 @@ def test_a_table_is_split_without_jax(tmp_path):
     assert python(program, tmp_path).stdout == "False\n"
 
 
-@pytest.mark.parametrize("name", ["models", "inference", "executors", "errors"])
+@pytest.mark.parametrize("name", ["models", "inference", "theory", "executors", "errors"])
 def test_modules_are_found_on_first_use(name, tmp_path):
     result = python(f"import fedbayes; print(fedbayes.{name}.__name__)", tmp_path)
     assert result.stdout == f"fedbayes.{name}\n", result.stderr

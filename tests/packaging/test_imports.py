@@ -103,7 +103,7 @@ def test_a_planted_circle_is_found(case, tmp_path):
 # The order of the rooms, from the ground up. A module imports from its own room and from the floors below, never from
 # beside or above. Where a name begins another (`inference`, `inference.ep`), a module belongs to the longest.
 FLOORS = [
-    {"numerics", "errors", "rounds.state", "compiling", "computing", "files", "kept", "keys", "sources"},
+    {"numerics", "errors", "rounds.state", "compiling", "computing", "files", "kept", "keys", "sources", "theory"},
     {"client_locals", "problem"},
     {"answer", "models"},
     {"algorithm"},
@@ -280,8 +280,8 @@ MAY_NAME = {
 
 
 def shared_modules() -> dict[str, Path]:
-    methods_and_models = ("fedbayes.inference", "fedbayes.models")
-    return {name: path for name, path in installed().items() if not name.startswith(methods_and_models)}
+    not_shared = ("fedbayes.inference", "fedbayes.models", "fedbayes.theory")
+    return {name: path for name, path in installed().items() if not name.startswith(not_shared)}
 
 
 def test_the_shared_rooms_name_no_method():

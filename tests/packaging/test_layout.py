@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 import fedbayes
+import fedbayes.inference
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"fedbayes": "fedbayes", "inference": "fedbayes.inference", "models": "fedbayes.models"}
+FOLDERS = {
+    "fedbayes": "fedbayes",
+    "inference": "fedbayes.inference",
+    "models": "fedbayes.models",
+    "theory": "fedbayes.theory",
+}
 
 SOURCES = tuple(f"{ROOT / folder}/" for folder in FOLDERS)
 
@@ -20,7 +26,7 @@ in_checkout = pytest.mark.skipif(not (ROOT / "inference").is_dir(), reason="thes
 
 
 @in_checkout
-@pytest.mark.parametrize("folder", ["inference", "models"])
+@pytest.mark.parametrize("folder", ["inference", "models", "theory"])
 def test_importing_a_folder_by_its_own_name_fails(folder):
     result = subprocess.run([sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True)
     last_line = result.stderr.strip().splitlines()[-1]
@@ -29,7 +35,7 @@ def test_importing_a_folder_by_its_own_name_fails(folder):
     assert f"fedbayes.{folder}" in last_line
 
 
-# without site-packages: a linked package (`pip install -e`) has a finder there, which knows both folders
+# without site-packages: a linked package (`pip install -e`) has a finder there, which knows the folders
 ALONE = "-S"
 
 
@@ -40,7 +46,10 @@ def python(program: str, cwd: Path, *flags: str) -> str:
 
 
 @in_checkout
-@pytest.mark.parametrize("first", ["import fedbayes.inference", "import fedbayes.models.gp", "from fedbayes import EP"])
+@pytest.mark.parametrize(
+    "first",
+    ["import fedbayes.inference", "import fedbayes.models.gp", "import fedbayes.theory", "from fedbayes import EP"],
+)
 def test_a_checkout_can_be_imported_as_it_stands(first):
     program = f"""{first}
 import collections, sys, fedbayes, fedbayes.models.gp
@@ -61,11 +70,18 @@ def test_a_checkout_is_imported_without_jax():
 
 
 @in_checkout
+def test_theory_is_imported_without_jax_and_the_methods():
+    program = "import sys, fedbayes.theory; print({'jax', 'fedbayes.inference', 'fedbayes.models'} & set(sys.modules))"
+    assert python(program, ROOT) == "set()\n"
+
+
+@in_checkout
 def test_a_checkout_has_one_package_of_the_name():
     """The folder that holds `inference/` holds `fedbayes/`, too."""
     program = """
 import pkgutil, fedbayes
-assert {"inference", "models", "rounds"} <= {module.name for module in pkgutil.iter_modules(fedbayes.__path__)}
+found = {module.name for module in pkgutil.iter_modules(fedbayes.__path__)}
+assert {"inference", "models", "theory", "rounds"} <= found
 try:
     import fedbayes.fedbayes
 except ImportError as error:
@@ -100,6 +116,22 @@ def test_every_file_of_the_checkout_is_installed(folder):
     missing = [str(path) for path in files if path.suffix != ".pyc" and not (installed / path).exists()]
     assert files
     assert not missing, f"not installed: {missing}; name the package in pyproject.toml, or install again"
+
+
+HALVES = {"__init__.py", "options.py", "method.py", "server.py", "client.py", "answer.py", "DESIGN.md"}
+METHODS = Path(find_spec("fedbayes.inference").submodule_search_locations[0])
+FOLDERS_OF_METHODS = sorted(path.parent.name for path in METHODS.glob("*/DESIGN.md"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS_OF_METHODS)
+def test_every_method_has_the_same_files(folder):
+    """So that a reader who knows one folder finds the way in the next."""
+    assert {path.name for path in (METHODS / folder).iterdir()} >= HALVES
+
+
+def test_every_method_of_a_folder_stands_in_its_method_file():
+    homes = {cls.__module__ for cls in fedbayes.inference.METHODS.values()} - {"fedbayes.inference.mode"}
+    assert homes == {f"fedbayes.inference.{folder}.method" for folder in FOLDERS_OF_METHODS}
 
 
 def test_the_version_is_the_one_in_pyproject():

@@ -224,10 +224,7 @@ BAD = {
     "a prior that is lost": (related, CLIENTS, {}, "depends on other latents"),
     "one client": (known, {"c0": CLIENTS["c0"]}, {}, "There is one client, c0"),
     "rank": (known, CLIENTS, {"rank": 5}, "`rank` is 5, but 5 clients with 4 coefficients"),
-    "singular": (known, CLIENTS, {"update": "smoothed", "smoothing": 1.0}, "Omega = Theta'Theta / 4 is singular"),
-    "globals": (common_mean, CLIENTS, {"update": "smoothed"}, "alone, and the program has the latents"),
     "shapes": (own_shape, SIZED, {}, r"'c1' has shape \(5,\), but that of client 'c0' has \(4,\)"),
-    "a batch": (known, CLIENTS, {"update": "smoothed", "batch_size": 50}, "has 12 rows, but `batch_size` is 50"),
 }
 
 
@@ -241,13 +238,7 @@ def test_bad_input_is_refused_before_work_starts(case):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("smoothing", 0.0),
-        ("smoothing", 1.5),
-        ("step_size", 0.0),
-        ("step_size", -1.0),
-        ("local_steps", 0),
         ("rank", 0),
-        ("update", "em"),
         ("solver", "nuts"),
         ("num_samples", 100),
         ("latent", 3),

@@ -11,10 +11,9 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.distributions import constraints
 
-from fedbayes.inference.fald import rounds as fald
-from fedbayes.inference.fald import theory
+from fedbayes.inference.fald import client as fald
 from fedbayes.inference.fald.method import FALD
-from fedbayes.inference.fald.plan import participation_bias
+from fedbayes.inference.fald.participation import participation_bias, participation_share
 from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.local.energy import Energy
 from fedbayes.problem.problem import make_problem
@@ -22,6 +21,7 @@ from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs, client_key, client_secrets
 from fedbayes.rounds.progress import Silent
+from fedbayes.theory import langevin as theory
 
 KEY = jax.random.key(3)
 CHAINS = 6250
@@ -189,7 +189,7 @@ def test_unbalanced_clients_drawn_by_weight_follow_their_law():
         thinning=5, **PLAIN, **UNEVEN.options(),
     )  # fmt: skip
     draws = draws_of(gaussian, UNEVEN.data(), method, 1)[-1, :, 0]
-    share = theory.participation_share(UNEVEN.weights, 2, "with_replacement")
+    share = participation_share(UNEVEN.weights, 2, "with_replacement")
     law = theory.round_law(UNEVEN.theory(), np.full(3, 0.02), rho=0.3, share=share)
     *_, (mean, covariance) = theory.trajectory(repeat(law, 5), np.zeros(1))
     assert abs(draws.mean() - mean[0]) < 5.0 * np.sqrt(covariance[0, 0] / CHAINS)

@@ -12,12 +12,12 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import fedbayes as fb
-from fedbayes.inference import ensemble_theory as theory
 from fedbayes.inference.fed_ensemble import perturbation
 from fedbayes.inference.fed_ensemble.teams import first_assignment, next_assignment
 from fedbayes.models import heart_disease
 from fedbayes.problem.prior import make_prior
 from fedbayes.problem.problem import make_problem
+from fedbayes.theory import ensemble as theory
 
 KEY = jax.random.key(0)
 STILL = {"schedule": lambda round: 0.0 * round}  # the modes stay at their starts

@@ -11,10 +11,9 @@ import pytest
 import fedbayes as fb
 from fedbayes.answer import Answer
 from fedbayes.errors import ResultCode
-from fedbayes.inference.fedpa.clients import make_clients
-from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.inference.fedpa.method import FedPA, make_clients
 from fedbayes.inference.merging.answer import MergedAnswer
-from fedbayes.inference.merging.one_shot import OneShot
+from fedbayes.inference.merging.method import OneShot
 from fedbayes.inference.options import DENSE_LIMIT, client_weights
 from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.problem import make_problem

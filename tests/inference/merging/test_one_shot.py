@@ -12,7 +12,7 @@ from numpyro.infer import MCMC, NUTS
 
 import fedbayes as fb
 from fedbayes.inference.local.subposterior import Subposterior
-from fedbayes.inference.merging import merge
+from fedbayes.inference.merging import server
 from fedbayes.inference.merging.combinations import wasserstein_barycentre
 from fedbayes.models import heart_disease
 from fedbayes.models import hierarchical_linear as hm2
@@ -247,7 +247,7 @@ def test_weak_draws_shrink() -> None:
 
 def test_prior_counted_by_every_client_is_seen(monkeypatch) -> None:
     """Negative control: the whole prior in each client, and nothing divided out."""
-    monkeypatch.setattr(merge.MergeState, "product", property(lambda state: state.clients.summed()))
+    monkeypatch.setattr(server.MergeState, "product", property(lambda state: state.clients.summed()))
     with pytest.raises(AssertionError):
         test_products_of_gaussian_clients_are_exact("laplace")
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from scipy.linalg import block_diag, solve_discrete_lyapunov, sqrtm
 
-from fedbayes.inference.fald import theory
-from fedbayes.inference.fald.theory import Moments, QuadraticClients, round_law, w2
+from fedbayes.inference.fald.participation import covariance_inflation, participation_share
+from fedbayes.theory import langevin as theory
+from fedbayes.theory.langevin import Moments, QuadraticClients, round_law, w2
 
 SCHEMES = ("with_replacement", "without_replacement")
 PAIR = QuadraticClients(np.array([[[1.0]], [[9.0]]]), np.array([[-1.0], [1.0]]), np.array([0.5, 0.5]))
@@ -42,7 +43,7 @@ def largest_step(clients: QuadraticClients) -> float:
 
 
 def share(clients: QuadraticClients, scheme: str | None, num_active: int) -> float:
-    return 0.0 if scheme is None else theory.participation_share(clients.weights, num_active, scheme)
+    return 0.0 if scheme is None else participation_share(clients.weights, num_active, scheme)
 
 
 def pair_weights(weights, scheme, num_active) -> np.ndarray:
@@ -347,45 +348,45 @@ def test_golden_inflation() -> None:
         "without_replacement": [[10, 7.75, 1], [2.0, 1.75, 1], [1, 1, 1]],
     }
     for scheme, table in golden.items():
-        shares = [theory.participation_share(np.full(10, 0.1), num, scheme) for num in (1, 5, 10)]
-        found = [[theory.covariance_inflation(10, share, rho) for rho in (0.0, 0.5, 1.0)] for share in shares]
+        shares = [participation_share(np.full(10, 0.1), num, scheme) for num in (1, 5, 10)]
+        found = [[covariance_inflation(10, share, rho) for rho in (0.0, 0.5, 1.0)] for share in shares]
         np.testing.assert_allclose(found, table, rtol=1e-14)
-    assert theory.participation_share(np.ones(1), 1, "without_replacement") == 0.0
+    assert participation_share(np.ones(1), 1, "without_replacement") == 0.0
 
 
 def test_subsets_need_equal_weights() -> None:
     with pytest.raises(ValueError, match=r"needs equal weights, not \[0.2 0.8\]: write 'with_replacement'"):
-        theory.participation_share(np.array([0.2, 0.8]), 1, "without_replacement")
+        participation_share(np.array([0.2, 0.8]), 1, "without_replacement")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("rho", [0.0, 0.5, 1.0])
 def test_with_equal_hessians_partial_participation_inflates_and_adds_the_spread_of_the_minima(scheme, rho) -> None:
     clients, step, num, eye = alike(balanced=True), 0.05, 4, np.eye(2)
-    portion, hessian = theory.participation_share(clients.weights, 2, scheme), clients.hessians[0]
+    portion, hessian = participation_share(clients.weights, 2, scheme), clients.hessians[0]
     law = round_law(clients, np.full(num, step), rho=rho, share=portion).stationary()
     ula = np.linalg.inv(hessian @ (eye - step / 2 * hessian))
     kept = np.linalg.matrix_power(eye - step * hessian, num)
     scatter = np.cov(clients.minima.T, bias=True)
     spread = solve_discrete_lyapunov(kept, portion * (eye - kept) @ scatter @ (eye - kept))
-    expected = theory.covariance_inflation(3, portion, rho) * ula + spread
+    expected = covariance_inflation(3, portion, rho) * ula + spread
     assert_same(law, Moments(clients.target.mean, expected))
 
 
 def test_the_inflation_outlives_the_step_and_the_spread_does_not() -> None:
     clients = alike(balanced=True)
-    portion = theory.participation_share(clients.weights, 2, "without_replacement")
+    portion = participation_share(clients.weights, 2, "without_replacement")
     sd = np.sqrt(np.trace(clients.target.covariance))
-    for rho, factor in ((0.0, theory.covariance_inflation(3, portion)), (1.0, 1.0)):
+    for rho, factor in ((0.0, covariance_inflation(3, portion)), (1.0, 1.0)):
         law = round_law(clients, np.full(2, 1e-7), rho=rho, share=portion).stationary()
         np.testing.assert_allclose(w2(law, clients.target), (np.sqrt(factor) - 1) * sd, atol=1e-6)
 
 
 def test_the_inflation_is_the_same_for_unequal_hessians_and_weights() -> None:
     clients = random_clients(14)
-    portion = theory.participation_share(clients.weights, 2, "with_replacement")
+    portion = participation_share(clients.weights, 2, "with_replacement")
     covariance = round_law(clients, np.full(3, 1e-7), rho=0.4, share=portion).stationary().covariance
-    expected = theory.covariance_inflation(3, portion, 0.4) * clients.target.covariance
+    expected = covariance_inflation(3, portion, 0.4) * clients.target.covariance
     np.testing.assert_allclose(covariance, expected, atol=1e-4 * np.max(expected))
 
 
@@ -435,7 +436,7 @@ def test_golden_constants_of_the_paper_simulation(beds) -> None:
     np.testing.assert_allclose(constants.convexity, 8.579e3, rtol=1e-4)
     np.testing.assert_allclose(constants.kappa, 33.97, rtol=1e-4)
     for rho, golden in ((0.0, (0.0483, 0.0558, 0.0218, 0.0356)), (1.0, (0.0068, 0.0079, 0.0031, 0.0050))):
-        shares = [theory.participation_share(beds[0].weights, num, scheme) for scheme in SCHEMES for num in (40, 30)]
+        shares = [participation_share(beds[0].weights, num, scheme) for scheme in SCHEMES for num in (40, 30)]
         ends = [theory.w2_bound(constants, 1e-24, 100, 10**30, rho=rho, share=share) for share in shares]
         np.testing.assert_allclose(ends, golden, rtol=0, atol=6.5e-5)  # rounding, and 1e-5 of the other term
 

@@ -1,39 +1,50 @@
-"""What can be wrong with FA-LD's options on given clients, or with its chains on their way."""
+"""How FA-LD's rounds become draws, and which chains are refused: at their start, or on their way."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedbayes.algorithm import Recording
 from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.inference.fald.client import locals_of
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.plan import Plan
-from fedbayes.inference.options import check_batch
+from fedbayes.inference.fald.server import position
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 
 _DIVERGED = {True: 1e6, False: 1e30}  # in posterior sds where coordinates are whitened, else in the model's units
 
 
-def check_roster(config: Options, roster: Roster, weights: np.ndarray) -> None:
-    """Refuse options that don't fit the clients."""
-    num = roster.num_clients
-    if config.num_active is not None and config.num_active > num:
-        raise ValueError(f"`num_active` is {config.num_active}, but there are {num} clients. Write {num} or less.")
-    uneven = not np.allclose(weights, 1.0 / num, rtol=1e-9)
-    if config.scheme == "without_replacement" and uneven and not config.allow_unbalanced:
-        raise ValueError(
-            f"Scheme 'without_replacement' averages the drawn clients alike, but their weights run from "
-            f"{weights.min():.3g} (client '{roster.names[int(np.argmin(weights))]}') to {weights.max():.3g}: its mean "
-            "would be biased. Write `scheme='with_replacement'`, `weights='equal'`, or `allow_unbalanced=True`."
-        )
-    check_batch(config.batch_size, roster)
-    if config.clip is not None and np.any(roster.num_locals):
-        raise ValueError(
-            f"`clip` is {config.clip}, but the model has local latents: its gradient in the globals is not a sum over "
-            "rows, so clipping rows does not bound it. Leave `clip` out."
-        )
+def recording(config: Options, roster: Roster) -> Recording:
+    """A draw every so many rounds, as the plan says; the chains are checked before and while they run."""
+
+    def check(run: RunState) -> None:
+        if run.rounds_in_phase == 0:
+            _check_start(run, roster, config, plan_of(run))
+        else:
+            _check_alive(run, roster, config, plan_of(run))
+
+    return Recording(
+        draw=position,
+        private_draw=locals_of,
+        stride=lambda state: config.thinning or int(np.nan_to_num(_first(state.plan).rounds_per_draw, nan=1.0)),
+        num_warmup=config.num_warmup,
+        check=check,
+    )
 
 
-def check_start(current: RunState, roster: Roster, config: Options, plan: Plan) -> None:
+def plan_of(run: RunState) -> Plan:
+    """The plan of a run's chains."""
+    return _first(run.state.plan)
+
+
+def _first(plan: Plan) -> Plan:
+    """Of the first chain: it is the same for all."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], plan)
+
+
+def _check_start(current: RunState, roster: Roster, config: Options, plan: Plan) -> None:
     """Refuse chains that can't start: a mode without curvature, an unstable step."""
     _check_curvature(current, config, plan)
     step, worst = _step_at(config, plan, 0.0), int(np.argmax(plan.curvatures))
@@ -75,7 +86,7 @@ def _step_at(config: Options, plan: Plan, iteration: float) -> float:
     return float(step)
 
 
-def check_alive(current: RunState, roster: Roster, config: Options, plan: Plan) -> None:
+def _check_alive(current: RunState, roster: Roster, config: Options, plan: Plan) -> None:
     """Refuse to go on with chains that have diverged, or never had a gradient."""
     blind = np.any(current.history[-1]["code"] == ResultCode.NO_GRADIENT, axis=1)
     if np.any(blind):

@@ -1,6 +1,7 @@
 """The server's half of federated averaging: an optimiser descends along the clients' mean delta."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,49 +10,26 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update, its_key, no_inputs
-from fedbayes.errors import ResultCode
-from fedbayes.inference.fedavg.clients import Own, make_descent, make_energy, start_own, start_personal
+from fedbayes.algorithm import Algorithm, Info, Replies, Update, its_key, no_inputs
+from fedbayes.inference.fedavg.client import (
+    Message,
+    Own,
+    Shared,
+    is_personalised,
+    local_update,
+    sends_slope,
+    start_own,
+    start_personal,
+)
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.local.tilted import cold_start
-from fedbayes.inference.options import DENSE_LIMIT, given_start
+from fedbayes.inference.options import given_start
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 
 _STEP = 0.5  # of plain gradient steps by default, over the largest curvature at the start
 _SLOWEST = 0.999  # ratio of two rounds' moves that counts as getting nearer
-
-
-class Shared(NamedTuple):
-    """The broadcast: the server's position ``(d,)``, and the factor of the clients' steps in this round."""
-
-    position: Array
-    scale: Array
-
-
-class Message(NamedTuple):
-    """What a client adds to the server's sums.
-
-    Attributes
-    ----------
-    delta
-        From where its steps ended to the server, times its weight, shape ``(d,)``.
-    weight
-        Its weight p.
-    value
-        Its energy at the server's position; with mini-batches the mean over its steps.
-    slope
-        The energy's gradient there, shape ``(d,)``; empty where it isn't sent.
-    losses
-        Its mean loss in its group's place, and one there, shape ``(2, groups)``; empty without fairness.
-    """
-
-    delta: Array
-    weight: Array
-    value: Array
-    slope: Array
-    losses: Array
 
 
 class ProbeState(NamedTuple):
@@ -108,11 +86,6 @@ def server_optimizer(config: Options) -> optax.GradientTransformation:
     return optax.sgd(1.0) if config.server_optimizer is None else config.server_optimizer
 
 
-def sends_slope(config: Options, roster: Roster) -> bool:
-    """Whether clients send the gradient at the server's position, which makes a message twice as long."""
-    return roster.size <= DENSE_LIMIT and config.batch_size is None
-
-
 def first_position(config: Options, roster: Roster, key: Array) -> Array:
     """Where the rounds begin."""
     if not isinstance(config.init, str):
@@ -142,10 +115,9 @@ def averaging(
     init_client
         Makes a client's private state, where its energy is tilted.
     """
-    optimizer, descent = server_optimizer(config), make_descent(config, roster)
-    known, num_rows = roster.size if sends_slope(config, roster) else 0, float(roster.rows.sum())
+    optimizer, known = server_optimizer(config), roster.size if sends_slope(config, roster) else 0
     fairness = None if config.fairness is None else Fairness(config.fairness, roster, weights)
-    personal = config.fairness is not None and config.fairness.personalised
+    update = partial(local_update, config, roster, weights, fairness)
 
     def init(key: Array, previous: ProbeState | None) -> FedAvgState:
         position = first_position(config, roster, key) if previous is None else previous.position
@@ -157,28 +129,11 @@ def averaging(
         factor = 1.0 if config.schedule is None else jnp.asarray(config.schedule(state.round), jnp.float64)
         return Shared(state.position, factor * state.step), () if fairness is None else fairness.factors(state.losses)
 
-    def update(shared: Shared, factor: Any, own: Own, client: Client, key: Any) -> tuple[Reply, Own]:
-        energy = make_energy(config, roster, weights, client, own.tilt)
-        energy = energy if fairness is None else energy._replace(factor=factor)
-        done = descent(energy, shared.position, own.z, shared.scale, key)
-        delta, weight = shared.position - done.position, energy.weight
-        fine = jnp.all(jnp.isfinite(delta)) & jnp.isfinite(done.value)
-        code = jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE)
-        info, loss = {"drift": jnp.sqrt(jnp.mean(delta**2))}, done.value / (weight * num_rows)
-        if personal:
-            loss = energy.at(done.position, done.carry)[0] / (weight * num_rows)
-            info["own_loss"] = loss
-            own = own._replace(position=jnp.where(fine, done.position, own.position))
-        losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, loss)
-        total = Message(weight * delta, weight, done.value, done.slope[:known], losses)
-        reply = Reply(total=total, code=code, info=info)
-        return reply, own._replace(z=jnp.where(fine, done.carry, own.z))
-
     return Algorithm(
         name="FedAvg" if config.proximal == 0.0 else "FedProx",
         init=init,
         broadcast=broadcast,
-        init_client=init_client or (start_personal if personal else start_own),
+        init_client=init_client or (start_personal if is_personalised(config) else start_own),
         updates={config.solver: Update(update, no_inputs if config.batch_size is None else its_key)},
         aggregate=lambda state, replies, key: _averaged(config, roster, fairness, state, replies),
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_continuous_lyapunov
@@ -176,7 +176,8 @@ def round_law(clients: QuadraticClients, steps: np.ndarray, *, rho: float = 0.0,
     steps
         The round's step sizes, shape ``(K,)``: ``np.full(K, eta)`` or :func:`varying_steps`.
     share
-        Of :func:`participation_share`; zero where everybody takes part.
+        ``C_S / S`` of lemma C.1, by :func:`fedbayes.inference.fald.participation.participation_share`; zero where
+        everybody takes part.
     """
     weights, heat, (values, axes) = clients.weights, 2.0 * clients.temperature, clients.spectrum
     factors = np.concatenate([np.ones_like(values)[None], 1.0 - steps[::-1, None, None] * values])
@@ -206,27 +207,6 @@ def trajectory(rounds: Iterable[Round], start: np.ndarray) -> Iterator[Moments]:
 def varying_steps(constants: Constants, first: int, num: int) -> np.ndarray:
     """``eta_k = 1 / (2 L + m k / 12)`` for the local iterations ``k = first, ..., first + num - 1`` (theorem 5.8)."""
     return 1.0 / (2.0 * constants.smoothness + constants.convexity * np.arange(first, first + num) / 12.0)
-
-
-def participation_share(
-    weights: np.ndarray, num_active: int, scheme: Literal["with_replacement", "without_replacement"]
-) -> float:
-    """``C_S / S``, the part of the spread among clients that enters the server's average (lemma C.1).
-
-    Clients drawn by their weights (scheme I): ``1 / S``. A uniform subset of clients of equal weights (scheme II):
-    ``(N - S) / (S (N - 1))``, zero where everybody takes part.
-    """
-    num = len(weights)
-    if scheme == "with_replacement":
-        return 1.0 / num_active
-    if not np.allclose(weights, 1.0 / num):
-        raise ValueError(f"scheme 'without_replacement' needs equal weights, not {weights}: write 'with_replacement'")
-    return (num - num_active) / (num_active * max(num - 1, 1))
-
-
-def covariance_inflation(num_clients: int, share: float, rho: float = 0.0) -> float:
-    """``r = 1 + (1 - rho^2) share (N - 1)``: multiplies the covariance however small the step (derived)."""
-    return 1.0 + (1.0 - rho**2) * share * (num_clients - 1)
 
 
 def local_temperature(weights: np.ndarray, rho: float, temperature: float = 1.0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Merging the clients' subposteriors at the server: the Gaussians, the merged posterior, and what the merge looks like.
+"""The server's half of a merge: the clients' Gaussians, the merged posterior, and what the merge looks like.
 
 A client sends its subposterior's Gaussian (:mod:`fedbayes.inference.local.subposterior`) and, where the combination
 needs them, draws. All merging happens in unconstrained space, where positions can be averaged whatever the supports
@@ -14,36 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
+from fedbayes.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.errors import ResultCode
-from fedbayes.inference.local.subposterior import Summary
+from fedbayes.inference.merging.client import LocalSummary, local_update
 from fedbayes.inference.merging.combinations import Combination
-from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, where
+from fedbayes.numerics.gaussian import Gaussian, unpacked, where
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
 from fedbayes.problem.roster import Roster
-
-
-class LocalSummary(NamedTuple):
-    """A client's way to sum up its subposterior in a round.
-
-    Attributes
-    ----------
-    run
-        ``(shared, private, client, inputs) -> (summary, private)``.
-    inputs
-        As of an :class:`~fedbayes.algorithm.Update`.
-    """
-
-    run: Callable[[Any, Any, Client, Any], tuple[Summary, Any]]
-    inputs: Callable[[Array, Any, int], Any]
-
-
-class MergeMessage(NamedTuple):
-    """A client's message: its subposterior's Gaussian, packed, and draws ``(n, d)`` where they are needed."""
-
-    gaussian: Gaussian
-    draws: Array
 
 
 class MergeState(NamedTuple):
@@ -159,7 +137,7 @@ def merging(
         init=init,
         broadcast=lambda state: (state.shared, ()),
         init_client=init_client,
-        updates={label: Update(partial(_local_update, each.run), each.inputs) for label, each in updates.items()},
+        updates={label: Update(partial(local_update, each.run), each.inputs) for label, each in updates.items()},
         aggregate=aggregate,
         choose=partial(retry_unreliable, retry),
     )
@@ -188,20 +166,6 @@ def _empty(prior: Prior, shares: np.ndarray, num_draws: int, shared: Any) -> Mer
         error=unknown,
         k_hat=unknown,
     )
-
-
-def _local_update(
-    summarise: Callable, shared: Any, personal: tuple[()], private: Any, client: Client, inputs: Any
-) -> tuple[Reply, Any]:
-    found, after = summarise(shared, private, client, inputs)
-    finite = jnp.all(jnp.isfinite(found.gaussian.shift)) & jnp.all(jnp.isfinite(found.gaussian.precision))
-    proper = found.gaussian.is_proper()
-    fine = jnp.where(found.reliable, ResultCode.OK, ResultCode.UNRELIABLE)
-    code = jnp.where(finite, jnp.where(proper, fine, ResultCode.IMPROPER), ResultCode.NOT_FINITE)
-    after = jax.tree.map(lambda new, old: jnp.where(finite & proper, new, old), after, private)
-    info = {"k_hat": found.k_hat, "effective_draws": found.effective}
-    message = MergeMessage(packed(found.gaussian.symmetrised()), found.draws)
-    return Reply(each=message, code=code, info=info), after
 
 
 def _picture(state: MergeState) -> Info:

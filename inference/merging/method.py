@@ -16,10 +16,9 @@ the density product becomes exact, as the number of draws increases.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from fedbayes.algorithm import Method, Phase
@@ -28,25 +27,18 @@ from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary
 from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merging.answer import DIAGNOSTICS, MergedAnswer
 from fedbayes.inference.merging.check import check_phase
+from fedbayes.inference.merging.client import LocalSummary
 from fedbayes.inference.merging.combinations import COMBINATIONS
 from fedbayes.inference.merging.estimators import ESTIMATORS, affordable, check_subposteriors
-from fedbayes.inference.merging.merge import LocalSummary, merging
-from fedbayes.inference.options import check_choices, check_whole, client_weights
+from fedbayes.inference.merging.options import Options, num_kept, shares_of
+from fedbayes.inference.merging.server import merging
 from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.state import RunState
 
-_CHOICES = {
-    "combine": tuple(COMBINATIONS),
-    "solver": ("auto", "importance", "nuts"),
-    "covariance": ("score", "sample", "shrinkage"),
-    "prior": (None, "split", "whole"),
-    "check": (True, False),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
-class OneShot(Method):
+class OneShot(Options, Method):
     """One-shot combination of the clients' subposteriors.
 
     Parameters
@@ -74,25 +66,8 @@ class OneShot(Method):
         Independent runs, which become the chains of the posterior.
     """
 
-    combine: Literal["consensus", "gaussian_product", "laplace", "wasserstein", "density_product"] = "consensus"
-    num_samples: int = 1024
-    solver: Literal["auto", "importance", "nuts"] = "auto"
-    covariance: Literal["score", "sample", "shrinkage"] = "score"
-    prior: Literal["split", "whole"] | None = None
-    check: bool = True
-    num_replicates: int = 4
     needs_rows: ClassVar[bool] = False
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
-
-    def __post_init__(self) -> None:
-        check_choices(self, _CHOICES)
-        check_whole(self, {"num_samples": 4, "num_replicates": 1})
-        dividing = [name for name, combination in COMBINATIONS.items() if combination.divides_prior]
-        if self.prior == "whole" and self.combine not in dividing:
-            raise ValueError(
-                f"`prior` is 'whole' with `combine='{self.combine}'`, from which the prior's copies can't be divided "
-                f"out. Write `prior='split'`, or one of {dividing}."
-            )
 
     def phases(self, roster: Roster) -> list[Phase]:
         """The merge, and its check."""
@@ -104,9 +79,9 @@ class OneShot(Method):
         return MergedAnswer(roster, run, run.state.merged)
 
 
-def one_shot(config: OneShot, roster: Roster) -> Phase:
+def one_shot(config: Options, roster: Roster) -> Phase:
     """The phase that merges."""
-    shares = _shares(config, roster)
+    shares = shares_of(config, roster)
     check_subposteriors(roster)
 
     def summary(sampler: Sampler) -> LocalSummary:
@@ -122,7 +97,7 @@ def one_shot(config: OneShot, roster: Roster) -> Phase:
         {name: summary(sampler) for name, sampler in _samplers(config, roster).items()},
         name=config.combine,
         combination=COMBINATIONS[config.combine],
-        num_draws=_kept(config),
+        num_draws=num_kept(config),
         init_shared=lambda previous: (),
         init_client=lambda client, shared, key: cold_start(roster.size + client.num_locals),
         retry="nuts" if config.solver == "auto" and config.combine != "laplace" else None,
@@ -130,26 +105,8 @@ def one_shot(config: OneShot, roster: Roster) -> Phase:
     return Phase(algorithm=algorithm, max_rounds=2, full_participation=True)
 
 
-def _shares(config: OneShot, roster: Roster) -> np.ndarray:
-    """Power of the prior in each client's subposterior; of a barycentre also the clients' weights."""
-    gaussian = roster.prior.gaussian is not None
-    if config.prior == "whole" and not gaussian:
-        raise ValueError(
-            "`prior` is 'whole', but the prior of the globals is not Gaussian in unconstrained space, and its copies "
-            "can't be divided out. Write `prior='split'`."
-        )
-    if config.prior == "whole" or (config.prior is None and config.combine == "laplace" and gaussian):
-        return np.ones(roster.num_clients)
-    return client_weights(COMBINATIONS[config.combine].shares, roster)
-
-
-def _samplers(config: OneShot, roster: Roster) -> dict[str, Sampler]:
+def _samplers(config: Options, roster: Roster) -> dict[str, Sampler]:
     if config.combine == "laplace":
         return samplers("laplace", 0, 0, ESTIMATORS["score"])
     estimator = ESTIMATORS[affordable(config.covariance, config.num_samples, roster.size)]
-    return samplers(config.solver, config.num_samples, _kept(config), estimator)
-
-
-def _kept(config: OneShot) -> int:
-    """Draws that the combination merges."""
-    return config.num_samples if COMBINATIONS[config.combine].needs_draws else 0
+    return samplers(config.solver, config.num_samples, num_kept(config), estimator)

@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.inference.averaging_theory import KernelClients, LinearClients, Rounds, gain, least_squares_risk
+from fedbayes.theory.averaging import KernelClients, LinearClients, Rounds, gain, least_squares_risk
 
 WAYS = {"s = 1": 1, "s = 5": 5, "s = 10": 10, "FedProx": None}
 every_way = pytest.mark.parametrize("steps", WAYS.values(), ids=WAYS.keys())

@@ -10,11 +10,15 @@ import numpy as np
 import optax
 from jax import Array
 
+from fedbayes.algorithm import Reply
+from fedbayes.errors import ResultCode
+from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.local.descent import Descended, descend, make_batches
 from fedbayes.inference.local.laplace import find_mode
 from fedbayes.inference.local.marginal import integrate_locals, profile_locals
 from fedbayes.inference.local.tilted import cold_start
+from fedbayes.inference.options import DENSE_LIMIT
 from fedbayes.numerics.gaussian import whitener
 from fedbayes.problem.clients import Client
 from fedbayes.problem.prior import Prior
@@ -22,6 +26,96 @@ from fedbayes.problem.roster import Roster
 
 _ITERATIONS = 20  # of the power method
 _NUDGE = 1e-3  # length of its finite differences
+
+
+class Shared(NamedTuple):
+    """The broadcast: the server's position ``(d,)``, and the factor of the clients' steps in this round."""
+
+    position: Array
+    scale: Array
+
+
+class Message(NamedTuple):
+    """What a client adds to the server's sums.
+
+    Attributes
+    ----------
+    delta
+        From where its steps ended to the server, times its weight, shape ``(d,)``.
+    weight
+        Its weight p.
+    value
+        Its energy at the server's position; with mini-batches the mean over its steps.
+    slope
+        The energy's gradient there, shape ``(d,)``; empty where it isn't sent.
+    losses
+        Its mean loss in its group's place, and one there, shape ``(2, groups)``; empty without fairness.
+    """
+
+    delta: Array
+    weight: Array
+    value: Array
+    slope: Array
+    losses: Array
+
+
+class Own(NamedTuple):
+    """A client's private state.
+
+    Attributes
+    ----------
+    z
+        Where the search for its locals' mode begins, shape ``(m,)``.
+    tilt
+        Of its energy, shape ``(d,)``, or empty.
+    position
+        Where its steps have ended, shape ``(d,)``; empty without ``GIFAIR(personalised=True)``.
+    """
+
+    z: Array
+    tilt: Array
+    position: Array
+
+
+def local_update(
+    config: Options,
+    roster: Roster,
+    weights: np.ndarray,
+    fairness: Fairness | None,
+    shared: Shared,
+    factor: Any,
+    own: Own,
+    client: Client,
+    key: Any,
+) -> tuple[Reply, Own]:
+    """The steps of one round; the reply is the weighted delta, and what is known of the energy where they began."""
+    num_rows = float(roster.rows.sum())
+    energy = make_energy(config, roster, weights, client, own.tilt)
+    energy = energy if fairness is None else energy._replace(factor=factor)
+    done = make_descent(config, roster)(energy, shared.position, own.z, shared.scale, key)
+    delta, weight = shared.position - done.position, energy.weight
+    fine = jnp.all(jnp.isfinite(delta)) & jnp.isfinite(done.value)
+    code = jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE)
+    info, loss = {"drift": jnp.sqrt(jnp.mean(delta**2))}, done.value / (weight * num_rows)
+    if is_personalised(config):
+        loss = energy.at(done.position, done.carry)[0] / (weight * num_rows)
+        info["own_loss"] = loss
+        own = own._replace(position=jnp.where(fine, done.position, own.position))
+    losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, loss)
+    slope = done.slope if sends_slope(config, roster) else jnp.zeros(0)
+    total = Message(weight * delta, weight, done.value, slope, losses)
+    reply = Reply(total=total, code=code, info=info)
+    return reply, own._replace(z=jnp.where(fine, done.carry, own.z))
+
+
+def sends_slope(config: Options, roster: Roster) -> bool:
+    """Whether clients send the gradient at the server's position, which makes a message twice as long."""
+    return roster.size <= DENSE_LIMIT and config.batch_size is None
+
+
+def is_personalised(config: Options) -> bool:
+    """Whether clients keep points of their own, see :class:`~fedbayes.inference.fedavg.fairness.GIFAIR`."""
+    return config.fairness is not None and config.fairness.personalised
 
 
 class Energy(NamedTuple):
@@ -153,24 +247,6 @@ def _exactly(
     last = white.T @ (white @ jax.grad(log_density)(found.position))
     position = found.position + jnp.where(jnp.all(jnp.isfinite(last)), last, 0.0)
     return Descended(position, z, energy.factor * slope, value, value)
-
-
-class Own(NamedTuple):
-    """A client's private state.
-
-    Attributes
-    ----------
-    z
-        Where the search for its locals' mode begins, shape ``(m,)``.
-    tilt
-        Of its energy, shape ``(d,)``, or empty.
-    position
-        Where its steps have ended, shape ``(d,)``; empty without ``GIFAIR(personalised=True)``.
-    """
-
-    z: Array
-    tilt: Array
-    position: Array
 
 
 def start_own(client: Client, shared: Any, key: Any) -> Own:

@@ -16,7 +16,7 @@ import pytest
 from scipy.optimize import minimize
 
 from fedbayes.models import gp
-from fedbayes.models.gp import theory
+from fedbayes.theory import gaussian_processes as theory
 
 TRUTH = np.array([1.0, 0.5])
 LENGTH_SCALE = 0.2

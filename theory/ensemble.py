@@ -8,8 +8,6 @@ marked "derived" corrects or sharpens them. Plain NumPy in float64, on the host.
 
 import numpy as np
 
-from fedbayes.numerics.gaussian import LOG_2PI
-
 
 def interpolated(start: np.ndarray, features: np.ndarray, outcomes: np.ndarray) -> np.ndarray:
     """Where modes end (16, sharpened: exact for linear models, derived).
@@ -93,5 +91,5 @@ def mixture_divergence(log_densities: np.ndarray, size: int, sd: float) -> float
     sd
         Small beside what separates the modes.
     """
-    entropy = np.log(len(log_densities)) + 0.5 * size * (LOG_2PI + 1.0 + 2.0 * np.log(sd))
+    entropy = np.log(len(log_densities)) + 0.5 * size * (np.log(2.0 * np.pi) + 1.0 + 2.0 * np.log(sd))
     return float(-np.mean(log_densities) - entropy)

@@ -1,18 +1,17 @@
-"""Several modes at once, each by federated averaging: every client trains one of them in a round, or all."""
+"""The server's half of Fed-ensemble: each mode's own federated averaging, and who trains which of them in a round."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Teams, Update, everybody, no_inputs
-from fedbayes.errors import usable
+from fedbayes.algorithm import Algorithm, Info, Replies, Teams, everybody
+from fedbayes.inference.fed_ensemble.client import keys_of_modes, start_every_mode, train_every_mode
 from fedbayes.inference.fed_ensemble.options import Options
 from fedbayes.inference.fed_ensemble.teams import Assignment, first_assignment, next_assignment
-from fedbayes.inference.fedavg.rounds import FedAvgState, ProbeState, first_position
-from fedbayes.problem.clients import Client
+from fedbayes.inference.fedavg.server import FedAvgState, ProbeState, first_position
 from fedbayes.problem.roster import Roster
 
 
@@ -94,26 +93,12 @@ def together(config: Options, roster: Roster, averaging: Algorithm, *, name: str
         Of the phase.
     """
     num = config.num_modes
-    (solver, update), *_ = averaging.updates.items()
 
     def init(key: Array, previous: ProbeState | EnsembleState | None) -> EnsembleState:
         if isinstance(previous, EnsembleState):
             return _again(config, averaging, key, previous)
         modes = _first_modes(config, roster, averaging, key, previous)
         return EnsembleState(modes, spread_of(modes.position))
-
-    def init_client(client: Client, shared: Any, key: Array) -> Any:
-        return jax.vmap(averaging.init_client, (None, 0, 0))(client, shared, _keys(key, num))
-
-    def run(shared: Any, personal: Any, own: Any, client: Client, inputs: Any) -> tuple[Reply, Any]:
-        reply, own = jax.vmap(update.run, (0, 0, 0, None, 0), axis_size=num)(shared, personal, own, client, inputs)
-        # a mode whose steps are no good gets nothing from this client; the other modes' replies count all the same
-        fine = usable(reply.code)
-        total = jax.tree.map(lambda leaf: jnp.where(_along(fine, leaf), leaf, 0), reply.total)
-        return Reply(total=total, code=jnp.min(reply.code), info=jax.tree.map(jnp.mean, reply.info)), own
-
-    def inputs(key: Array, shared: Any, num_locals: int) -> Any:
-        return jax.vmap(lambda own, told: update.inputs(own, told, num_locals))(_keys(key, num), shared)
 
     def aggregate(state: EnsembleState, replies: Replies, key: Array) -> tuple[EnsembleState, Info]:
         modes, info = jax.vmap(lambda mode, total: averaging.aggregate(mode, Replies(total, (), replies.used), key))(
@@ -125,19 +110,10 @@ def together(config: Options, roster: Roster, averaging: Algorithm, *, name: str
         name=name,
         init=init,
         broadcast=lambda state: jax.vmap(averaging.broadcast, out_axes=(0, 1))(state.modes),
-        init_client=init_client,
-        updates={solver: Update(run, no_inputs if update.inputs is no_inputs else inputs)},
+        init_client=partial(start_every_mode, averaging, num),
+        updates=train_every_mode(averaging, num),
         aggregate=aggregate,
     )
-
-
-def _along(fine: Array, leaf: Array) -> Array:
-    return fine.reshape(fine.shape + (1,) * (leaf.ndim - 1))
-
-
-def _keys(key: Array, num: int) -> Array:
-    """One for each mode; the first mode's is the key itself, so that one mode alone is federated averaging."""
-    return jax.vmap(lambda k: jnp.where(k == 0, key, jax.random.fold_in(key, k)))(np.arange(num))
 
 
 def _first_modes(
@@ -151,7 +127,7 @@ def _first_modes(
         there = jnp.where(place == 0, previous.position, first_position(config, roster, own))
         return averaging.init(own, previous._replace(position=there))
 
-    return jax.vmap(start)(jnp.arange(config.num_modes), _keys(key, config.num_modes))
+    return jax.vmap(start)(jnp.arange(config.num_modes), keys_of_modes(key, config.num_modes))
 
 
 def _again(config: Options, averaging: Algorithm, key: Array, previous: EnsembleState) -> EnsembleState:
@@ -161,7 +137,7 @@ def _again(config: Options, averaging: Algorithm, key: Array, previous: Ensemble
         fresh: FedAvgState = averaging.init(own, None)
         return fresh._replace(position=mode.position, step=mode.step)
 
-    modes = jax.vmap(start)(_keys(key, config.num_modes), previous.modes)
+    modes = jax.vmap(start)(keys_of_modes(key, config.num_modes), previous.modes)
     return previous._replace(modes=modes)
 
 

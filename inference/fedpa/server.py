@@ -1,25 +1,23 @@
-"""FedPA's rounds at the server: an optimiser descends along the clients' mean delta."""
+"""The server's half of FedPA: an optimiser descends along the clients' mean delta."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
-from fedbayes.errors import ResultCode, usable
+from fedbayes.algorithm import Algorithm, Info, Replies, Update
+from fedbayes.errors import usable
 from fedbayes.inference.curvature import largest_curvature, shared_coordinates
-from fedbayes.inference.fedavg.rounds import server_step
-from fedbayes.inference.fedpa.clients import Clients, LocalDelta, Private, Shared
+from fedbayes.inference.fedavg.server import server_step
+from fedbayes.inference.fedpa.client import Clients, LocalDelta, Shared, local_update
 from fedbayes.inference.fedpa.options import Options
-from fedbayes.inference.merging.merge import retry_unreliable
+from fedbayes.inference.merging.server import retry_unreliable
 from fedbayes.inference.mode import ModeState
 from fedbayes.inference.options import DENSE_LIMIT, given_start
-from fedbayes.problem.clients import Client
 from fedbayes.problem.roster import Roster
 
 _STEP = 0.2  # of the client's gradient steps by default, over the largest curvature
@@ -41,13 +39,6 @@ class FedPAState(NamedTuple):
     shared: Shared
     optimizer: Any
     change: Array
-
-
-class DeltaMessage(NamedTuple):
-    """A client's delta, shape ``(d,)``, times its weight, and the weight: sums make weighted means."""
-
-    delta: Array
-    weight: Array
 
 
 def first_state(config: Options, roster: Roster, weights: np.ndarray, previous: Any) -> FedPAState:
@@ -87,18 +78,6 @@ def descending(
     """Rounds in which the server descends along the clients' mean delta."""
     num_clients, optimizer = roster.num_clients, server_optimizer(config)
 
-    def update(
-        delta: Callable, shared: Shared, personal: tuple[()], private: Private, client: Client, inputs: Any
-    ) -> tuple[Reply, Private]:
-        found, after = delta(shared, private, client, inputs)
-        fine = jnp.all(jnp.isfinite(found.delta)) & jnp.all(jnp.isfinite(found.mean))
-        code = jnp.where(found.reliable, ResultCode.OK, ResultCode.UNRELIABLE)
-        weight = jnp.asarray(weights)[client.index]
-        after = jax.tree.map(lambda new, old: jnp.where(fine, new, old), after, private)
-        info = {"k_hat": found.k_hat, "drift": jnp.sqrt(jnp.mean((found.mean - shared.position) ** 2))}
-        total = DeltaMessage(weight * found.delta, weight)
-        return Reply(total=total, code=jnp.where(fine, code, ResultCode.NOT_FINITE), info=info), after
-
     def aggregate(state: FedPAState, replies: Replies, key: Array) -> tuple[FedPAState, Info]:
         old, total = state.shared.position, replies.total
         position, kept, taken = server_step(optimizer, state.optimizer, old, total.delta, total.weight)
@@ -120,7 +99,9 @@ def descending(
         init=lambda key, previous: start(previous),
         broadcast=lambda state: (state.shared, ()),
         init_client=clients.init,
-        updates={label: Update(partial(update, delta.run), delta.inputs) for label, delta in deltas.items()},
+        updates={
+            label: Update(partial(local_update, weights, delta.run), delta.inputs) for label, delta in deltas.items()
+        },
         aggregate=aggregate,
         choose=choose,
     )
