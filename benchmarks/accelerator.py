@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pages import table
+
 METHODS = ("ep", "fald", "merge")
 SEED, ROWS, SIZE = 20261120, 50, 20
 LEAST_SECONDS = 20.0  # a cell is not begun with less than this left of the budget
@@ -39,7 +41,7 @@ COLUMNS = (
     "device peak, MiB",
     "means apart, sds",
 )
-NOTES = """
+NOTES = """\
 Logistic regression, {size} coefficients, {rows} rows a client, no locals, everything in float64. Both platforms get the
 same data, key and number of rounds:
 
@@ -249,10 +251,10 @@ def warm(found: dict[str, Any]) -> str:
     return f"{found['round']:,.3g}{' (cold)' if cold else ''}"
 
 
-def row(cell: Cell, found: dict[str, Any], cpu: dict[str, Any] | None, name: str) -> str:
+def cells_of(cell: Cell, found: dict[str, Any], cpu: dict[str, Any] | None, name: str) -> list[str]:
     """One line of the table; ``cpu`` is what the CPU said of the same fit, ``None`` where this is the CPU."""
     compiled = [shown(found.get(f"{call}_compiled"), "d") for call in ("first", "second")]
-    cells = [
+    return [
         cell.method,
         f"{cell.clients:,}",
         name,
@@ -266,7 +268,6 @@ def row(cell: Cell, found: dict[str, Any], cpu: dict[str, Any] | None, name: str
         shown(found.get("device"), ",.0f"),
         "" if cpu is None else shown(apart(found, cpu), ".1e"),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def markdown(seen: dict[str, Any], results: dict[Cell, dict[str, Any]]) -> str:
@@ -274,13 +275,14 @@ def markdown(seen: dict[str, Any], results: dict[Cell, dict[str, Any]]) -> str:
     accelerated = seen.get("platform", "cpu") != "cpu"
     where = f"**{seen['kind']}** ({seen['platform']})" if accelerated else "**JAX sees no accelerator: CPU only**"
     rows = [
-        row(cell, found, None if cell.cpu else results[cell._replace(cpu=True)], "CPU" if cell.cpu else seen["kind"])
+        cells_of(
+            cell, found, None if cell.cpu else results[cell._replace(cpu=True)], "CPU" if cell.cpu else seen["kind"]
+        )
         for cell, found in results.items()
     ]
     machine = f"{where}, beside {os.cpu_count()} CPU cores. {seen.get('packages', 'JAX did not start')}."
-    head = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
     title = ["# Many clients on an accelerator", "", f"Written by `accelerator.py`. {machine}", ""]
-    return "\n".join([*title, *head, *rows, NOTES.format(size=SIZE, rows=ROWS)])
+    return "\n".join([*title, *table(COLUMNS, rows, right_from=1), NOTES.format(size=SIZE, rows=ROWS)])
 
 
 def cells(methods: Sequence[str], clients: Sequence[int], accelerated: bool) -> Iterator[Cell]:

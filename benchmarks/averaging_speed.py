@@ -18,10 +18,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from textwrap import fill
 from typing import NamedTuple
 
 import numpy as np
+from pages import row, wrapped
 from sklearn.datasets import load_digits
 
 HERE = Path(__file__).resolve().parent
@@ -314,16 +314,16 @@ def compared(case: Case) -> dict[str, Run]:
     return runs
 
 
-def row(*cells: str) -> str:
-    """Of a table."""
-    return f"| {' | '.join(cells)} |"
+def headed(columns: list[str]) -> list[str]:
+    """A table's first lines; the network and the number of clients stand to the left."""
+    return [row(*columns), row("---", "---", *["---:"] * (len(columns) - 2))]
 
 
 def speed_table(found: dict[Case, dict[str, Run]]) -> list[str]:
     """Time of a warm round, and ratios."""
     rivals = names()[1:]
     head = ["network", "clients", "in a round", "ms per round", "µs per client", *rivals]
-    lines = [row(*head), row(*["---"] * 2, *["---:"] * (len(head) - 2))]
+    lines = headed(head)
     for case, runs in found.items():
         warm = runs["fedbayes"].warm
         cells = [case.network, f"{case.clients:,}", f"{case.active:,}", f"{1e3 * warm:.3g}"]
@@ -337,7 +337,7 @@ def cost_table(found: dict[Case, dict[str, Run]]) -> list[str]:
     """What comes before the rounds, and memory."""
     rivals = names()
     head = ["network", "clients", "in a round", "before, s", "first round, s", *(f"MB, {name}" for name in rivals)]
-    lines = [row(*head), row(*["---"] * 2, *["---:"] * (len(head) - 2))]
+    lines = headed(head)
     for case, runs in found.items():
         mine = runs["fedbayes"]
         cells = [case.network, f"{case.clients:,}", f"{case.active:,}", f"{mine.before:.2g}", f"{mine.seconds[0]:.2g}"]
@@ -355,11 +355,6 @@ def span(found: dict[Case, dict[str, Run]], name: str) -> str:
 def worst(runs: dict[str, Run]) -> float:
     """The largest loss at the end."""
     return max(run.loss for run in runs.values())
-
-
-def wrapped(text: str) -> str:
-    """A paragraph for the page."""
-    return fill(" ".join(text.split()), 118, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def large_text(runs: dict[str, Run]) -> str:

@@ -23,6 +23,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import xarray as xr
+from pages import row
 
 import fedbayes as fb
 
@@ -304,15 +305,17 @@ def table(found: list[Row]) -> str:
         "| | given | class | message |",
         "|---|---|---|---|",
     ]
-    for row in found:
-        words = re.sub(r"\s*\n\s*", "<br>", row.words.replace(str(FOLDER), "FOLDER")).replace("|", "\\|")
-        lines.append(f"| {row.group} | {row.given} | {row.kind} | {words} |")
-    return "\n".join(lines) + "\n"
+    lines += [row(each.group, each.given, each.kind, _cell(each.words)) for each in found]
+    return "\n".join([*lines, ""])
+
+
+def _cell(words: str) -> str:
+    return re.sub(r"\s*\n\s*", "<br>", words.replace(str(FOLDER), "FOLDER")).replace("|", "\\|")
 
 
 if __name__ == "__main__":
-    page = rows(sys.argv[1:] or None)
+    found = rows(sys.argv[1:] or None)
     if len(sys.argv) == 1:
-        Path(__file__).with_name("BAD_INPUTS.md").write_text(table(page))
-    for row in page:
-        print(f"{row.group}: {row.given}\n    {row.kind}: {row.words}")
+        Path(__file__).with_name("BAD_INPUTS.md").write_text(table(found))
+    for each in found:
+        print(f"{each.group}: {each.given}\n    {each.kind}: {each.words}")

@@ -14,8 +14,8 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import numpy as np
 import typer
+from pages import head, machine, row
 from rich.console import Console
-from run import machine
 
 import fedbayes as fb
 from fedbayes.models import eight_schools, heart_disease, hierarchical_linear, linear, penalised
@@ -109,23 +109,21 @@ def looped(problem: Problem, method: Any) -> float:
     return float(np.median(seconds[1:]))
 
 
-def row(name: str, label: str, found: fb.Calibration, first: float, each: float, alone: float | None) -> str:
+def line(name: str, label: str, found: fb.Calibration, first: float, each: float, alone: float | None) -> str:
     """One line of the table."""
     tested, held = found.test(), found.coverage((0.5, 0.9))["observed"]
     worst = int(np.argmin(tested["adjusted"].values))
     spans = [f"{float(level.min()):.3f} - {float(level.max()):.3f}" for level in held]
     k_hat = f"{found.unreliable:.1%}" if found.corrected else ""
     by_loop = "" if alone is None else f"{1e3 * alone:.0f} ({alone / each:.2g})"
-    return (
-        f"| {name} | {label} | {float(tested['adjusted'][worst]):.2g} (`{tested['parameter'].values[worst]}`) | "
-        f"{spans[0]} | {spans[1]} | {int(found.converged.sum())} | {k_hat} | {first:.0f} | "
-        f"{1e3 * each:.1f} | {by_loop} |"
-    )
+    least = f"{float(tested['adjusted'][worst]):.2g} (`{tested['parameter'].values[worst]}`)"
+    times = f"{first:.0f}", f"{1e3 * each:.1f}", by_loop
+    return row(name, label, least, *spans, int(found.converged.sum()), k_hat, *times)
 
 
-HEAD = (
-    "| model | method | smallest adjusted p | held by 50% | by 90% | converged | not trusted | first, s | ms a fit | "
-    "ms a fit alone (ratio) |\n|---|---|---|---:|---:|---:|---:|---:|---:|---:|"
+COLUMNS = (
+    *("model", "method", "smallest adjusted p", "held by 50%", "by 90%", "converged", "not trusted", "first, s"),
+    *("ms a fit", "ms a fit alone (ratio)"),
 )
 
 
@@ -148,8 +146,7 @@ count, also those that have not converged and those whose weights are not to be 
 once compiled, with simulation, ranks and, where corrected, the exchange of log-likelihoods; "alone" is the median of
 {LOOPED} calls of `fit_federated` with one replicate, once compiled, without a correction.
 
-{HEAD}
-{chr(10).join(rows)}
+{chr(10).join([*head(COLUMNS, right_from=3), *rows])}
 """
 
 
@@ -168,7 +165,7 @@ def main(
             found, first, each = timed(problem, method, correction, 10 if quick else num)
             if not correction:
                 alone[label] = looped(problem, method)
-            rows.append(row(name, label, found, first, each, alone.get(label)))
+            rows.append(line(name, label, found, first, each, alone.get(label)))
             console.print(rows[-1], soft_wrap=True)
     if not quick:
         out.write_text(report(known, num, rows))

@@ -20,6 +20,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import typer
+from pages import row
 
 import fedbayes as fb
 from fedbayes.theory.correlated import source_algorithm
@@ -188,8 +189,7 @@ def mean_row(rows: list[Row]) -> list[str]:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join(row(*cells) for cells in (header, ["---"] * len(header), *rows))
 
 
 def simulation(repeats: int) -> str:
@@ -257,10 +257,10 @@ def schools(folder: Path) -> str:
         rows = rng.permutation([i for i, pupil in enumerate(pupils) if pupil["school"].strip('"') == school])
         cut = int(0.6 * len(rows))
         train[school], test[school] = ({"x": x[part], "y": y[part]} for part in (rows[:cut], rows[cut:]))
-    row = compared(train, test, 0.001)
+    cells = compared(train, test, 0.001)
     note = "The source's table 3.3 is of its other model (lasso 0.825, ridge 0.817, centralised 0.820 and 0.815)."
     header = ["pupils", "separate (OLS)", "Algorithm 3.1", "ours", "time"]
-    return table(header, [[f"{x.shape[1]} coefficients, two schools", *row]]) + "\n\n" + fill(note, 120)
+    return table(header, [[f"{x.shape[1]} coefficients, two schools", *cells]]) + "\n\n" + fill(note, 120)
 
 
 def engines(folder: Path) -> str:

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pages
 import typer
 from ep_start import CASES, Case, fit
-from run import machine
+from pages import machine
 
 import fedbayes as fb
 from fedbayes.inference.ep import answer, server, step
@@ -135,14 +136,14 @@ def table(trial: Trial) -> str:
         "",
         f"Set *{trial.problem}*, `fedbayes.EP({options})`, 16 replicates.",
         "",
-        "| value | exchanges | converged | error, sds | noise, sds | last step |",
-        "|---|---|---|---|---|---|",
     ]
+    rows = []
     for value in sorted((usual, *trial.others)):
         shown = f"**{value:g}**" if value == usual else f"{value:g}"
         found = with_value(trial.name, value, case, trial.options)
-        lines.append("| " + " | ".join(cells(shown, found, mean, sd)) + " |")
-    return "\n".join([*lines, ""])
+        rows.append(cells(shown, found, mean, sd))
+    columns = ("value", "exchanges", "converged", "error, sds", "noise, sds", "last step")
+    return "\n".join([*lines, *pages.table(columns, rows)])
 
 
 _HEAD = """\

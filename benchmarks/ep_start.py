@@ -28,6 +28,7 @@ import numpyro
 import numpyro.distributions as dist
 import typer
 from federated import mixture, rounds_of
+from pages import head, row
 from problems import SEED, BenchmarkSet, heart_set, logistic_set, stacked
 from references import by_importance, read
 from scores import Moments, Score, score
@@ -207,7 +208,7 @@ def outcome_of(case: Case, init: str, seed: int, reference: Moments) -> Outcome:
     return Outcome(rounds_of(found), found.converged, score(mixture(*found.moments()), reference))
 
 
-def row(name: str, init: str, start: str, outcomes: Sequence[Outcome]) -> str:
+def line(name: str, init: str, start: str, outcomes: Sequence[Outcome]) -> str:
     """One line of the table: fits with different keys."""
     if raised := next((outcome.raised for outcome in outcomes if outcome.raised), ""):
         cells = ["-", "-", f"raised {raised}", "-", "-"]
@@ -222,7 +223,7 @@ def row(name: str, init: str, start: str, outcomes: Sequence[Outcome]) -> str:
             f"{max(error.rms for error in errors):.2g}",
             f"{min(e.least_sd_ratio for e in errors):.3f} - {max(e.largest_sd_ratio for e in errors):.3f}",
         ]
-    return f"| {' | '.join([name, f'`{init}`', start, *cells])} |"
+    return row(name, f"`{init}`", start, *cells)
 
 
 def main(
@@ -234,13 +235,13 @@ def main(
     if unknown := [name for name in names or () if name not in CASES]:
         raise typer.BadParameter(f"{unknown}: the sets are {list(CASES)}")
     jax.config.update("jax_enable_x64", True)
-    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
+    print(*head(COLUMNS), sep="\n", flush=True)
     for name in names or CASES:
         began, case = time.perf_counter(), CASES[name]()
         reference, roster = case.reference(), make_problem(case.model, case.clients).roster
         for chosen in init:
             outcomes = [outcome_of(case, chosen, seed, reference) for seed in range(seeds)]
-            print(row(name, chosen, fb.EP(init=chosen).start(roster), outcomes), flush=True)
+            print(line(name, chosen, fb.EP(init=chosen).start(roster), outcomes), flush=True)
         typer.echo(f"{name}: {time.perf_counter() - began:.0f} s", err=True)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from pages import head, row
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -89,12 +90,12 @@ def toy_row(num_modes: int, assignment: dict[str, Any]) -> tuple[float, float]:
 
 def toy_table() -> list[str]:
     """Bias and variance by modes and assignment."""
-    lines = ["| bias / variance | " + " | ".join(f"K = {k}" for k in MODES) + " |", "|---" * (len(MODES) + 1) + "|"]
-    source = " | ".join(f"{b} / {v}" for b, v in zip(SOURCE["bias"], SOURCE["variance"], strict=True))
-    lines.append(f"| the source's table 1 | {source} |")
+    lines = head(["bias / variance", *(f"K = {k}" for k in MODES)])
+    source = (f"{b} / {v}" for b, v in zip(SOURCE["bias"], SOURCE["variance"], strict=True))
+    lines.append(row("the source's table 1", *source))
     for name, assignment in ASSIGNMENTS.items():
         cells = [toy_row(k, assignment) for k in MODES]
-        lines.append(f"| {name} | " + " | ".join(f"{b:.3f} / {v:.4f}" for b, v in cells) + " |")
+        lines.append(row(name, *(f"{b:.3f} / {v:.4f}" for b, v in cells)))
         print(lines[-1], flush=True)
     return lines
 
@@ -145,7 +146,7 @@ def scores(fit: fb.FederatedFit, test: dict[str, np.ndarray]) -> dict[str, float
 
 def digits_table() -> list[str]:
     """Held-out scores of each algorithm, over seeds of the data and of the fit."""
-    lines = ["| clients, rounds | method | accuracy | loss | modes: loss, accuracy |", "|---|---|---|---|---|"]
+    lines = head(["clients, rounds", "method", "accuracy", "loss", "modes: loss, accuracy"])
     for num_clients, epochs, rounds in ((40, 2, 100), (100, 5, 150)):
         member = {
             "optimizer": optax.sgd(0.1 / (SCALE * UNIT) ** 2),
@@ -173,10 +174,8 @@ def digits_table() -> list[str]:
             mean = {key: np.mean([each[key] for each in found]) for key in found[0]}
             spread = np.std([each["accuracy"] for each in found], ddof=1)
             of_modes = f"{mean['modes']:.3f}, {mean['worst']:.1f} to {mean['best']:.1f}" if "K =" in name else ""
-            lines.append(
-                f"| {num_clients}, {rounds} | {name} | {mean['accuracy']:.1f} ({spread:.1f}) | {mean['loss']:.3f} | "
-                f"{of_modes} |"
-            )
+            accuracy = f"{mean['accuracy']:.1f} ({spread:.1f})"
+            lines.append(row(f"{num_clients}, {rounds}", name, accuracy, f"{mean['loss']:.3f}", of_modes))
             print(lines[-1], flush=True)
     return lines
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import optax
+from pages import row
 
 import fedbayes as fb
 from fedbayes.models import heart_disease
@@ -93,10 +94,10 @@ def table(clients: Data) -> list[str]:
     mode, sd = exact.moments()[0][0], np.sqrt(np.diagonal(exact.moments()[1][0]))
     lines = ["| | from the mode | the fit says | rounds | exchanges |", "|---|---|---|---|---|"]
     for name, method in methods().items():
-        row = measured(name, method, clients, mode, sd)
-        print(row, flush=True)
-        rounds = str(row.rounds) + ("" if row.arrived else ", not arrived")
-        lines.append(f"| {row.name} | {row.distance:.2g} | {row.said:.2g} | {rounds} | {row.exchanges} |")
+        found = measured(name, method, clients, mode, sd)
+        print(found, flush=True)
+        rounds = str(found.rounds) + ("" if found.arrived else ", not arrived")
+        lines.append(row(name, f"{found.distance:.2g}", f"{found.said:.2g}", rounds, found.exchanges))
     lines.append(f"| `method='laplace'`: Newton | 0 | | | {exact.communication.exchanges} |")
     return [*lines, ep_row(clients)]
 

@@ -25,6 +25,7 @@ from digits import INK, label
 from federated import Federation
 from numpyro.infer import MCMC, NUTS, init_to_value
 from numpyro.infer.util import log_density
+from pages import table
 from problems import BenchmarkSet
 from rich.console import Console
 from rich.table import Table
@@ -342,17 +343,11 @@ def best_of(runs: Mapping[Setting, Run], step: float | None = None) -> Setting:
     return max(left, key=lambda setting: np.nan_to_num(runs[setting].level, nan=-np.inf))
 
 
-def markdown(rows: Rows) -> list[str]:
-    """A table."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:], ""]
-
-
 def document(tables: Mapping[str, Rows]) -> str:
     """``FEDPA_DIGITS.md``."""
     lines = ["# FedPA on digits", "", SETUP, "", "## Reading", "", READING, ""]
     for (name, rows), note in zip(tables.items(), NOTES, strict=True):
-        lines += [f"## {name}", "", note, "", *markdown(rows)]
+        lines += [f"## {name}", "", note, "", *table(rows[0], rows[1:])]
     return "\n".join(lines)
 
 

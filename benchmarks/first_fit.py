@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pages import table
+
 EVENTS = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
@@ -164,13 +166,13 @@ def fresh(what: str, cache: str | None) -> dict:
     return json.loads(found.stdout.splitlines()[-1])
 
 
-def table(steps: dict) -> str:
-    lines = ["| step | seconds | programs | tracing | lowering | XLA |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {name} | {s['seconds']:.1f} | {s['programs']:.0f} | {s['trace']:.1f} | {s['lower']:.1f} | {s['xla']:.1f} |"
+def times_table(steps: dict) -> str:
+    columns = ("step", "seconds", "programs", "tracing", "lowering", "XLA")
+    rows = [
+        [name, f"{s['seconds']:.1f}", f"{s['programs']:.0f}", *(f"{s[what]:.1f}" for what in ("trace", "lower", "xla"))]
         for name, s in steps.items()
     ]
-    return "\n".join(lines)
+    return "\n".join(table(columns, rows)).strip()
 
 
 # Measured by this script at the state before programs were kept (commit b5b904e), alone on the same kind of machine.
@@ -214,18 +216,18 @@ The second fit takes {times:.1f} times its rounds ({second["rounds"]:.2f} s) and
 
 Without a cache:
 
-{table(reference | cold)}
+{times_table(reference | cold)}
 
 With the persistent cache of an earlier process:
 
-{table(warm)}
+{times_table(warm)}
 
 ## What bounds it
 
 XLA compiles two large programs, a client's update and the server's aggregate. A cache leaves tracing and lowering.
 These are the parts of the two programs, each compiled alone:
 
-{table(alone)}
+{times_table(alone)}
 
 ## Before
 

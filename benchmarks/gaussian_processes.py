@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -31,7 +30,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pages
 import typer
+from pages import MARK, wrapped
 from scipy.special import logsumexp
 from scipy.stats import norm
 
@@ -117,19 +118,7 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1) if len(values) > 1 else 0.0:.{digits}f}"
 
 
-def row(*cells: Any) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """A table; all columns but the first are aligned to the right."""
-    return [row(*head), "|---" + "|---:" * (len(head) - 1) + "|", *(row(*cells) for cells in rows), ""]
-
-
-def wrapped(text: str) -> str:
-    """A paragraph for the page."""
-    return fill(" ".join(text.split()), 118, break_long_words=False, break_on_hyphens=False) + "\n"
+table = partial(pages.table, right_from=1)
 
 
 def told(*cells: Any) -> None:
@@ -568,7 +557,6 @@ averaging of a kernel's parameters, and predictions conditioned on the client's 
 cores with one BLAS thread; ratios come from one process.
 """
 
-MARK = "What the numbers say: "
 NOTES = {
     "fidelity": """\
 by the source's schedule, sharing the kernel wins clearly. Most of that is the rate: at 0.01 the
@@ -588,13 +576,8 @@ too. Against the mode with the program's priors they gain coverage, and no densi
 
 def merged(page: str, sections: Mapping[str, str]) -> str:
     """The page with some sections written anew, in the parts' order."""
-    known = dict(each.split("\n", 1) for each in ("\n" + page).split("\n## ")[1:])
-    known |= sections
-    titles = [title for title, _ in PARTS.values() if title in known]
-    notes = {title: NOTES[name] for name, (title, _) in PARTS.items() if name in NOTES}
-    body = {title: known[title].split(MARK)[0].strip() for title in titles}
-    told_of = {title: f"\n{MARK}{notes[title]}" if title in notes else "" for title in titles}
-    return HEAD + "".join(f"\n## {title}\n\n{body[title]}\n{told_of[title]}" for title in titles)
+    notes = {PARTS[name][0]: MARK + note for name, note in NOTES.items()}
+    return pages.merged(page, sections, HEAD, [title for title, _ in PARTS.values()], notes)
 
 
 def main(

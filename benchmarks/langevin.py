@@ -17,6 +17,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
+from pages import head, row
 
 import fedbayes as fb
 from fedbayes.inference.fald import client as fald
@@ -160,11 +161,8 @@ def against_loops(quick: bool) -> list[str]:
         "logistic, N = 10, d = 1000": (logistic, logistic_clients(10, 1000), logistic_slope, 1000),
         "logistic, N = 100, d = 1000": (logistic, logistic_clients(100, 1000), logistic_slope, 1000),
     }
-    lines = [
-        "| problem | NumPy loop | no noise | rho = 1 | rho = 0 | rho = 0, rbg | loop / rho = 1 | loop / rho = 0 "
-        "| rho = 0 / no noise |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    speeds, quotients = ("no noise", "rho = 1", "rho = 0", "rho = 0, rbg"), ("loop / rho = 1", "loop / rho = 0")
+    lines = head(["problem", "NumPy loop", *speeds, *quotients, "rho = 0 / no noise"])
     for name, (model, clients, slope, size) in cases.items():
         rounds = 2 if quick else max(4, 20_000 // (len(clients) * size))
         seconds = best(
@@ -180,14 +178,14 @@ def against_loops(quick: bool) -> list[str]:
         step = {k: 1e6 * s / STEPS / (min(rounds, 20) if k == "loop" else rounds) for k, s in seconds.items()}
         ratios = [step["loop"] / step["one"], step["loop"] / step["zero"], step["zero"] / step["none"]]
         cells = [f"{step[k]:.3g}" for k in ("loop", "none", "one", "zero", "rbg")] + [f"{r:.1f}" for r in ratios]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append(row(name, *cells))
         print(lines[-1], flush=True)
     return lines
 
 
 def against_blackjax(quick: bool) -> list[str]:
     """(b): one client, the same target, steps per second."""
-    lines = ["| problem | blackjax SGLD, steps/s | fedbayes, steps/s | fedbayes / blackjax |", "|---|---|---|---|"]
+    lines = head(["problem", "blackjax SGLD, steps/s", "fedbayes, steps/s", "fedbayes / blackjax"])
     for size in (20, 1000):
         clients = logistic_clients(1, size)
         rounds = 2 if quick else 400_000 // (size * STEPS)
@@ -197,7 +195,8 @@ def against_blackjax(quick: bool) -> list[str]:
         }
         speed = {name: rounds * STEPS / s for name, s in best(runs, 1 if quick else 7).items()}
         ratio = speed["fedbayes"] / speed["blackjax"]
-        lines.append(f"| logistic, d = {size} | {speed['blackjax']:,.0f} | {speed['fedbayes']:,.0f} | {ratio:.2f} |")
+        speeds = (f"{speed[name]:,.0f}" for name in ("blackjax", "fedbayes"))
+        lines.append(row(f"logistic, d = {size}", *speeds, f"{ratio:.2f}"))
         print(lines[-1], flush=True)
     return lines
 
@@ -235,10 +234,9 @@ def against_nuts(quick: bool) -> list[str]:
     rounds = int(chains["rounds"].sum())
     mine, theirs = least["FALD"] / seconds, least["NUTS"] / nuts_seconds
     lines = [
-        "| method | seconds | least effective draws | per second |",
-        "|---|---|---|---|",
-        f"| FALD, {rounds:,} rounds of 10 steps | {seconds:.2f} | {least['FALD']:.0f} | {mine:.0f} |",
-        f"| pooled NUTS, warm-up included | {nuts_seconds:.2f} | {least['NUTS']:.0f} | {theirs:.0f} |",
+        *head(["method", "seconds", "least effective draws", "per second"]),
+        row(f"FALD, {rounds:,} rounds of 10 steps", f"{seconds:.2f}", f"{least['FALD']:.0f}", f"{mine:.0f}"),
+        row("pooled NUTS, warm-up included", f"{nuts_seconds:.2f}", f"{least['NUTS']:.0f}", f"{theirs:.0f}"),
     ]
     print("\n".join(lines[2:]), flush=True)
     return lines

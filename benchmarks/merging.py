@@ -18,10 +18,10 @@ import typer
 from federated import Federation, first_fit, mixture, rounds_of
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.hmc_util import consensus
+from pages import head, machine, row, table
 from problems import BenchmarkSet, heart_set, stacked
 from references import read
 from rich.console import Console
-from run import machine
 from scores import Moments, of_draws, score
 
 import fedbayes as fb
@@ -143,7 +143,7 @@ def starts(quick: bool) -> list[str]:
         for init in STARTS[:2] if quick else STARTS:
             fit = fitted(model, clients, fb.EP(init=init))
             cells.append(f"{by_phase(fit)}{'' if fit.converged else ', not converged'}")
-        rows.append(f"| {words} | " + " | ".join(cells) + " |")
+        rows.append(row(words, *cells))
     return rows
 
 
@@ -200,12 +200,13 @@ def _speed_row(
     seen = score(found, reference)
     ratios = "-" if theirs is None or warm is None else f"{theirs / cold:.1f} / {theirs / warm:,.0f}"
     warm_text = "-" if warm is None else f"{warm:.2f}"
-    return f"| {set_} | {name} | {cold:.1f} | {warm_text} | {ratios} | {seen.rms:.2g} | {seen.kl:.2g} |"
+    return row(set_, name, f"{cold:.1f}", warm_text, ratios, f"{seen.rms:.2g}", f"{seen.kl:.2g}")
 
 
 def markdown(lines: list[Line], starting: list[str], speeds: list[str]) -> str:
     """``MERGING.md``."""
-    table = [f"| {a} | {b} | {c:.2g} | {d} | {e:.2g} | {f} |" for a, b, c, d, e, f in lines]
+    rows = [(a, b, f"{c:.2g}", d, f"{e:.2g}", f) for a, b, c, d, e, f in lines]
+    columns = ("set", "program", "s", "s, compiled", "times faster, first call / compiled", "rms error, sds", "KL")
     return "\n".join(
         [
             "# Merging the hospitals' posteriors",
@@ -219,14 +220,10 @@ def markdown(lines: list[Line], starting: list[str], speeds: list[str]) -> str:
             "round, without the pooled data: it can be trusted up to k-hat 0.7 and is rough up to 1. Of others on the",
             "same data: NumPyro's consensus 0.79 and KL 3.3, the R package BFI 0.66 and KL 3.5.",
             "",
-            "| method | rounds | rms error, sds | sd ratios | KL | measured by itself |",
-            "|---|---|---|---|---|---|",
-            *table,
-            "",
+            *table(("method", "rounds", "rms error, sds", "sd ratios", "KL", "measured by itself"), rows),
             "## Rounds to EP's tolerance, by its start",
             "",
-            f"| priors | {' | '.join(f'`init={start!r}`' for start in STARTS)} |",
-            "|---|" + "---|" * len(STARTS),
+            *head(["priors", *(f"`init={start!r}`" for start in STARTS)]),
             *starting,
             "",
             "## Consensus against NumPyro's own",
@@ -235,8 +232,7 @@ def markdown(lines: list[Line], starting: list[str], speeds: list[str]) -> str:
             "of warm-up. *s* is a whole first call with compilation; *s, compiled* the rounds of a further run; ratios",
             "are NumPyro's whole call over these.",
             "",
-            "| set | program | s | s, compiled | times faster, first call / compiled | rms error, sds | KL |",
-            "|---|---|---|---|---|---|---|",
+            *head(columns),
             *speeds,
             "",
         ]

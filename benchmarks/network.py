@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import typer
 import xarray as xr
+from pages import machine, table
 from rich.console import Console
-from run import machine
 
 import fedbayes as fb
 from fedbayes.models import heart_disease
@@ -140,6 +140,24 @@ def measured(num: int) -> Cost:
     return Cost(num, here, computing, messages, network, first, whole, down, up, least)
 
 
+SECONDS = ("clients", "one process", "over processes", "of it computing", "messages", "engine")
+SECONDS += ("first round", "whole run")
+BYTES = ("clients", "down", "up", "least up", "up over least")
+
+
+def seconds_of(cost: Cost) -> list[str]:
+    """A line of the first table."""
+    engine = cost.network - cost.computing - cost.messages
+    begun = [str(cost.clients), f"{cost.here:.3f} s", f"{cost.network:.1f} s", f"{cost.computing:.3f} s"]
+    return [*begun, f"{1e3 * cost.messages:.1f} ms", f"{engine:.1f} s", f"{cost.first:.0f} s", f"{cost.whole:.0f} s"]
+
+
+def bytes_of(cost: Cost) -> list[str]:
+    """A line of the second table."""
+    sizes = (f"{size:,}" for size in (cost.down, cost.up, cost.least))
+    return [str(cost.clients), *sizes, f"{cost.up / cost.least:.2f}"]
+
+
 def written(costs: list[Cost]) -> str:
     """The page."""
     lines = [
@@ -152,29 +170,14 @@ def written(costs: list[Cost]) -> str:
         "written and read. The rest is the engine: a new process for each message, and nodes that look for messages",
         "every three seconds.",
         "",
-        "| clients | one process | over processes | of it computing | messages | engine | first round | whole run |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for cost in costs:
-        engine = cost.network - cost.computing - cost.messages
-        lines.append(
-            f"| {cost.clients} | {cost.here:.3f} s | {cost.network:.1f} s | {cost.computing:.3f} s | "
-            f"{1e3 * cost.messages:.1f} ms | {engine:.1f} s | {cost.first:.0f} s | {cost.whole:.0f} s |"
-        )
-    lines += [
-        "",
+        *table(SECONDS, [seconds_of(cost) for cost in costs]),
         "Bytes of one client in one round. EP needs `d + d (d + 1) / 2` numbers, the shift and the triangle of the",
         "precision. An answer also holds the site's scale, the noise of all three, a result code, diagnostics, and the",
         "names of all arrays.",
         "",
-        "| clients | down | up | least up | up over least |",
-        "|---|---|---|---|---|",
+        *table(BYTES, [bytes_of(cost) for cost in costs]),
     ]
-    lines += [
-        f"| {cost.clients} | {cost.down:,} | {cost.up:,} | {cost.least:,} | {cost.up / cost.least:.2f} |"
-        for cost in costs
-    ]
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def main(

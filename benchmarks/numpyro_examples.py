@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pages
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -173,17 +174,26 @@ def of_nuts(nuts: Mapping[str, Any]) -> str:
     return words + (f"; {nuts['diverging']} diverging" if nuts["diverging"] else "")
 
 
+_DIFFERENCES = "What differs from NumPyro's programs beside the clients:"
+
+
 def page(rows: list[dict[str, Any]], machine: str) -> str:
     """``NUMPYRO_EXAMPLES.md``."""
     counts = Counter(each["verdict"] for each in rows)
     summary = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     head = _HEAD.format(number=len(rows), summary=summary, machine=machine)
-    lines = [head, "| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
-    for each in rows:
-        cells = {name: cell.replace("|", "\\|") for name, cell in each["cells"].items()}
-        lines.append("| " + " | ".join(cells[column] for column in _COLUMNS) + " |")
+    cells = [[each["cells"][column].replace("|", "\\|") for column in _COLUMNS] for each in rows]
     notes = [f"- {each['cells']['program']}: {each['note']}." for each in rows if each["note"]]
-    return "\n".join([*lines, "", "What differs from NumPyro's programs beside the clients:", "", *notes, ""])
+    return "\n".join(
+        [
+            head,
+            *pages.table(_COLUMNS, cells),
+            "What differs from NumPyro's programs beside the clients:",
+            "",
+            *notes,
+            "",
+        ]
+    )
 
 
 def shown(rows: list[dict[str, Any]]) -> Table:

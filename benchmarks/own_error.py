@@ -18,6 +18,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
+from pages import head, row
 
 import fedbayes as fb
 from fedbayes.models import eight_schools, heart_disease
@@ -307,13 +308,14 @@ Written by `own_error.py`. Errors of the Gaussian's means are in posterior stand
 deviations relative, both root mean squares over the unconstrained globals. *fit* is `fit.error`; *true* comes from a
 grid over the globals, for heart disease from NumPyro's NUTS on the pooled data. *corrected* are the true errors of the
 corrected moments, `posterior_mean` and `posterior_sd` of `fit.error`. *noise* is the Monte Carlo error.
-
-| program | trusted | means: fit | true | corrected | sds: fit | true | corrected | noise | exchanges |
-|---|---|---|---|---|---|---|---|---|---|
 """
+COLUMNS = (
+    *("program", "trusted", "means: fit", "true", "corrected", "sds: fit", "true", "corrected", "noise"),
+    "exchanges",
+)
 
 
-def row(name: str, found: Found) -> str:
+def line(name: str, found: Found) -> str:
     """A line of the table."""
     numbers = (
         found.mean,
@@ -325,12 +327,12 @@ def row(name: str, found: Found) -> str:
         found.noise,
     )
     shown = [f"{number:.4f}" if number < 100.0 else f"{number:.1e}" for number in numbers]
-    return f"| {name} | {'yes' if found.reliable else 'no'} | {' | '.join(shown)} | {found.exchanges} |"
+    return row(name, "yes" if found.reliable else "no", *shown, found.exchanges)
 
 
 if __name__ == "__main__":
     rows = []
     for name, case in cases().items():
-        rows.append(row(name, measure(case)))
+        rows.append(line(name, measure(case)))
         print(rows[-1], flush=True)
-    Path(__file__).with_name("OWN_ERROR.md").write_text(HEADER + "\n".join(rows) + "\n")
+    Path(__file__).with_name("OWN_ERROR.md").write_text("\n".join([HEADER, *head(COLUMNS), *rows, ""]))

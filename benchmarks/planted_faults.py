@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+from pages import table
 
 import fedbayes
 
@@ -190,9 +191,9 @@ def page(found: Mapping[str, str]) -> str:
     """``PLANTED_FAULTS.md``."""
     faults = [fault for fault in FAULTS if fault.name in found]
     caught = sum(bool(found[fault.name]) for fault in faults)
-    lines = [_HEAD, f"{caught} of {len(faults)} are caught.", "", "| fault | in | caught by |", "|---|---|---|"]
-    lines += [f"| {each.name} | `{each.file}` | {found[each.name] or '**nothing**'} |" for each in faults]
-    return "\n".join([*lines, ""])
+    lines = [_HEAD, f"{caught} of {len(faults)} are caught.", ""]
+    rows = [(each.name, f"`{each.file}`", found[each.name] or "**nothing**") for each in faults]
+    return "\n".join([*lines, *table(("fault", "in", "caught by"), rows)])
 
 
 def main(

@@ -14,13 +14,14 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
+import pages
 import typer
 from federated import mixture, rounds_of
 from numpyro.handlers import seed
 from numpyro.infer.util import unconstrain_fn
+from pages import machine
 from posteriordb_sets import NUM_CLIENTS, POSTERIORS, SPLITS, Columns, Database, Posterior
 from rich.console import Console
-from run import machine
 from scores import Moments, kl, of_draws, score
 
 import fedbayes as fb
@@ -200,14 +201,11 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in sorted(set(verdicts)))
     machines = sorted({row["machine"] for row in rows})
     lines = ["# EP on posteriordb", "", *_EXPLAINED.splitlines(), "", *machines, "", f"{len(rows)} fits: {counts}.", ""]
-    lines += ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
-    lines += [
-        "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells(row)) + " |" for row in rows
-    ]
+    lines += pages.table(_COLUMNS, [[cell.replace("|", "/").replace("\n", " ") for cell in cells(row)] for row in rows])
     told = [f"- {row['posterior']}, {row['split']}: {row['trouble']}" for row in rows if row.get("trouble")]
     if told:
-        lines += ["", "What the fits that have not converged say:", "", *told]
-    return "\n".join([*lines, ""])
+        lines += ["What the fits that have not converged say:", "", *told, ""]
+    return "\n".join(lines)
 
 
 def _key(name: str, split: str) -> str:

@@ -5,17 +5,16 @@ Writes ``results.json``, into which later runs of other sets or rivals are merge
 
 import json
 import math
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import pages
 import rivals
 import typer
 from federated import Federation, first_fit
+from pages import machine
 from problems import SETS, BenchmarkSet
 from references import Reference, read
 from rich.console import Console
@@ -201,20 +200,11 @@ def markdown(results: Mapping[str, Any]) -> str:
             f"{result['clients']} clients, {result['rows']:,} rows, {result['globals']} globals. "
             f"Reference: {result['reference']}; its own KL about {result['reference_own_kl']:.1g}. {result['machine']}",
             "",
-            "| " + " | ".join(_COLUMNS.values()) + " |",
-            "|" + "---|" * len(_COLUMNS),
         ]
-        for row in result["methods"].values():
-            cells = _cells(row, result["methods"]["EP"])
-            lines.append("| " + " | ".join(cells.get(column, "-") for column in _COLUMNS) + " |")
-        lines += ["", *(f"- {line}" for line in ratios(result["methods"])), ""]
+        cells = [_cells(row, result["methods"]["EP"]) for row in result["methods"].values()]
+        lines += pages.table(tuple(_COLUMNS.values()), [[row.get(name, "-") for name in _COLUMNS] for row in cells])
+        lines += [*(f"- {line}" for line in ratios(result["methods"])), ""]
     return "\n".join(lines)
-
-
-def machine() -> str:
-    """The machine, as far as it matters."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "numpyro", "numpy", "fedbayes"))
-    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {packages}, float64, shared with other work."
 
 
 def main(

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -21,10 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pages
 import student
 import typer
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
+from pages import MARK, wrapped
 from scipy.special import logsumexp
 from scipy.stats import norm
 from scipy.stats import t as student_t
@@ -62,19 +63,7 @@ def spread(values: Sequence[float] | Array, digits: int = 3) -> str:
     return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1) if len(values) > 1 else 0.0:.{digits}f}"
 
 
-def row(*cells: Any) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """A table; all columns but the first are aligned to the right."""
-    return [row(*head), "|---" + "|---:" * (len(head) - 1) + "|", *(row(*cells) for cells in rows), ""]
-
-
-def wrapped(text: str) -> str:
-    """A paragraph for the page."""
-    return fill(" ".join(text.split()), 118, break_long_words=False, break_on_hyphens=False) + "\n"
+table = partial(pages.table, right_from=1)
 
 
 def told(*cells: Any) -> None:
@@ -581,7 +570,6 @@ Written by `selection.py`, section by section. Each client has coefficients of i
 (`fedbayes.models.penalised`); the source is Yue (2023), section 3.4.3. All fits are by expectation propagation with its
 defaults where nothing else is said, but with one replicate in the first two sections.
 """
-MARK = "What the numbers say: "
 NOTES: Mapping[str, str] = {
     "cases": """\
 at the source's noise every method is least squares, whatever the penalty, and the federated fits agree with it and with
@@ -608,13 +596,8 @@ compilation, which NUTS's time leaves out.
 
 def merged(page: str, sections: Mapping[str, str]) -> str:
     """The page with some sections written anew, in the parts' order."""
-    known = dict(each.split("\n", 1) for each in ("\n" + page).split("\n## ")[1:])
-    known |= sections
-    titles = [title for title, _ in PARTS.values() if title in known]
-    notes = {title: NOTES[name] for name, (title, _) in PARTS.items() if name in NOTES}
-    body = {title: known[title].split(MARK)[0].strip() for title in titles}
-    said = {title: f"\n{wrapped(MARK + notes[title])}" if title in notes else "" for title in titles}
-    return HEAD + "".join(f"\n## {title}\n\n{body[title]}\n{said[title]}" for title in titles)
+    notes = {PARTS[name][0]: wrapped(MARK + note) for name, note in NOTES.items()}
+    return pages.merged(page, sections, HEAD, [title for title, _ in PARTS.values()], notes)
 
 
 def main(

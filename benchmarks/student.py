@@ -10,7 +10,6 @@ school's pupils is held out. Everything that stands in the table is measured as 
 import csv
 import warnings
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, NamedTuple
 
 import jax
@@ -18,8 +17,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pages
 import typer
 from numpyro.infer import MCMC, NUTS, log_likelihood
+from pages import wrapped
 from scipy.special import logsumexp
 
 import fedbayes as fb
@@ -131,9 +132,9 @@ def scores(fit: fb.FederatedFit, test: Data) -> list[float]:
     return [float(np.mean(fit.log_predictive_density(name, **test[name])["y"])) for name in SCHOOLS]
 
 
-def row(*cells: object) -> str:
-    """Of a table; numbers to two digits after the point."""
-    return f"| {' | '.join(f'{cell:.3f}' if isinstance(cell, float) else str(cell) for cell in cells)} |"
+def line(*cells: object) -> str:
+    """A line of a table; numbers to three digits after the point."""
+    return pages.row(*(f"{cell:.3f}" if isinstance(cell, float) else cell for cell in cells))
 
 
 def table(data: Split) -> list[str]:
@@ -141,7 +142,7 @@ def table(data: Split) -> list[str]:
     exact, ep = fitted(data.train, fb.Laplace(tolerance=1e-9)), fitted(data.train, "ep")
     finer = fitted(data.train, fb.EP(num_samples=2048, tolerance=1e-3), jax.random.key(1))
     mode, sd = mean_of(exact), np.sqrt(np.diagonal(exact.moments()[1][0]))
-    lines = [row("", "from the mode", "rounds", "exchanges", "GP", "MS"), "|---|" + "---:|" * 5]
+    lines = pages.head(["", "from the mode", "rounds", "exchanges", *SCHOOLS], right_from=1)
     fits = {name: fitted(data.train, method) for name, method in methods().items()}
     for name, fit in {**fits, "`method='laplace'`: Newton": exact, "EP": ep}.items():
         main = fit.rounds["phase"].values
@@ -150,7 +151,7 @@ def table(data: Split) -> list[str]:
             rounds = int(fit.rounds["objective"].notnull().sum())
         told = f"{rounds:,}" + ("" if fit.converged else ", not arrived")
         gap = "0" if fit is exact else f"{distance(mean_of(fit), mode, sd):.2g}"
-        lines.append(row(name, gap, told, f"{fit.communication.exchanges:,}", *scores(fit, data.test)))
+        lines.append(line(name, gap, told, f"{fit.communication.exchanges:,}", *scores(fit, data.test)))
         print(lines[-1], flush=True)
     off = distance(mean_of(ep), mean_of(finer), np.sqrt(np.diagonal(ep.moments()[1].mean(axis=0))))
     far = distance(mean_of(finer), mode, sd)
@@ -175,20 +176,15 @@ def gain_table(data: Split) -> list[str]:
     found = fb.federation_gain(fitted(data.train, "ep"), data.test)
     together = sampled(list(data.train.values()), data.test)
     head = ["", "training", "held out", "together", "alone", "gain", "s.e.", "EP alone converged", "gain by NUTS"]
-    lines = [row(*head), "|---|" + "---:|" * 8]
+    lines = pages.head(head, right_from=1)
     for name in SCHOOLS:
         mine, known, kept = found.sel(client=name), data.train[name], data.test[name]
         alone = sampled([known], {name: kept})[name]
         values = (float(mine[key]) for key in ("together", "alone", "gain", "gain_se"))
         told = "yes" if bool(mine["alone_converged"]) else "no"
-        lines.append(row(name, len(known["y"]), len(kept["y"]), *values, told, float(np.mean(together[name] - alone))))
+        lines.append(line(name, len(known["y"]), len(kept["y"]), *values, told, float(np.mean(together[name] - alone))))
         print(lines[-1], flush=True)
     return lines
-
-
-def wrapped(text: str) -> str:
-    """A paragraph for the page."""
-    return fill(" ".join(text.split()), 118, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 HEAD = """\

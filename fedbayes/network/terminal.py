@@ -17,7 +17,7 @@ class Terminal:
     Parameters
     ----------
     seconds_a_round
-        What the engine needs at least.
+        Seconds that the transport needs per round, used to estimate the run time in advance.
     """
 
     def __init__(self, seconds_a_round: float = 0.0) -> None:

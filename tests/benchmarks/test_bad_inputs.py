@@ -1,6 +1,5 @@
 """All bad inputs of the benchmark are refused, or warned of, in fedbayes's own words."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,8 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="these tests run awa
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    spec = importlib.util.spec_from_file_location("bad_inputs", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def script(load, tmp_path_factory):
+    module = load("bad_inputs")
     module.FOLDER = tmp_path_factory.mktemp("bad-inputs")
     return module
 

@@ -1,6 +1,5 @@
 """The benchmark of Gaussian processes runs, small, and writes its page section by section."""
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -16,11 +15,9 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="these tests run awa
 
 
 @pytest.fixture(scope="module")
-def script():
+def script(load):
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
-    spec = importlib.util.spec_from_file_location("gaussian_processes", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load("gaussian_processes")
     if threads is None:
         os.environ.pop("OPENBLAS_NUM_THREADS")
     return module

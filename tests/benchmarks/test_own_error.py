@@ -1,6 +1,5 @@
 """What a fit says of its own error is within a factor of two of the truth, or it calls itself unreliable."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -29,11 +28,8 @@ ZOO = (
 
 
 @pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("own_error", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(load):
+    return load("own_error")
 
 
 def test_the_zoo_is_whole(script) -> None:

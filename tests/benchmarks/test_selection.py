@@ -1,7 +1,5 @@
 """The benchmark of variable selection: its rivals, its split of the pupils, and its page."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import jax
@@ -16,15 +14,8 @@ pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="these tests run awa
 
 
 @pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(SCRIPT.parent))  # it imports `student`
-    try:
-        spec = importlib.util.spec_from_file_location("selection", SCRIPT)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
-    return module
+def script(load):
+    return load("selection")
 
 
 @pytest.fixture
