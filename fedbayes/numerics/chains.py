@@ -3,18 +3,14 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
-def chain_diagnostics(theta: np.ndarray) -> "xr.Dataset":
+def chain_diagnostics(theta: Float[np.ndarray, "chain draw d"]) -> "xr.Dataset":
     """R-hat and bulk effective sample size of chains.
-
-    Parameters
-    ----------
-    theta
-        Shape ``(chain, draw, d)``.
 
     Returns
     -------

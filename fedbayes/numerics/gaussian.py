@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.linalg import solve_triangular
+from jaxtyping import Bool, Float, Key
 
 LOG_2PI = 1.8378770664093453
 _LARGE = 16  # rows of a matrix from which LAPACK, one matrix after the other, is faster than many eliminations at once
 
 
-def whitener(matrix: Array) -> Array:
+def whitener(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     """Lower-triangular ``W`` with ``W @ matrix @ W.T = I``, the inverse Cholesky factor.
 
     Everything needed of a positive definite matrix follows from it: the inverse is ``W.T @ W``, the log determinant
@@ -31,12 +32,12 @@ def whitener(matrix: Array) -> Array:
     Parameters
     ----------
     matrix
-        Symmetric, shape ``(d, d)``.
+        Symmetric.
 
     Returns
     -------
     Array
-        Shape ``(d, d)``; not finite where ``matrix`` is not positive definite, so that the check costs nothing more.
+        Not finite where ``matrix`` is not positive definite, so that the check costs nothing more.
     """
     size = matrix.shape[-1]
     if size == 0:
@@ -55,7 +56,7 @@ def whitener(matrix: Array) -> Array:
 
 
 @jax.custom_batching.sequential_vmap
-def large_whitener(matrix: Array) -> Array:
+def large_whitener(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
     """:func:`whitener` by LAPACK, for matrices of 16 rows and more; without derivatives.
 
     Many matrices are worked one by one: batches of LAPACK calls side by side can deadlock on the CPU (DESIGN.md,
@@ -71,8 +72,8 @@ def whitener_for(size: int) -> Callable[[Array], Array]:
     return large_whitener if size >= _LARGE else whitener
 
 
-def eigenvectors(matrix: Array) -> tuple[Array, Array]:
-    """Eigenvalues ``(d,)``, in no order, and eigenvectors ``(d, d)``, in columns, by Jacobi's rotations.
+def eigenvectors(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    """Eigenvalues, in no order, and eigenvectors, in columns, by Jacobi's rotations.
 
     Jacobi's method disturbs small eigenvalues of a positive semidefinite matrix less than other methods do (Demmel and
     Veselic 1992). This matters where a direction with eigenvalue zero must stay apart from one with a small eigenvalue.
@@ -80,7 +81,7 @@ def eigenvectors(matrix: Array) -> tuple[Array, Array]:
     Parameters
     ----------
     matrix
-        Symmetric, shape ``(d, d)``.
+        Symmetric.
     """
     size = matrix.shape[-1]
     half = (size + 1) // 2
@@ -113,12 +114,12 @@ def eigenvectors(matrix: Array) -> tuple[Array, Array]:
     return jnp.diagonal(block)[:size], vectors[:size, :size].T
 
 
-def log_det(white: Array) -> Array:
+def log_det(white: Float[Array, "d d"]) -> Float[Array, ""]:
     """Log determinant of the matrix whose :func:`whitener` is ``white``."""
     return -2.0 * jnp.sum(jnp.log(jnp.diagonal(white)))
 
 
-def symmetrised(matrix: Array) -> Array:
+def symmetrised(matrix: Float[Array, "*batch d d"]) -> Float[Array, "*batch d d"]:
     """The symmetric part: antisymmetric round-off would grow by ``1 - eta K`` each round of EP."""
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
 
@@ -131,16 +132,16 @@ class Gaussian:
     Attributes
     ----------
     shift
-        Information vector ``r = precision @ mean``, shape ``(..., d)``.
+        Information vector ``r = precision @ mean``.
     precision
-        Symmetric, shape ``(..., d, d)``; indefinite for an improper site.
+        Symmetric; indefinite for an improper site.
     log_scale
-        Log of the factor's value at zero, shape ``(...)``: what the evidence needs, and nothing else.
+        Log of the factor's value at zero: what the evidence needs, and nothing else.
     """
 
-    shift: Array
-    precision: Array
-    log_scale: Array
+    shift: Float[Array, "*batch d"]
+    precision: Float[Array, "*batch d d"]
+    log_scale: Float[Array, "*batch"]
 
     @classmethod
     def neutral(cls, size: int, batch: tuple[int, ...] = ()) -> "Gaussian":
@@ -172,23 +173,23 @@ class Gaussian:
         """Dimension d."""
         return self.shift.shape[-1]
 
-    def log_value(self, position: Array) -> Array:
-        """Log of the factor at ``position``, shape ``(d,)``."""
+    def log_value(self, position: Float[Array, " {self.size}"]) -> Float[Array, ""]:
+        """Log of the factor at ``position``."""
         return self.log_scale + self.shift @ position - 0.5 * position @ self.precision @ position
 
-    def moments(self) -> tuple[Array, Array]:
-        """Mean ``(d,)`` and covariance ``(d, d)``; not finite for an improper factor."""
+    def moments(self) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+        """Mean and covariance; not finite for an improper factor."""
         white = whitener(self.precision)
         covariance = white.T @ white
         return covariance @ self.shift, covariance
 
-    def log_integral(self) -> Array:
+    def log_integral(self) -> Float[Array, ""]:
         """Log of the integral over R^d; not finite for an improper factor."""
         white = whitener(self.precision)
         half = white @ self.shift
         return self.log_scale + 0.5 * (half @ half - log_det(white) + self.size * LOG_2PI)
 
-    def is_proper(self) -> Array:
+    def is_proper(self) -> Bool[Array, ""]:
         """Whether the precision is positive definite."""
         return jnp.all(jnp.isfinite(whitener(self.precision))) & jnp.all(jnp.isfinite(self.shift))
 
@@ -197,8 +198,8 @@ class Gaussian:
         unscaled = Gaussian(self.shift, self.precision, jnp.zeros_like(self.log_scale))
         return Gaussian(self.shift, self.precision, -unscaled.log_integral())  # whatever the scale, known or not
 
-    def sample(self, key: Array, num: int) -> Array:
-        """Independent draws, shape ``(num, d)``."""
+    def sample(self, key: Key[Array, ""], num: int) -> Float[Array, "{num} {self.size}"]:
+        """Independent draws."""
         white = whitener(self.precision)
         mean = white.T @ (white @ self.shift)
         return mean + jax.random.normal(key, (num, self.size), dtype=mean.dtype) @ white
@@ -222,8 +223,8 @@ def unpacked(gaussian: Gaussian) -> Gaussian:
     return Gaussian(gaussian.shift, gaussian.precision[..., places], gaussian.log_scale)
 
 
-def gaussian_from_moments(mean: Array, covariance: Array) -> Gaussian:
-    """The normalised Gaussian with the given mean ``(d,)`` and covariance ``(d, d)``."""
+def gaussian_from_moments(mean: Float[Array, " d"], covariance: Float[Array, "d d"]) -> Gaussian:
+    """The normalised Gaussian with the given mean and covariance."""
     white = whitener(covariance)
     precision = white.T @ white
     shift = precision @ mean
@@ -231,7 +232,7 @@ def gaussian_from_moments(mean: Array, covariance: Array) -> Gaussian:
     return Gaussian(shift, precision, scale)
 
 
-def where(condition: Array, new: Gaussian, old: Gaussian) -> Gaussian:
+def where(condition: Bool[Array, "..."], new: Gaussian, old: Gaussian) -> Gaussian:
     """``new`` where ``condition``, whose shape leads that of the factors, else ``old``."""
 
     def choose(one: Array, other: Array) -> Array:

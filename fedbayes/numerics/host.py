@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from jaxtyping import Float, Key
 
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian
 
@@ -30,7 +31,7 @@ def _symmetric(gaussian: Gaussian) -> Gaussian:
     return Gaussian(gaussian.shift, precision, gaussian.log_scale)
 
 
-def whiteners(precision: ArrayLike) -> np.ndarray:
+def whiteners(precision: Float[ArrayLike, "replicate d d"]) -> Float[np.ndarray, "replicate d d"]:
     """Inverse Cholesky factors ``W``, ``W Q W' = I``, of a batch of matrices; NaN for those that are not precisions.
 
     After a fit a few small matrices are factorised once: NumPy does that without compiling a program.
@@ -45,15 +46,19 @@ def whiteners(precision: ArrayLike) -> np.ndarray:
     return found
 
 
-def gaussian_moments(posterior: Gaussian) -> tuple[np.ndarray, np.ndarray]:
-    """Means ``(replicate, d)`` and covariances ``(replicate, d, d)``; NaN for an improper Gaussian."""
+def gaussian_moments(
+    posterior: Gaussian,
+) -> tuple[Float[np.ndarray, "replicate d"], Float[np.ndarray, "replicate d d"]]:
+    """Means and covariances; NaN for an improper Gaussian."""
     white = whiteners(posterior.precision)
     covariance = np.swapaxes(white, 1, 2) @ white
     return np.einsum("rij,rj->ri", covariance, np.asarray(posterior.shift)), covariance
 
 
-def normal_from_moments(means: np.ndarray, covariances: np.ndarray) -> Gaussian:
-    """Normalised Gaussians with these moments, shapes ``(replicate, d)`` and ``(replicate, d, d)``."""
+def normal_from_moments(
+    means: Float[np.ndarray, "replicate d"], covariances: Float[np.ndarray, "replicate d d"]
+) -> Gaussian:
+    """Normalised Gaussians with these moments."""
     white = whiteners(covariances)
     precision = np.swapaxes(white, 1, 2) @ white
     shift = np.einsum("rij,rj->ri", precision, means)
@@ -61,16 +66,20 @@ def normal_from_moments(means: np.ndarray, covariances: np.ndarray) -> Gaussian:
     return Gaussian(shift, precision, scale)
 
 
-def gaussian_draws(posterior: Gaussian, key: Array, num: int) -> np.ndarray:
-    """Independent draws, shape ``(replicate, num, d)``."""
+def gaussian_draws(
+    posterior: Gaussian, key: Key[Array, ""], num: int
+) -> Float[np.ndarray, "replicate {num} {posterior.size}"]:
+    """Independent draws."""
     mean, _ = gaussian_moments(posterior)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     noise = rng.standard_normal((len(mean), num, mean.shape[1]))
     return mean[:, None] + noise @ whiteners(posterior.precision)
 
 
-def gaussian_log_density(posterior: Gaussian, theta: np.ndarray) -> np.ndarray:
-    """Log density of each replicate's Gaussian at its draws ``(replicate, draw, d)``, shape ``(replicate, draw)``."""
+def gaussian_log_density(
+    posterior: Gaussian, theta: Float[np.ndarray, "replicate draw {posterior.size}"]
+) -> Float[np.ndarray, "replicate draw"]:
+    """Log density of each replicate's Gaussian at its draws."""
     mean, _ = gaussian_moments(posterior)
     precision = np.asarray(posterior.precision)
     gap = np.asarray(theta) - mean[:, None]
@@ -78,8 +87,8 @@ def gaussian_log_density(posterior: Gaussian, theta: np.ndarray) -> np.ndarray:
     return 0.5 * (_log_det(precision)[:, None] - squared - mean.shape[1] * LOG_2PI)
 
 
-def log_integrals(posterior: Gaussian) -> np.ndarray:
-    """Log of the integral of each replicate's Gaussian, shape ``(replicate,)``."""
+def log_integrals(posterior: Gaussian) -> Float[np.ndarray, " replicate"]:
+    """Log of the integral of each replicate's Gaussian."""
     mean, _ = gaussian_moments(posterior)
     half = np.einsum("ri,ri->r", mean, np.asarray(posterior.shift))
     scale = np.asarray(posterior.log_scale)
@@ -87,9 +96,11 @@ def log_integrals(posterior: Gaussian) -> np.ndarray:
 
 
 def log_joint(
-    log_densities: Callable[[np.ndarray], Array], theta: np.ndarray, log_likelihood: np.ndarray
-) -> np.ndarray:
-    """Log joint density of draws ``(chain, draw, d)``, unnormalised, in unconstrained space, shape ``(chain, draw)``.
+    log_densities: Callable[[np.ndarray], Array],
+    theta: Float[np.ndarray, "chain draw d"],
+    log_likelihood: Float[np.ndarray, "chain draw client"],
+) -> Float[np.ndarray, "chain draw"]:
+    """Log joint density of draws, unnormalised, in unconstrained space.
 
     Parameters
     ----------
@@ -98,7 +109,7 @@ def log_joint(
     theta
         The draws.
     log_likelihood
-        Each client's, shape ``(chain, draw, client)``.
+        Each client's.
     """
     prior = np.asarray(log_densities(theta.reshape(-1, theta.shape[-1])))
     return prior.reshape(theta.shape[:2]) + log_likelihood.sum(axis=-1)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import ndtri
+from jaxtyping import Float, Key
 from scipy import special
 from scipy.stats import qmc
 
@@ -17,13 +18,13 @@ def _sobol(num: int, size: int) -> np.ndarray:
     return qmc.Sobol(size, scramble=True, rng=np.random.default_rng(0)).random(num)
 
 
-def random_shift(key: Array, size: int) -> Array:
-    """The random shift of a quasi-random sequence, shape ``(size,)``."""
+def random_shift(key: Key[Array, ""], size: int) -> Float[Array, " {size}"]:
+    """The random shift of a quasi-random sequence."""
     return jax.random.uniform(key, (size,), dtype=jnp.float64)
 
 
-def quasi_normal(shift: Array, num: int) -> Array:
-    """Standard normal quasi-random draws, shape ``(num, size)``: a Sobol sequence shifted by ``shift``, ``(size,)``.
+def quasi_normal(shift: Float[Array, " size"], num: int) -> Float[Array, "{num} size"]:
+    """Standard normal quasi-random draws: a Sobol sequence shifted by ``shift``.
 
     ``num`` should be a power of two (the balance of the sequence).
     """
@@ -32,15 +33,15 @@ def quasi_normal(shift: Array, num: int) -> Array:
 
 
 @lru_cache(maxsize=32)
-def fixed_normal(num: int, size: int) -> np.ndarray:
-    """Standard normal quasi-random draws that are the same every time, shape ``(num, size)``."""
+def fixed_normal(num: int, size: int) -> Float[np.ndarray, "{num} {size}"]:
+    """Standard normal quasi-random draws that are the same every time."""
     shift = np.random.default_rng(1).random(size)
     return special.ndtri(np.clip(np.mod(_sobol(num, size) + shift, 1.0), 1e-12, 1.0 - 1e-12))
 
 
 @lru_cache(maxsize=32)
-def balanced_normal(num: int, size: int) -> np.ndarray:
-    """:func:`fixed_normal` with mean zero and covariance one exactly, shape ``(num, size)`` with ``num > size``.
+def balanced_normal(num: int, size: int) -> Float[np.ndarray, "{num} {size}"]:
+    """:func:`fixed_normal` with mean zero and covariance one exactly, where ``num > size``.
 
     Sums over such draws are exact for quadratic functions, as they are where a client is linear-Gaussian.
     """
@@ -49,18 +50,18 @@ def balanced_normal(num: int, size: int) -> np.ndarray:
     return noise @ np.linalg.inv(np.linalg.cholesky(noise.T @ noise / num)).T
 
 
-def pareto_smooth(log_weights: Array) -> tuple[Array, Array]:
+def pareto_smooth(log_weights: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, ""]]:
     """Pareto-smoothed importance weights and the shape of their tail.
 
     Parameters
     ----------
     log_weights
-        Unnormalised, shape ``(n,)``; ``-inf`` is allowed.
+        Unnormalised; ``-inf`` is allowed.
 
     Returns
     -------
     weights
-        Normalised to sum to one, shape ``(n,)``.
+        Normalised to sum to one.
     k_hat
         Shape of the generalised Pareto tail: below 0.7 the estimates can be trusted (``0`` where all weights are equal,
         infinite where a few hold everything).
@@ -101,6 +102,6 @@ def _fit_pareto(excess: Array) -> tuple[Array, Array]:
     return (num * k_hat + 5.0) / (num + 10.0), -k_hat / best
 
 
-def log_mean_exp(values: Array) -> Array:
+def log_mean_exp(values: Float[Array, " n"]) -> Float[Array, ""]:
     """Log of the mean of exponentials, for the evidence of a tilted density."""
     return jax.scipy.special.logsumexp(values) - jnp.log(values.shape[0])

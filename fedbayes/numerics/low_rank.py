@@ -17,20 +17,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Bool, Float, Key
 
 from fedbayes.numerics.gaussian import LOG_2PI
 
 
-def deflated(basis: Array, vector: Array) -> Array:
-    """``(I - basis' basis) vector`` in ``O(r d)``.
-
-    Parameters
-    ----------
-    basis
-        Shape ``(r, d)``.
-    vector
-        Shape ``(d,)``.
-    """
+def deflated(basis: Float[Array, "r d"], vector: Float[Array, " d"]) -> Float[Array, " d"]:
+    """``(I - basis' basis) vector`` in ``O(r d)``."""
     with jax.default_matmul_precision("highest"):  # a GPU's default float32 products keep few digits
         return vector - (basis @ vector) @ basis
 
@@ -43,28 +36,28 @@ class LowRankGaussian:
     Attributes
     ----------
     mean
-        Of ``u``, shape ``(d,)``.
+        Of ``u``.
     basis
-        Shape ``(r, d)``, singular values below one; not necessarily of rank r.
+        Its singular values are below one; not necessarily of rank r.
     scale
-        Positive, shape ``()``.
+        Positive.
     center, stretch
         Of the map to ``theta``, shapes ``(d,)`` or ``()``; no ``stretch`` is zero.
     """
 
-    mean: Array
-    basis: Array
-    scale: Array
-    center: Array
-    stretch: Array
+    mean: Float[Array, " d"]
+    basis: Float[Array, "r d"]
+    scale: Float[Array, ""]
+    center: Float[Array, " d"] | Float[Array, ""]
+    stretch: Float[Array, " d"] | Float[Array, ""]
 
     @classmethod
     def product(
         cls,
-        basis: Array,
-        rho: Array,
-        mean: Array,
-        weight: Array,
+        basis: Float[Array, "k l d"],
+        rho: Float[Array, " k"] | Float[Array, ""],
+        mean: Float[Array, "k d"],
+        weight: Float[Array, " k"],
         center: Array | float = 0.0,
         stretch: Array | float = 1.0,
     ) -> "LowRankGaussian":
@@ -77,13 +70,13 @@ class LowRankGaussian:
         Parameters
         ----------
         basis
-            The clients' bases, shape ``(K, l, d)``; rows of zeros are harmless.
+            The clients' bases; rows of zeros are harmless.
         rho
-            Reciprocals of the clients' scales, shape ``(K,)`` or ``()``.
+            Reciprocals of the clients' scales.
         mean
-            The clients' means of ``u``, shape ``(K, d)``.
+            The clients' means of ``u``.
         weight
-            Positive, sum to one, shape ``(K,)``.
+            Positive, sum to one.
         center, stretch
             Of the map to ``theta``, the same for all clients.
         """
@@ -104,13 +97,13 @@ class LowRankGaussian:
         """Dimension d."""
         return self.mean.shape[-1]
 
-    def is_proper(self) -> Array:
-        """Whether its numbers are finite and its scale positive, shape ``()``: false for a product over no clients."""
+    def is_proper(self) -> Bool[Array, ""]:
+        """Whether its numbers are finite and its scale positive: false for a product over no clients."""
         fine = [jnp.all(jnp.isfinite(leaf)) for leaf in (self.mean, self.basis, self.center, self.stretch)]
         return jnp.all(jnp.stack(fine)) & (self.scale > 0.0)
 
-    def log_value(self, theta: Array) -> Array:
-        """Normalised log density at ``theta``, shape ``(d,)``."""
+    def log_value(self, theta: Float[Array, " {self.size}"]) -> Float[Array, ""]:
+        """Normalised log density at ``theta``."""
         gap = (theta - self.center) / self.stretch - self.mean
         left, _ = spectrum(self.basis)
         log_det = self.size * jnp.log(self.scale) + jnp.sum(jnp.log(left))
@@ -118,28 +111,28 @@ class LowRankGaussian:
         square = self.scale * gap @ deflated(self.basis, gap)
         return 0.5 * (log_det - square - self.size * LOG_2PI) - log_stretch
 
-    def mean_of_globals(self) -> Array:
-        """Mean of ``theta``, shape ``(d,)``."""
+    def mean_of_globals(self) -> Float[Array, " {self.size}"]:
+        """Mean of ``theta``."""
         return self.center + self.stretch * self.mean
 
-    def variances(self) -> Array:
-        """Marginal variances of ``theta``, shape ``(d,)``, in ``O(r^2 d)``."""
+    def variances(self) -> Float[Array, " {self.size}"]:
+        """Marginal variances of ``theta``, in ``O(r^2 d)``."""
         left, vectors = spectrum(self.basis)
         return self.stretch**2 * (1.0 + (1.0 / left) @ (vectors.T @ self.basis) ** 2) / self.scale
 
-    def covariance(self) -> Array:
-        """Covariance of ``theta``: a dense ``(d, d)`` matrix, and so for small d only."""
+    def covariance(self) -> Float[Array, "{self.size} {self.size}"]:
+        """Covariance of ``theta``: a dense matrix, and so for small d only."""
         left, vectors = spectrum(self.basis)
         axes = vectors.T @ self.basis * self.stretch
         own = jnp.diag(jnp.broadcast_to(self.stretch**2, self.mean.shape))
         return (own + (axes / left[:, None]).T @ axes) / self.scale
 
-    def moments(self) -> tuple[Array, Array]:
-        """Mean ``(d,)`` and dense covariance ``(d, d)`` of ``theta``, as :meth:`fedbayes.Gaussian.moments`."""
+    def moments(self) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+        """Mean and dense covariance of ``theta``, as :meth:`fedbayes.Gaussian.moments`."""
         return self.mean_of_globals(), self.covariance()
 
-    def sample(self, key: Array, num: int) -> Array:
-        """Independent draws of ``theta``, shape ``(num, d)``, in ``O(r (num + r) d)``."""
+    def sample(self, key: Key[Array, ""], num: int) -> Float[Array, "{num} {self.size}"]:
+        """Independent draws of ``theta``, in ``O(r (num + r) d)``."""
         left, vectors = spectrum(self.basis)
         axes = vectors.T @ self.basis
         noise = jax.random.normal(key, (num, self.size), dtype=self.mean.dtype)
@@ -149,8 +142,8 @@ class LowRankGaussian:
         return self.center + self.stretch * (self.mean + noise / jnp.sqrt(self.scale))
 
 
-def spectrum(basis: Array) -> tuple[Array, Array]:
-    """Eigenvalues ``(r,)`` of ``I - basis @ basis.T``, those of the precision, and the eigenvectors ``(r, r)``.
+def spectrum(basis: Float[Array, "r d"]) -> tuple[Float[Array, " r"], Float[Array, "r r"]]:
+    """Eigenvalues of ``I - basis @ basis.T``, those of the precision, and the eigenvectors.
 
     Below ``r`` times the machine epsilon an eigenvalue is round-off, of either sign, and the variance along it is more
     than the numbers can tell. Such an eigenvalue is raised to that level, so that a Gaussian that is proper by
