@@ -200,7 +200,7 @@ class GaussianAnswer:
 def bad_clients(last: "xr.Dataset") -> list[str]:
     """The clients with other codes than OK in the last round, in words."""
     parts = []
-    for code in (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.UNRELIABLE):
+    for code in (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.UNRELIABLE, ResultCode.LOST):
         if clients := _clients_with(code, last):
             parts.append(f"Clients {shortened(clients)}: {code.meaning}.")
     return parts

@@ -49,6 +49,7 @@ class ResultCode(IntEnum):
     FAILED = 7
     REFUSED = 8
     NOISY = 9
+    LOST = 10
 
     @property
     def meaning(self) -> str:
@@ -58,7 +59,10 @@ class ResultCode(IntEnum):
 
 def usable(codes: Any) -> Any:
     """Whether messages with these codes count; ``codes`` is an array of NumPy or JAX, and so is the result."""
-    return (codes == ResultCode.OK) | (codes == ResultCode.UNRELIABLE) | (codes == ResultCode.NOISY)
+    found = codes == ResultCode.OK
+    for code in (ResultCode.UNRELIABLE, ResultCode.NOISY, ResultCode.LOST):
+        found = found | (codes == code)
+    return found
 
 
 _MEANINGS = {
@@ -68,6 +72,7 @@ _MEANINGS = {
     ResultCode.IMPROPER: "the tilted density is not proper: dropped, its last message stays",
     ResultCode.UNRELIABLE: f"importance weights heavy-tailed (k-hat above {K_HAT_LIMIT}): used, but not to be trusted",
     ResultCode.NOISY: "used; more than its share of the Monte Carlo noise that a fit should have in all",
+    ResultCode.LOST: "it has lost what it kept, with its disk or its process: the clients' sites are counted anew",
     ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",
     ResultCode.NO_REPLY: "did not answer before the deadline; its last message stays",
     ResultCode.FAILED: "its program failed, and its own log says why; its last message stays",

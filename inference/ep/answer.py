@@ -7,6 +7,7 @@ import numpy as np
 
 from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer
 from fedbayes.client_locals import FromCavity
+from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import HOPELESS, EPState, posterior_of
 from fedbayes.inference.own_site import told_everybody
 from fedbayes.rounds.state import Record, RunState
@@ -107,6 +108,8 @@ class EPAnswer(GaussianAnswer):
     def _advice(self, last: "xr.Dataset") -> list[str]:
         """See :class:`~fedbayes.answer.GaussianAnswer`."""
         change, noise = float(last["change"].max()), float(last["monte_carlo_noise"].max())
+        if np.any(last["code"] == ResultCode.LOST):
+            return ["A client keeps its site between rounds: give it a folder that stays (`state-dir` of its node)."]
         if float(last["stuck"].max()) >= HOPELESS:
             stopped = f"It stopped because the last {HOPELESS} rounds brought it no nearer to a fixed point."
             return [stopped, _PARAMETRISATION if self._has_locals else _PRIORS]

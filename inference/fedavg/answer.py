@@ -81,7 +81,7 @@ class _Ended:
         """Objective and drift."""
         last = self.rounds[-1]
         lines = [f"  objective {self._level(-1):,.6g} nats before the last round"]
-        if np.any(np.isfinite(last["drift"])):
+        if "drift" in last and np.any(np.isfinite(last["drift"])):  # over a network it stays with the clients
             drift = np.nanmax(last["drift"])
             lines.append(f"  drift     a client's steps lead {drift:.2g} away at most, in unconstrained units")
         return lines

@@ -111,6 +111,7 @@ FLOORS = [
     {"correction"},
     {"results"},
     {"inference.local", "inference.options"},
+    {"inference.own_site"},
     {"inference.mode"},
     {"inference.curvature"},
     {"inference.fald", "inference.fedavg", "inference.merging"},

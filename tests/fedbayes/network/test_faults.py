@@ -108,7 +108,24 @@ def test_a_restarted_client_goes_on_from_its_disk(federation, tmp_path, monkeypa
     np.testing.assert_array_equal(fit.theta, expected.theta)
 
 
-def test_a_client_that_has_lost_its_disk_costs_time_and_not_correctness(federation, undisturbed, tmp_path):
+@pytest.mark.parametrize("losses", [(ROUND + 1,), (ROUND + 1, ROUND + 2), (ROUND, ROUND + 4)])
+def test_a_client_that_has_lost_its_disk_costs_time_and_not_correctness(federation, undisturbed, tmp_path, losses):
+    """Its site is gone: it says so, all sites are counted anew, and EP goes on to the same fixed point."""
+    world = federation()
+    network = world.network()
+
+    def replaced(count):
+        if count in losses:
+            network.sites[CY] = world.site("cy", folder=tmp_path / f"new{count}")
+
+    network.before = replaced
+    fit = world.fit(network)
+    assert np.any(fit.rounds.sel(client="cy")["code"] == ResultCode.LOST)
+    assert_same(fit, undisturbed, **ANOTHER_WAY)
+
+
+def test_a_client_that_keeps_nothing_is_named(federation, tmp_path):
+    """Each of its messages meets an empty folder: no round can use it, and the fit says why."""
     world = federation()
     network = world.network()
 
@@ -116,7 +133,8 @@ def test_a_client_that_has_lost_its_disk_costs_time_and_not_correctness(federati
         network.sites[CY] = world.site("cy", folder=tmp_path / f"new{count}")
 
     network.before = replaced
-    assert_same(world.fit(network), undisturbed, **ANOTHER_WAY)
+    with pytest.warns(NotConvergedWarning, match=r"Clients cy: it has lost what it kept.*folder that stays"):
+        world.fit(network, num_rounds=4)
 
 
 def test_an_answer_that_comes_twice_counts_once(federation, undisturbed):
@@ -140,7 +158,7 @@ def test_an_answer_to_an_old_round_is_refused(federation, undisturbed, caplog):
 
 
 def with_numbers(arrays, number):
-    return {name: np.full_like(a, number) if name.startswith("each") else a for name, a in arrays.items()}
+    return {name: np.full_like(a, number) if name.startswith("total") else a for name, a in arrays.items()}
 
 
 SPOILED = {
@@ -174,7 +192,7 @@ def test_the_network_notices_a_planted_change(federation, undisturbed):
     """Negative control: a number that could be meant is used, and moves the answer."""
 
     def larger(arrays):
-        return {name: array * 1.5 if name.startswith("each") else array for name, array in arrays.items()}
+        return {name: array * 1.5 if name.startswith("total") else array for name, array in arrays.items()}
 
     def move(n, at, answer):
         return edited(answer, larger) if (n, at) == (ROUND + 1, CY) else answer

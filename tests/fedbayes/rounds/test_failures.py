@@ -58,7 +58,7 @@ def without_broken():
 def test_broken_client_is_reported(with_broken):
     codes = with_broken.rounds["code"].isel(replicate=0)
     assert (codes.sel(client="west") == ResultCode.NOT_FINITE).all()
-    assert codes.sel(client=["north", "south"]).isin([ResultCode.OK, ResultCode.UNRELIABLE]).all()
+    assert codes.sel(client=["north", "south"]).isin([ResultCode.OK, ResultCode.UNRELIABLE, ResultCode.NOISY]).all()
     assert not with_broken.converged
     assert "Clients west: message not finite" in with_broken.trouble()
     assert "NOT CONVERGED" in repr(with_broken)
@@ -115,8 +115,8 @@ def test_a_failed_update_is_an_update_not_made():
         absent = fit(clients, num_rounds=2, participation=lambda r, key: np.array([r != 1, True]))
     for ours, theirs in zip(jax.tree.leaves(failed._run.state), jax.tree.leaves(absent._run.state), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert failed.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.OK, ResultCode.NOT_FINITE]
-    assert absent.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.OK, ResultCode.INACTIVE]
+    assert failed.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.NOISY, ResultCode.NOT_FINITE]
+    assert absent.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.NOISY, ResultCode.INACTIVE]
 
 
 @pytest.mark.parametrize(
