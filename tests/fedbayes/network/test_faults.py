@@ -434,7 +434,7 @@ def test_what_is_a_clients_own_never_leaves_it(federation):
     ):
         with pytest.raises(fb.ClientDataError, match="stay with the client"):
             ask()
-    remote = fit._executor
+    remote = fit.fitted.executor
     header = {"kind": "after", **remote._about(0), "update": "given"}
     arrays = {"shared": fit.theta, "key": jax.random.key_data(KEY)}
     site = next(iter(remote._register.transport.sites.values()))

@@ -747,7 +747,7 @@ def test_a_solver_without_factors(solver):
 
 def test_an_answer_without_a_matrix_has_every_part(low_rank):
     """Nothing about a posterior of low rank has to be asked of the algorithm: its answer is whole."""
-    answer = low_rank._answer
+    answer = low_rank.fitted.answer
     assert type(answer) is MergedAnswer
     assert {name for name in vars(Answer) if not name.startswith("_")} <= {*dir(answer)}
     assert answer.locals_from.others is None
