@@ -191,7 +191,7 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     "client 'x' disagrees with all the others about beta[3] (z = 4.1, adjusted p = 0.002)"
     """
     with computing():
-        return conflict_of(*gaussians_of(fitted.posterior, fitted.cavities, fitted.roster), fitted.roster)
+        return conflict_of(*gaussians_of(fitted.posterior, fitted.cavities(), fitted.roster), fitted.roster)
 
 
 def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster) -> "xr.Dataset":

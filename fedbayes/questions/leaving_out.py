@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -65,16 +66,17 @@ def leave_one_out(fitted: Fitted) -> "xr.Dataset":
 
 @once
 def _left_out(fitted: Fitted) -> "xr.Dataset":
-    roster, cavities = fitted.roster, fitted.cavities
+    roster = fitted.roster
     at_posterior = log_likelihood(fitted).reshape(-1, roster.num_clients)
     with computing():
+        cavities = fitted.cavities()
         psis = left_out(np.zeros(len(at_posterior)), at_posterior)
         columns = {"psis": psis.elpd, "psis_k_hat": psis.k_hat}
         weighed = correction(fitted)
         if cavities is None or weighed is None:
             found, exchanges = psis, 0
         else:
-            prior, ask = roster.prior.log_densities, fitted.clients.log_likelihood
+            prior, ask = roster.prior.log_densities, partial(fitted.clients.log_likelihood, what="leave_one_out")
             key = key_for(fitted.key, Purpose.LEFT_OUT)
             pool = cavity_pool(weighed.pool, cavities, fitted.shown.num_draws, prior, ask, key)
             flat = pool.log_likelihood.reshape(-1, roster.num_clients)
@@ -91,6 +93,11 @@ def loo(fitted: Fitted) -> Any:
     ELPDData
         Pointwise. Fits of different models to the same clients are compared by
         ``az.compare({"one": one.loo(), "other": other.loo()})``.
+
+    Raises
+    ------
+    ValueError
+        The fit is a point.
     """
     _check_posterior(fitted, "loo")
     return elpd_data(idata(fitted), _left_out(fitted))

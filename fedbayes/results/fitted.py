@@ -91,7 +91,6 @@ class Fitted:
         """The Gaussian over the unconstrained globals, leading axis of replicates or chains; ``None``: a point."""
         return self.answer.posterior
 
-    @property
     def cavities(self) -> Gaussian | None:
         """The posterior without client k's site, leading axes replicate and client; ``None`` where it isn't known."""
         return self.answer.locals_from.others

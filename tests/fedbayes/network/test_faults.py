@@ -235,7 +235,7 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_answer(federation, na
         interrupted = world.network(before=partial(kill_at, moment))
         run = {"checkpoint": folder / "fit.npz", **options}
         with pytest.MonkeyPatch.context() as patch:  # the same run's name, of which secrets are made
-            patch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: expected._executor.run_name)
+            patch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: expected.fitted.executor.run_name)
             with pytest.raises(Killed):
                 world.fit(interrupted, **run)
             resumed = world.network()

@@ -274,7 +274,7 @@ def test_few_false_alarms_where_information_depends_on_the_data() -> None:
         clients = {f"c{k}": {"y": rng.normal(size=10)} for k in range(6)}
         fit = fb.fit_federated(model, clients, key=jax.random.key(i), progress=False)
         careful.append(fit.conflict()["p_overall"].values)
-        both = gaussians_of(fit.posterior, fit.fitted.cavities, fit.roster)
+        both = gaussians_of(fit.posterior, fit.fitted.cavities(), fit.roster)
         mean, others = (jax.tree.map(lambda leaf: np.mean(leaf, axis=0), of) for of in both)
         each = agreement(mean, others)
         careless.append(stats.chi2.sf(each.chi2, each.rank))

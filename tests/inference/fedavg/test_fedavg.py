@@ -220,7 +220,7 @@ def test_the_posterior_is_centred_where_the_rounds_end() -> None:
     np.testing.assert_allclose(ended(fit), point.idata.posterior["theta"].values[0, 0], atol=1e-10)
     x = np.concatenate([c["x"] for c in clients.values()])
     np.testing.assert_allclose(fit.moments()[1][0], np.linalg.inv(x.T @ x), rtol=1e-9)
-    cavities = fit.fitted.cavities
+    cavities = fit.fitted.cavities()
     np.testing.assert_allclose(np.asarray(cavities.precision)[0].sum(axis=0), 2.0 * x.T @ x, rtol=1e-9)
 
 
