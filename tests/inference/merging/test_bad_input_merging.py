@@ -612,7 +612,7 @@ def test_a_precision_that_is_not_positive(method):
     codes = merge["code"].isel(replicate=0, round=-1)
     assert codes.sel(client="west") == ResultCode.IMPROPER
     assert (codes.sel(client=["a", "b"]) == ResultCode.OK).all()
-    state = found._run.state
+    state = found.fitted.run.state
     assert state.heard.tolist() == [[1.0, 1.0, 0.0]]
     expected = state.clients.precision[0, :2].sum() + 0.25 / 3.0  # west's share of the prior, 1 / sd^2 = 1/4
     np.testing.assert_allclose(found.posterior.precision.item(), expected, rtol=1e-12)
