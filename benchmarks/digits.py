@@ -26,7 +26,7 @@ from numpyro.infer import MCMC, NUTS
 from sklearn.datasets import load_digits
 
 import fedbayes as fb
-from fedbayes.results.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE
+from fedbayes.pictures.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE
 
 TEMPERATURE, CHAINS, DRAWS, EVERY = 0.05, 4, 20, 10
 INK = "#222222"

@@ -33,7 +33,7 @@ from sklearn.datasets import load_digits
 
 import fedbayes as fb
 from fedbayes.numerics.low_rank import LowRankGaussian
-from fedbayes.results.drawing import BLUE, GREEN, GREY, ORANGE
+from fedbayes.pictures.drawing import BLUE, GREEN, GREY, ORANGE
 
 FOLDER = Path(__file__).parent
 HIDDEN, CLIENTS, SHARDS = 15, 10, 20

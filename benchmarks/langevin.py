@@ -228,7 +228,7 @@ def against_nuts(quick: bool) -> list[str]:
     samples = mcmc.get_samples(group_by_chain=True)
     theta = np.concatenate([np.asarray(samples["intercept"])[..., None], np.asarray(samples["beta"])], axis=-1)
     least = {
-        "FALD": float(chain_diagnostics(np.asarray(fit._theta))["ess"].min()),
+        "FALD": float(chain_diagnostics(np.asarray(fit.theta))["ess"].min()),
         "NUTS": float(chain_diagnostics(theta)["ess"].min()),
     }
     rounds = int(chains["rounds"].sum())

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         UnreliableWarning,
     )
     from fedbayes.fit import fit_federated, load_fit
-    from fedbayes.gain import federation_gain
     from fedbayes.inference import (
         EP,
         FALD,
@@ -40,9 +39,10 @@ if TYPE_CHECKING:
     from fedbayes.numerics.gaussian import Gaussian
     from fedbayes.problem.split import local
     from fedbayes.problem.tables import clients_from_dataframe
-    from fedbayes.results.fairness import fairness_report
+    from fedbayes.questions.fairness import fairness_report
+    from fedbayes.questions.gain import federation_gain
+    from fedbayes.questions.hypothesis import excludes, probability_of_direction
     from fedbayes.results.fit import FederatedFit
-    from fedbayes.results.hypothesis import excludes, probability_of_direction
 
     __version__: str
 
@@ -107,7 +107,6 @@ _HOMES = {
         "UnreliableWarning",
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],
-    "fedbayes.gain": ["federation_gain"],
     "fedbayes.numerics.gaussian": ["Gaussian"],
     "fedbayes.inference": [
         "EP",
@@ -123,9 +122,10 @@ _HOMES = {
     ],
     "fedbayes.problem.split": ["local"],
     "fedbayes.problem.tables": ["clients_from_dataframe"],
-    "fedbayes.results.fairness": ["fairness_report"],
+    "fedbayes.questions.fairness": ["fairness_report"],
+    "fedbayes.questions.gain": ["federation_gain"],
+    "fedbayes.questions.hypothesis": ["excludes", "probability_of_direction"],
     "fedbayes.results.fit": ["FederatedFit"],
-    "fedbayes.results.hypothesis": ["excludes", "probability_of_direction"],
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

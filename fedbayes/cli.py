@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fedbayes.results.comparison import Comparison
+    from fedbayes.questions.comparison import Comparison
     from fedbayes.results.fit import FederatedFit
 
 app = typer.Typer(
@@ -57,7 +57,7 @@ def demo(
     from rich.console import Console
 
     from fedbayes.compiling import cache_programs
-    from fedbayes.results import drawing
+    from fedbayes.pictures import drawing
 
     cache_programs()
     console = Console(highlight=False)
@@ -73,7 +73,7 @@ def demo(
 
 def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bool) -> None:
     from fedbayes import demo as job
-    from fedbayes.results.comparison import compare
+    from fedbayes.questions.comparison import compare
 
     size, progress = job.QUICK if quick else job.FULL, console.is_terminal
     _heading(console, "The clients", "Logistic regression of heart disease. The patients stay in their hospitals.")

@@ -1,6 +1,6 @@
-"""Comparisons of two posteriors under their public name; the code is in :mod:`fedbayes.results.comparison`."""
+"""Comparisons of two posteriors under their public name; the code is in :mod:`fedbayes.questions.comparison`."""
 
-from fedbayes.results.comparison import (
+from fedbayes.questions.comparison import (
     Comparison,
     Row,
     compare,

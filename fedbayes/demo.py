@@ -160,7 +160,7 @@ def save(fit: FederatedFit, folder: str | os.PathLike, reference: Any = None) ->
         The files written, each under a description of it.
     """
     from fedbayes.inference.ep.plots import plot_influence
-    from fedbayes.results.plots import plot_rounds
+    from fedbayes.pictures.rounds import plot_rounds
 
     folder = Path(folder)
     fit.save(folder)
@@ -177,7 +177,7 @@ def save(fit: FederatedFit, folder: str | os.PathLike, reference: Any = None) ->
 
 
 def _draw_comparison(idata: Any, reference: Any, ax: "Axes") -> None:
-    from fedbayes.results.plots import plot_comparison
+    from fedbayes.pictures.comparison import plot_comparison
 
     plot_comparison(idata, reference, labels=LABELS, ax=ax)
     ax.set_xlabel("log-odds of heart disease per standard deviation of the covariate")

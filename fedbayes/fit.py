@@ -22,7 +22,9 @@ from fedbayes.problem.program import Model
 from fedbayes.problem.roster import Roster
 from fedbayes.problem.twins import warn_of_twins
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.saved import Presentation, Saved, SavedPosterior, about, check_same, read_meta, state_file
+from fedbayes.results.fitted import fitted_by
+from fedbayes.results.presented import Presentation
+from fedbayes.results.saved import Saved, SavedPosterior, about, check_same, read_meta, state_file
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
@@ -154,7 +156,7 @@ def fit_federated(
             current = run.run(num_rounds, bar, saved, num_draws)
         finally:
             bar.close()
-    fit = FederatedFit(problem, configured, current, programs, runner, key, shown)
+    fit = FederatedFit(fitted_by(configured, problem, current, programs, runner, key, shown))
     warn_of_trouble(fit, stacklevel=3)
     return fit
 
@@ -201,16 +203,8 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
         current = state_file(folder, problem.description()).read(lambda phase: run.begin(phase, None), runner)
         if current is None:
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
-    return FederatedFit(
-        problem,
-        configured,
-        current,
-        programs,
-        runner,
-        saved.key,
-        saved.shown,
-        SavedPosterior(folder, saved.cost, saved.checked),
-    )
+    posterior = SavedPosterior(folder, saved.cost, saved.checked)
+    return FederatedFit(fitted_by(configured, problem, current, programs, runner, saved.key, saved.shown, posterior))
 
 
 def _configured(folder: Path, saved: Saved) -> Method:

@@ -3,9 +3,12 @@
 from fedbayes.inference.correlated.plots import plot_client_correlation, plot_shrinkage
 from fedbayes.inference.ep.plots import plot_influence
 from fedbayes.inference.merging.plots import plot_merge
-from fedbayes.results.client_plots import plot_conflict, plot_fairness, plot_selection
-from fedbayes.results.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, require_matplotlib
-from fedbayes.results.plots import plot_comparison, plot_rounds
+from fedbayes.pictures.comparison import plot_comparison
+from fedbayes.pictures.conflict import plot_conflict
+from fedbayes.pictures.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, require_matplotlib
+from fedbayes.pictures.fairness import plot_fairness
+from fedbayes.pictures.rounds import plot_rounds
+from fedbayes.pictures.selection import plot_selection
 
 __all__ = [
     "BLUE",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbayes.calibration.uniformity import distribution, uniform_band
-from fedbayes.results.drawing import BLUE, FAINT, GREY, ORANGE, plain, require_matplotlib
+from fedbayes.pictures.drawing import BLUE, FAINT, GREY, ORANGE, plain, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

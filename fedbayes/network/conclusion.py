@@ -12,26 +12,24 @@ from fedbayes.errors import FederatedError
 from fedbayes.keys import Purpose, key_for
 from fedbayes.network.messages import Message, unpack
 from fedbayes.network.site import Session, Site
-from fedbayes.results.fit import FederatedFit
-from fedbayes.results.presented import presented_client
-from fedbayes.results.saved import Presentation
-from fedbayes.rounds.state import RunState
+from fedbayes.results.corrected import theta
+from fedbayes.results.fitted import Fitted, attrs
+from fedbayes.results.presented import Presentation, presented_client
 from fedbayes.rounds.wire import arrays_of
 
 
-def telling(fit: FederatedFit, current: RunState) -> Callable[[int], tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def telling(fitted: Fitted) -> Callable[[int], tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """What each client is told at the end: the draws of the globals, and what it needs for its locals."""
-    source = fit._answer.locals_from
-    theta, personal = source.for_sites(fit.theta, fit._shown.num_draws), source.told()
-    shown = fit._shown.plain()
-    attrs = {name: value for name, value in fit._attrs().items() if isinstance(value, str | int | float)}
-    key = jax.random.key_data(key_for(fit._key, Purpose.TOLD))
+    source, shown = fitted.answer.locals_from, fitted.shown.plain()
+    draws, personal = source.for_sites(theta(fitted), fitted.shown.num_draws), source.told()
+    plain = {name: value for name, value in attrs(fitted).items() if isinstance(value, str | int | float)}
+    key = jax.random.key_data(key_for(fitted.key, Purpose.TOLD))
 
     def tell(place: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        kind = kind_of(source, int(fit.roster.num_locals[place]))
-        header = {"how": kind, "shown": shown, "attrs": attrs, "update": current.updates[place]}
+        kind = kind_of(source, int(fitted.roster.num_locals[place]))
+        header = {"how": kind, "shown": shown, "attrs": plain, "update": fitted.run.updates[place]}
         mine = jax.tree.map(lambda leaf: np.asarray(leaf)[place], personal)
-        return header, {"shared": np.asarray(theta), "key": key, "personal": mine}
+        return header, {"shared": np.asarray(draws), "key": key, "personal": mine}
 
     return tell
 
@@ -59,8 +57,8 @@ def client_posterior(site: Site) -> Any:
         )
     with computing():
         session = site.session(header)
-        theta = arrays_of(message.body)["shared"]
-        mine = at_site(str(header["how"]), _Here(session, message), theta, session.study.configured.own_draws)
+        draws = arrays_of(message.body)["shared"]
+        mine = at_site(str(header["how"]), _Here(session, message), draws, session.study.configured.own_draws)
     shown = Presentation(**{**header["shown"], "local": tuple(header["shown"]["local"])})
     key = session.executor.secret_key
     return presented_client(session.problem, site.name, mine, shown, key, header["attrs"])

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from fedbayes.network.study import Study
 from fedbayes.network.terminal import Terminal
 from fedbayes.network.transport import Address, Failure, Transport
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.saved import Presentation
+from fedbayes.results.fitted import fitted_by
+from fedbayes.results.posterior import idata
+from fedbayes.results.presented import Presentation
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
@@ -118,17 +120,18 @@ def fit_over(
         finally:
             told.close()
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(study.local), bool(correct))
-    fit = FederatedFit(problem, configured, current, programs, executor, key, shown)
+    fitted = fitted_by(configured, problem, current, programs, executor, key, shown)
     log.info("The rounds are over; the clients are asked for what the posterior needs beside them.")
     try:
-        fit.idata  # noqa: B018  (asks the clients, while they are there)
+        idata(fitted)  # asks the clients, while they are there
     except FederatedError as error:
         log.warning("The posterior is not checked, and has no log-likelihoods of those who are away: %s", error)
         executor.lenient = True
-        fit = FederatedFit(problem, configured, current, programs, executor, key, shown._replace(correct=False))
-        fit.idata  # noqa: B018
+        fitted = replace(fitted, shown=shown._replace(correct=False), answers={})
+        idata(fitted)
     with computing():
-        executor.conclude(telling(fit, current))
+        executor.conclude(telling(fitted))
+    fit = FederatedFit(fitted)
     warn_of_trouble(fit, stacklevel=3)
     return fit
 

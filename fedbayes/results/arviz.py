@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,10 +16,9 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Arrays, Program
 from fedbayes.problem.split import trace_sites
 
-if TYPE_CHECKING:
-    pass
-
 Groups = Mapping[str, Mapping[str, np.ndarray]]
+
+CLIENTS = "client_name"  # the dimension of the clients
 
 
 def shown(name: str) -> str:
@@ -76,13 +75,15 @@ def from_netcdf(path: Path) -> Any:
     return whole
 
 
-def extend(idata: Any, other: Any) -> None:
-    """Add the groups of another ArviZ object, in the place of those of the same names."""
-    if hasattr(idata, "extend"):
-        idata.extend(other, join="right")
+def extended(idata: Any, other: Any) -> Any:
+    """A copy of an ArviZ object with the groups of another one, in the place of those of the same names."""
+    whole = idata.copy()
+    if hasattr(whole, "extend"):
+        whole.extend(other, join="right")
     else:
         for name, node in other.children.items():
-            idata[name] = node.copy()
+            whole[name] = node.copy()
+    return whole
 
 
 def site_dims(program: Program, data: Arrays, user_dims: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

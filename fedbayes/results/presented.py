@@ -1,7 +1,7 @@
 """Draws under the names that the user gave: a client's own posterior, and every ArviZ object of a fit."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
@@ -13,7 +13,37 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.conditional import integrated_draws, rows_of
-from fedbayes.results.saved import Presentation
+
+
+class Presentation(NamedTuple):
+    """How the posterior is shown.
+
+    Attributes
+    ----------
+    num_draws
+        Posterior draws per chain.
+    coords, dims
+        ArviZ's.
+    local
+        Names of local latents that the model itself does not mark.
+    correct
+        Whether a Gaussian answer is checked, and corrected by importance weights.
+    """
+
+    num_draws: int
+    coords: dict[str, Any]
+    dims: dict[str, Any]
+    local: tuple[str, ...]
+    correct: bool = True
+
+    def plain(self) -> dict[str, Any]:
+        """The same as JSON knows it: labels in arrays, also numbers and dates, as lists."""
+        labels = {name: [_label(each) for each in np.asarray(values).tolist()] for name, values in self.coords.items()}
+        return self._asdict() | {"coords": labels}
+
+
+def _label(value: Any) -> Any:
+    return value if isinstance(value, str | int | float) else str(value)
 
 
 def presented(

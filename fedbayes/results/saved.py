@@ -16,6 +16,7 @@ from fedbayes.answer import shortened
 from fedbayes.problem.roster import Roster
 from fedbayes.results.arviz import from_netcdf
 from fedbayes.results.checked import Checked
+from fedbayes.results.presented import Presentation
 from fedbayes.results.rounds import Communication
 from fedbayes.rounds.checkpoint import Advice, Checkpoint, fingerprint
 from fedbayes.rounds.executors import Executor
@@ -23,37 +24,6 @@ from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-class Presentation(NamedTuple):
-    """How the posterior is shown.
-
-    Attributes
-    ----------
-    num_draws
-        Posterior draws per chain.
-    coords, dims
-        ArviZ's.
-    local
-        Names of local latents that the model itself does not mark.
-    correct
-        Whether a Gaussian answer is checked, and corrected by importance weights.
-    """
-
-    num_draws: int
-    coords: dict[str, Any]
-    dims: dict[str, Any]
-    local: tuple[str, ...]
-    correct: bool = True
-
-    def plain(self) -> dict[str, Any]:
-        """The same as JSON knows it: labels in arrays, also numbers and dates, as lists."""
-        labels = {name: [_label(each) for each in np.asarray(values).tolist()] for name, values in self.coords.items()}
-        return self._asdict() | {"coords": labels}
-
-
-def _label(value: Any) -> Any:
-    return value if isinstance(value, str | int | float) else str(value)
 
 
 class Saved(NamedTuple):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.results.drawing import (
+from fedbayes.pictures.drawing import (
     CLIENT_COLORS,
     FAINT,
     LINE,

@@ -11,8 +11,8 @@ import fedbayes
 from fedbayes import demo
 from fedbayes.cli import app, comparison_table, rounds_table, summary_table
 from fedbayes.models import linear
+from fedbayes.questions.comparison import compare
 from fedbayes.results.arviz import to_arviz
-from fedbayes.results.comparison import compare
 
 FILES = {"posterior.nc", "rounds.nc", "rounds.png", "influence.png"}
 

@@ -3,8 +3,8 @@ import pytest
 
 from fedbayes import demo
 from fedbayes.models import heart_disease
+from fedbayes.questions.comparison import compare, flat_draws
 from fedbayes.results.arviz import to_arviz
-from fedbayes.results.comparison import compare, flat_draws
 
 PNG = b"\x89PNG"
 

@@ -9,6 +9,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.keys import Purpose, fingerprint, key_for
+from fedbayes.questions.predictions import key_of_predictions
 from fedbayes.rounds.programs import client_secrets
 
 ROWS = np.eye(3)
@@ -67,7 +68,7 @@ def test_clients_that_join_later_are_told_apart_by_their_data(small_fit) -> None
     name = small_fit.client_names[0]
     data = dict(small_fit.problem.held(name).arrays)
     others = [{**data, "y": data["y"] + 1.0}, {**data, "x": data["x"][::-1]}, data]
-    keys = [small_fit._key_of_predictions(each) for each in [*others, name, None]]
+    keys = [key_of_predictions(small_fit.fitted, each) for each in [*others, name, None]]
     assert len({jax.random.key_data(each).tobytes() for each in keys}) == len(keys)
 
 

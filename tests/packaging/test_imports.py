@@ -110,6 +110,9 @@ FLOORS = [
     {"rounds"},
     {"correction"},
     {"results"},
+    {"questions"},
+    {"results.fit"},  # the face, whose methods are the questions
+    {"pictures", "questions.fairness"},  # what compares several fits takes faces
     {"inference.local", "inference.options"},
     {"inference.own_site"},
     {"inference.mode"},
@@ -119,7 +122,7 @@ FLOORS = [
     {"inference.correlated"},
     {"inference"},
     {"fit"},
-    {"calibration", "demo", "gain", "network"},
+    {"calibration", "demo", "network", "questions.gain"},
     {"flower"},
     {"cli_network"},
     {"cli"},
@@ -169,13 +172,14 @@ UPWARD = {
     "to the floor above": ("problem.planted", "from fedbayes.algorithm import Update", {"algorithm"}),
     "to the top": ("results.planted", "from fedbayes import EP", {""}),
     "beside": ("network.planted", "import fedbayes.calibration.fits", {"calibration.fits"}),
-    "by the name of a module": ("fit.planted", "from fedbayes import gain, errors", {"gain"}),
+    "by the name of a module": ("fit.planted", "from fedbayes.questions import gain, errors", {"questions.gain"}),
     "from below the contract": ("rounds.state", "from fedbayes.rounds.loop import run", {"rounds.loop"}),
     "inside a function": ("rounds.planted", "def f():\n    from fedbayes.results.fit import x", {"results.fit"}),
     "for type checkers": ("fit", "if TYPE_CHECKING:\n    from fedbayes.network.fit import x", {"network.fit"}),
     "between methods": ("inference.fald.planted", "from fedbayes.inference import ep", {"inference.ep"}),
     "down": ("flower.planted", "from fedbayes.network.fit import x\nfrom fedbayes import fit, errors", set()),
-    "in the room": ("results.planted", "from fedbayes.results.fit import FederatedFit", set()),
+    "in the room": ("results.planted", "from fedbayes.results.fitted import Fitted", set()),
+    "to the face": ("questions.planted", "from fedbayes.results.fit import FederatedFit", {"results.fit"}),
 }
 
 
@@ -209,6 +213,58 @@ def test_no_method_is_asked_whether_it_has_something():
 )
 def test_a_planted_question_whether_a_method_has_something_is_found(line):
     assert ASKED_WHETHER.search(f"    found = {line}")
+
+
+def private_reads(source: str) -> list[str]:
+    """Private attributes that a source reads of a fit or of its value, and whatever it reads by `self.__dict__`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            if re.search(r"(^|_)(fit|fitted)$", owner) or (owner, node.attr) == ("self", "__dict__"):
+                found.append(ast.unparse(node))
+    return found
+
+
+def stubs(source: str) -> list[str]:
+    """Methods that a source declares for type checkers alone, as a mixin does of what another class has."""
+    blocks = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.If)]
+    guarded = [block for block in blocks if ast.unparse(block.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")]
+    inside = [node for block in guarded for line in block.body for node in ast.walk(line)]
+    return [node.name for node in inside if isinstance(node, ast.FunctionDef)]
+
+
+def test_a_fit_is_asked_by_its_public_names():
+    assert {name: found for name, path in installed().items() if (found := private_reads(path.read_text()))} == {}
+
+
+def test_no_class_has_methods_for_type_checkers_alone():
+    assert {name: found for name, path in installed().items() if (found := stubs(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["x = fit._answer", "found = self.fit._key", "fitted._x = 1", 'y = self.__dict__["y"]']
+)
+def test_a_planted_private_read_is_found(line):
+    assert private_reads(line) != []
+
+
+def test_a_planted_mixin_is_found():
+    assert stubs("class Part:\n    if TYPE_CHECKING:\n\n        def whole(self) -> int: ...") == ["whole"]
+    assert private_reads("self._key = other._key; fit.fitted.key; self.fitted") == []
+
+
+def test_the_face_of_a_fit_is_thin():
+    """Each method of `FederatedFit` is one statement, which asks a question or shows a value."""
+    (face,) = (
+        node
+        for node in ast.parse(installed()["fedbayes.results.fit"].read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert face.bases == []
+    methods = [node for node in face.body if isinstance(node, ast.FunctionDef)]
+    assert len(methods) > 10
+    assert [node.name for node in methods if len(node.body) - bool(ast.get_docstring(node)) != 1] == []
 
 
 LOCALS_FROM = re.compile(r"\bFrom(?:Cavity|Start|Record|Server|OwnPoint)\b")
@@ -314,7 +370,7 @@ def test_a_named_method_is_found(case):
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_method_is_found_in_a_shared_room(name):
-    source = installed()["fedbayes.results.plots"].read_text()
+    source = installed()["fedbayes.pictures.rounds"].read_text()
     planted = f'{source}\n\ndef planted():\n    raise ValueError("`fit` is not by {name}.")\n'
     assert methods_in(source) == set()
     assert methods_in(planted) == {squeezed(name)}

@@ -46,7 +46,7 @@ def test_each_data_set_has_the_fit_it_has_alone(case):
             found = getattr(answer.posterior, leaf)[number]
             np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8 * np.abs(expected).max())
         assert run.rounds[number] == alone.rounds.sizes["round"]
-        assert bool(run.converged[number]) == alone._run.converged
+        assert bool(run.converged[number]) == alone.fitted.run.converged
     assert len(set(run.rounds)) > 1 or case in ("merged by Laplace", "averaged")  # some wait for others
 
 

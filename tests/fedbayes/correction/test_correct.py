@@ -205,16 +205,18 @@ def test_a_loaded_fit_says_the_same(schools: fb.FederatedFit, tmp_path: Path) ->
     assert again == schools.error.attrs["exchanges"]
 
 
-def test_a_fit_saved_before_checks_were_is_checked_again(schools: fb.FederatedFit, tmp_path: Path) -> None:
+def test_a_fit_saved_before_checks_were_is_checked_when_it_is_asked(schools: fb.FederatedFit, tmp_path: Path) -> None:
     schools.save(tmp_path / "fit")
     file = tmp_path / "fit" / "fit.json"
     meta = json.loads(file.read_text())
     del meta["checked"]
     file.write_text(json.dumps(meta))
     loaded = fb.load_fit(tmp_path / "fit", eight_schools.model, eight_schools.clients())
+    assert "  Gaussian  of unknown error; fit.error asks the clients" in repr(loaded)
+    assert loaded.fitted.ledger == []
+    assert loaded.trouble() == schools.trouble()
     again, first = repr(loaded).splitlines(), repr(schools).splitlines()
     assert [line for line in again if "Gaussian" in line] == [line for line in first if "Gaussian" in line] != []
-    assert loaded.trouble() == schools.trouble()
 
 
 def test_executors_agree_on_the_correction() -> None:

@@ -60,6 +60,7 @@ def test_one_exchange_is_counted(fit: fb.FederatedFit) -> None:
     fit.leave_one_out()
     assert fit.communication == before
     assert fit.leave_one_out().attrs["exchanges"] == 1
+    assert [each.what for each in fit.fitted.ledger].count("leave_one_out") == 1  # no part of what `idata` costs
 
 
 def test_it_is_in_arviz_form(fit: fb.FederatedFit) -> None:

@@ -253,7 +253,7 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_answer(federation, na
         interrupted = world.network(before=partial(kill_at, moment))
         run = {"checkpoint": folder / "fit.npz", **options}
         with pytest.MonkeyPatch.context() as patch:  # the same run's name, of which secrets are made
-            patch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: expected._executor.run_name)
+            patch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: expected.fitted.executor.run_name)
             with pytest.raises(Killed):
                 world.fit(interrupted, **run)
             resumed = world.network()
@@ -452,7 +452,7 @@ def test_what_is_a_clients_own_never_leaves_it(federation):
     ):
         with pytest.raises(fb.ClientDataError, match="stay with the client"):
             ask()
-    remote = fit._executor
+    remote = fit.fitted.executor
     header = {"kind": "after", **remote._about(0), "update": "given"}
     arrays = {"shared": fit.theta, "key": jax.random.key_data(KEY)}
     site = next(iter(remote._register.transport.sites.values()))

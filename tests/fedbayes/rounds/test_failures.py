@@ -1,5 +1,7 @@
 """What goes wrong in a round costs that client's update of that round, and nothing else; the fit says whose."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,7 @@ def test_broken_client_is_reported(with_broken):
 
 def test_broken_clients_site_stays_one(with_broken):
     with jax.enable_x64(True):
-        cavities = with_broken._clients.cavities()
+        cavities = with_broken.fitted.cavities()
     for name in ("shift", "precision"):
         whole, others = getattr(with_broken.posterior, name), getattr(cavities, name)
         np.testing.assert_array_equal(others[:, 2], whole)
@@ -113,7 +115,9 @@ def test_a_failed_update_is_an_update_not_made():
         failed = fit(clients, num_rounds=2, executor=Garbling(1, 0))
     with pytest.warns(fb.NotConvergedWarning, match="did not converge"):
         absent = fit(clients, num_rounds=2, participation=lambda r, key: np.array([r != 1, True]))
-    for ours, theirs in zip(jax.tree.leaves(failed._run.state), jax.tree.leaves(absent._run.state), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(failed.fitted.run.state), jax.tree.leaves(absent.fitted.run.state), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
     assert failed.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.NOISY, ResultCode.NOT_FINITE]
     assert absent.rounds["code"].values[:, 0, 0].tolist() == [ResultCode.NOISY, ResultCode.INACTIVE]
@@ -149,13 +153,13 @@ def test_sequential_names_the_client_in_what_is_raised(monkeypatch):
         fit(make_clients(broken=False), executor=Sequential())
 
 
-def test_too_many_dims(without_broken, monkeypatch):
-    shown = without_broken._shown._replace(dims={"mu": ["city", "year"]})
-    monkeypatch.setattr(without_broken, "_shown", shown)
+def test_too_many_dims(without_broken):
+    shown = without_broken.fitted.shown._replace(dims={"mu": ["city", "year"]})
+    other = fb.FederatedFit(replace(without_broken.fitted, shown=shown))
     with pytest.raises(
         ValueError, match=r"`dims` names 2 dimensions of 'mu', \['city', 'year'\], but the site has shape \(\)"
     ):
-        _ = without_broken.client_posterior("north")
+        other.client_posterior("north")
 
 
 def test_unknown_client_of_a_fit(without_broken):

@@ -64,7 +64,7 @@ def linear():
 
 def test_linear_sites_are_exact_after_one_exchange(linear):
     fit, clients, _ = linear
-    sites = fit._run.state.sites
+    sites = fit.fitted.run.state.sites
     for k, data in enumerate(clients.values()):
         np.testing.assert_allclose(sites.precision[0, k], data["x"].T @ data["x"] / 0.09, rtol=1e-7, atol=1e-7)
         np.testing.assert_allclose(sites.shift[0, k], data["x"].T @ data["y"] / 0.09, rtol=1e-7, atol=1e-7)

@@ -257,7 +257,7 @@ def test_noise_that_widens_the_posterior_is_found_out(options) -> None:
     with pytest.warns(fb.NotConvergedWarning, match="too wide"):
         fit = fb.fit_federated(plain, clients, method=method, key=KEY, num_draws=500, progress=False)
     inflation = float(fit.idata.posterior["mu"].std()) * np.sqrt(600.01) - 1.0
-    measured, sure = fit._answer.measured_sd_bias
+    measured, sure = fit.fitted.answer.measured_sd_bias
     # four errors of the difference, 0.02 of the mini-batches: the variance of the draws is in both
     assert measured == pytest.approx(inflation, rel=0.25)
     assert 0.1 < sure < measured

@@ -293,7 +293,7 @@ def test_randomised_modes_of_logistic_regression_have_the_posterior_s_spread() -
     fit = fitted(heart_disease.model, clients, 400, server_optimizer=momentum, **options)
     laplace = fb.fit_federated(heart_disease.model, clients, method="laplace", key=KEY, progress=False)
     mean, covariance = laplace.moments()
-    draws = fit._theta[0]
+    draws = fit.theta[0]
     sd = np.sqrt(np.diagonal(covariance[0]))
     np.testing.assert_allclose(draws.std(axis=0) / sd, 1.0, atol=0.15)
     np.testing.assert_allclose((draws.mean(axis=0) - mean[0]) / sd, 0.0, atol=0.3)

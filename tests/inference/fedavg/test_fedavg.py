@@ -190,7 +190,7 @@ def test_a_start_can_be_drawn_from_the_prior() -> None:
     still = {"schedule": lambda round: 0.0 * round, "optimizer": optax.sgd(0.1), "laplace": False}
     method = fb.FedAvg(init="prior", num_replicates=640, **still)
     fit = fitted(scaled, {"a": {"y": np.ones(3)}}, method, 1)
-    found = np.asarray(fit._run.state.position)
+    found = np.asarray(fit.fitted.run.state.position)
     np.testing.assert_allclose(found.mean(axis=0), [3.0, 3.0, -1.0], atol=0.1)
     np.testing.assert_allclose(found.std(axis=0), [0.5, 0.5, 0.2], rtol=0.15)  # 5.4 errors
     with pytest.raises(ValueError, match="`init` is 'prior', but a prior of the globals can't be drawn from"):
@@ -220,7 +220,7 @@ def test_the_posterior_is_centred_where_the_rounds_end() -> None:
     np.testing.assert_allclose(ended(fit), point.idata.posterior["theta"].values[0, 0], atol=1e-10)
     x = np.concatenate([c["x"] for c in clients.values()])
     np.testing.assert_allclose(fit.moments()[1][0], np.linalg.inv(x.T @ x), rtol=1e-9)
-    cavities = fit._answer.locals_from.others
+    cavities = fit.fitted.cavities()
     np.testing.assert_allclose(np.asarray(cavities.precision)[0].sum(axis=0), 2.0 * x.T @ x, rtol=1e-9)
 
 

@@ -611,7 +611,7 @@ def test_a_precision_that_is_not_positive(method):
     codes = merge["code"].isel(replicate=0, round=-1)
     assert codes.sel(client="west") == ResultCode.IMPROPER
     assert (codes.sel(client=["a", "b"]) == ResultCode.OK).all()
-    state = found._run.state
+    state = found.fitted.run.state
     assert state.heard.tolist() == [[1.0, 1.0, 0.0]]
     expected = state.clients.precision[0, :2].sum() + 0.25 / 3.0  # west's share of the prior, 1 / sd^2 = 1/4
     np.testing.assert_allclose(found.posterior.precision.item(), expected, rtol=1e-12)
@@ -746,7 +746,7 @@ def test_a_solver_without_factors(solver):
 
 def test_an_answer_without_a_matrix_has_every_part(low_rank):
     """Nothing about a posterior of low rank has to be asked of the algorithm: its answer is whole."""
-    answer = low_rank._answer
+    answer = low_rank.fitted.answer
     assert type(answer) is MergedAnswer
     assert {name for name in vars(Answer) if not name.startswith("_")} <= {*dir(answer)}
     assert answer.locals_from.others is None

@@ -1,7 +1,8 @@
-"""Leave-one-out: clients given all other clients, and rows given all other rows, in ArviZ's form."""
+"""Leave-one-out: clients given all other clients, and rows given all other rows, in ArviZ's form where it has one."""
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,13 +12,21 @@ from jax import Array
 
 from fedbayes.answer import shortened
 from fedbayes.compiling import jit_cheaply
+from fedbayes.computing import computing
+from fedbayes.correction.left_out import by_normalisers, cavity_pool, left_out
 from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.keys import Purpose, key_for
 from fedbayes.numerics.importance import pareto_smooth
+from fedbayes.questions.clients import latents
+from fedbayes.results.arviz import CLIENTS
+from fedbayes.results.corrected import correction, log_likelihood
+from fedbayes.results.fitted import Fitted, once
+from fedbayes.results.posterior import idata
+from fedbayes.results.predictive import log_densities_of_draws
 
 if TYPE_CHECKING:
     import xarray as xr
 
-CLIENTS = "client_name"
 _AT_ONCE = 64  # rows of one compiled call
 _MEANINGS = {
     "elpd": "expected log predictive density of the client given all others",
@@ -28,6 +37,108 @@ _MEANINGS = {
     "psis": "the same by importance sampling from the posterior",
     "psis_k_hat": "Pareto tail shape of its weights",
 }
+
+
+def leave_one_out(fitted: Fitted) -> "xr.Dataset":
+    """How well each client is predicted by all the others, without another fit.
+
+    ``elpd_k = log p(y_k | y_-k)``: the log density of all of a client's outcomes together, its locals integrated
+    out, given all other clients and the prior. A Gaussian answer knows the posterior without client k, its cavity;
+    in one exchange all clients answer at draws of all cavities, and importance weights make the result exact up to
+    ``mcse`` (:mod:`fedbayes.correction.left_out`). Of Markov chains it is importance sampling from the posterior,
+    which takes no exchange and often fails for a client that says much.
+
+    Returns
+    -------
+    xarray.Dataset
+        Over ``client_name``, in nats: ``elpd``, ``mcse``, ``k_hat``, ``reliable``; ``gaussian``, by the normalisers
+        of the Gaussians alone; ``psis`` and ``psis_k_hat``, by importance sampling from the posterior. The
+        attributes have the sum ``elpd``, its ``mcse``, and remarks.
+
+    Raises
+    ------
+    ValueError
+        The fit is a point.
+    """
+    _check_posterior(fitted, "leave_one_out")
+    return _left_out(fitted)
+
+
+@once
+def _left_out(fitted: Fitted) -> "xr.Dataset":
+    roster = fitted.roster
+    at_posterior = log_likelihood(fitted).reshape(-1, roster.num_clients)
+    with computing():
+        cavities = fitted.cavities()
+        psis = left_out(np.zeros(len(at_posterior)), at_posterior)
+        columns = {"psis": psis.elpd, "psis_k_hat": psis.k_hat}
+        weighed = correction(fitted)
+        if cavities is None or weighed is None:
+            found, exchanges = psis, 0
+        else:
+            prior, ask = roster.prior.log_densities, partial(fitted.clients.log_likelihood, what="leave_one_out")
+            key = key_for(fitted.key, Purpose.LEFT_OUT)
+            pool = cavity_pool(weighed.pool, cavities, fitted.shown.num_draws, prior, ask, key)
+            flat = pool.log_likelihood.reshape(-1, roster.num_clients)
+            found, exchanges = left_out(pool.log_weights.reshape(-1), flat), 1
+            columns["gaussian"] = by_normalisers(fitted.dense("loo"), cavities).mean(axis=0)
+    return clients_dataset(roster.names, {**found._asdict(), **columns}, exchanges)
+
+
+def loo(fitted: Fitted) -> Any:
+    """:meth:`leave_one_out` in ArviZ's form, with the client as the unit, for ``az.compare``.
+
+    Returns
+    -------
+    ELPDData
+        Pointwise. Fits of different models to the same clients are compared by
+        ``az.compare({"one": one.loo(), "other": other.loo()})``.
+
+    Raises
+    ------
+    ValueError
+        The fit is a point.
+    """
+    _check_posterior(fitted, "loo")
+    return elpd_data(idata(fitted), _left_out(fitted))
+
+
+def loo_rows(fitted: Fitted) -> "xr.Dataset":
+    """Leave-one-out over single rows, by importance sampling from each client's own posterior, at the client.
+
+    A client sends sums over its rows, and the worst k-hat: no row's number leaves it.
+
+    Returns
+    -------
+    xarray.Dataset
+        Over ``client_name``: ``elpd``, ``se``, ``p_loo``, ``rows``, ``worst_k_hat`` and ``rows_above_limit`` (0.7).
+        The attributes have ``elpd``, ``se`` and ``p_loo`` of all rows together.
+
+    Raises
+    ------
+    ValueError
+        The fit is a point, or rows depend on each other.
+    ClientDataError
+        Outcomes are missing.
+    """
+    _check_posterior(fitted, "loo_rows")
+    if fitted.roster.dependent:
+        raise ValueError(
+            "`fit.loo_rows()` is for rows that are independent given the latents, and in this model they depend on "
+            "each other. `fit.loo()` leaves out whole clients."
+        )
+    found = {}
+    for name in fitted.roster.names:
+        program, own = fitted.problem.client(name).program, fitted.problem.held(name)
+        draws = latents(fitted, name, program)
+        with computing():
+            found[name] = Rows(log_densities_of_draws(program, draws, {**own.static, **own.arrays}))
+    return rows_dataset(found)
+
+
+def _check_posterior(fitted: Fitted, question: str) -> None:
+    if fitted.posterior is None:
+        raise ValueError(f"`fit.{question}()` needs draws of a posterior, and this fit ends with points.")
 
 
 def clients_dataset(names: tuple[str, ...], found: Mapping[str, np.ndarray], exchanges: int) -> "xr.Dataset":

@@ -17,8 +17,8 @@ from fedbayes.models import heart_disease, linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, product_of
 from fedbayes.problem.program import Block
-from fedbayes.results import conflict
-from fedbayes.results.conflict import agreement, conflict_of, gaussians_of, holm
+from fedbayes.questions import conflict
+from fedbayes.questions.conflict import agreement, conflict_of, gaussians_of, holm
 
 
 def roster_of(names, size, prior) -> SimpleNamespace:
@@ -47,10 +47,14 @@ def answer_of(prior, sites) -> GaussianAnswer:
     return GaussianAnswer(product_of(repeated, sites), cavities_of(repeated, sites), None)
 
 
+def conflict_in(answer, roster):
+    return conflict_of(*gaussians_of(answer.posterior, answer.locals_from.others, roster), roster)
+
+
 def found(clients, prior=None):
     size = next(iter(clients.values()))["x"].shape[1]
     prior = normal(size) if prior is None else prior
-    return conflict_of(answer_of(prior, sites_of(clients)), roster_of(clients, size, prior))
+    return conflict_in(answer_of(prior, sites_of(clients)), roster_of(clients, size, prior))
 
 
 @pytest.fixture(scope="module")
@@ -230,9 +234,9 @@ def test_monte_carlo_noise_is_no_information(drawn) -> None:
     shift = exact.shift + rng.normal(size=(100, *exact.shift.shape[1:])) * 1e-3
     sites = Gaussian(shift, precision, np.zeros((100, 4)))
     names = (*drawn, "mute")
-    ours = conflict_of(answer_of(normal(3), sites), roster_of(names, 3, normal(3)))
+    ours = conflict_in(answer_of(normal(3), sites), roster_of(names, 3, normal(3)))
     assert int(ours["rank"].sel(client="mute")) == 2
-    noiseless = conflict_of(answer_of(normal(3), exact), roster_of(names, 3, normal(3)))
+    noiseless = conflict_in(answer_of(normal(3), exact), roster_of(names, 3, normal(3)))
     gap = np.abs(ours["z"] - noiseless["z"]).values[:3]
     assert (gap < 5.0 * ours["z_mcse"].values[:3]).all()
     assert 0.0 < float(ours["z_mcse"].max()) < 0.1
@@ -270,9 +274,8 @@ def test_few_false_alarms_where_information_depends_on_the_data() -> None:
         clients = {f"c{k}": {"y": rng.normal(size=10)} for k in range(6)}
         fit = fb.fit_federated(model, clients, key=jax.random.key(i), progress=False)
         careful.append(fit.conflict()["p_overall"].values)
-        mean, others = (
-            jax.tree.map(lambda leaf: np.mean(leaf, axis=0), of) for of in gaussians_of(fit._answer, fit.roster)
-        )
+        both = gaussians_of(fit.posterior, fit.fitted.cavities(), fit.roster)
+        mean, others = (jax.tree.map(lambda leaf: np.mean(leaf, axis=0), of) for of in both)
         each = agreement(mean, others)
         careless.append(stats.chi2.sf(each.chi2, each.rank))
     limit = 0.05 + 4.0 * np.sqrt(0.05 * 0.95 / 720)
@@ -297,17 +300,17 @@ def test_answers_without_sites_are_refused(changed: str, drawn) -> None:
     with pytest.raises(
         ValueError, match=r"needs the Gaussian that each of them says of the globals\. This fit has none"
     ):
-        conflict_of(bad, roster_of(drawn, 3, normal(3)))
+        conflict_in(bad, roster_of(drawn, 3, normal(3)))
 
 
 def test_a_posterior_that_is_no_product_is_refused(drawn) -> None:
     good = answer_of(normal(3), sites_of(drawn))
     barycentre = GaussianAnswer(jax.tree.map(lambda leaf: leaf / 3.0, good.posterior), good.locals_from.others, None)
     with pytest.raises(ValueError, match="product of the prior and the clients' sites, and this one is combined"):
-        conflict_of(barycentre, roster_of(drawn, 3, normal(3)))
+        conflict_in(barycentre, roster_of(drawn, 3, normal(3)))
     improper = GaussianAnswer(jax.tree.map(lambda leaf: -leaf, good.posterior), good.locals_from.others, None)
     with pytest.raises(ValueError, match=r"positive definite precision matrix.* `fit.trouble\(\)`"):
-        conflict_of(improper, roster_of(drawn, 3, normal(3)))
+        conflict_in(improper, roster_of(drawn, 3, normal(3)))
 
 
 def test_the_picture_marks_who_disagrees(drawn) -> None:

@@ -13,8 +13,8 @@ from scipy import stats
 import fedbayes as fb
 from fedbayes.client_locals import FromServer
 from fedbayes.models import linear
+from fedbayes.questions.predictive_check import placed, predictive_check
 from fedbayes.results import arviz
-from fedbayes.results.predictive_check import placed, predictive_check_of
 
 KEY = jax.random.key(0)
 
@@ -163,13 +163,13 @@ def test_a_number_of_replicates(num_draws: Any, prior: bool, small_fit) -> None:
 def test_a_point_has_no_posterior_to_check() -> None:
     point: Any = SimpleNamespace(posterior=None)
     with pytest.raises(ValueError, match="This fit is a point, and replicates with the posterior need one"):
-        predictive_check_of(point, None, False, None, False)
+        predictive_check(point)
 
 
 def fake(small_fit: Any, **changed: Any) -> Any:
     """The small fit with another answer, prior or program."""
-    names = ("_answer", "_key", "problem", "roster", "method", "posterior")
-    fields = {name: getattr(small_fit, name) for name in names}
+    names = ("answer", "key", "problem", "roster", "method", "posterior")
+    fields = {name: getattr(small_fit.fitted, name) for name in names}
     return SimpleNamespace(**{**fields, **changed})
 
 
@@ -177,7 +177,7 @@ def test_a_prior_with_terms_of_its_own_can_not_be_drawn_from(small_fit, monkeypa
     terms = [SimpleNamespace(program=SimpleNamespace(prior_terms=("soft",)))]
     monkeypatch.setattr(arviz, "shapes_of", lambda problem: terms)
     with pytest.raises(ValueError, match=r"The prior has the terms \['soft'\] beside the laws of the globals"):
-        predictive_check_of(fake(small_fit), None, True, None, False)
+        predictive_check(fake(small_fit), prior=True)
 
 
 def test_priors_that_can_not_be_drawn_from(small_fit) -> None:
@@ -187,8 +187,8 @@ def test_priors_that_can_not_be_drawn_from(small_fit) -> None:
     roster = SimpleNamespace(prior=SimpleNamespace(draw=improper))
     coupled = SimpleNamespace(locals_from=FromServer((), {}, {}, "EP"))
     for changed, told in (
-        ({"_answer": coupled}, "EP couples the clients by a prior that is no part"),
+        ({"answer": coupled}, "EP couples the clients by a prior that is no part"),
         ({"roster": roster}, "A prior of the globals is improper, and can't be drawn from. Write `prior=False`"),
     ):
         with pytest.raises(ValueError, match=told):
-            predictive_check_of(fake(small_fit, **changed), None, True, None, False)
+            predictive_check(fake(small_fit, **changed), prior=True)

@@ -24,9 +24,12 @@ from fedbayes.computing import computing
 from fedbayes.kept import Kept
 from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.problem.program import Arrays, Program
+from fedbayes.questions.hypothesis import SAMPLES
 from fedbayes.results import arviz
-from fedbayes.results.hypothesis import SAMPLES
-from fedbayes.results.replicates import CLIENTS
+from fedbayes.results.arviz import CLIENTS
+from fedbayes.results.corrected import theta
+from fedbayes.results.fitted import Fitted, attrs
+from fedbayes.results.posterior import idata
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -36,14 +39,51 @@ CONFLICT, STRONG_PRIOR, FINE = "prior-data conflict", "strong prior / weak likel
 _TERMS: Kept[Any] = Kept(64)
 
 
-def sensitivity_of(fit: Any, alphas: tuple[float, float], by_client: bool) -> "xr.Dataset":
-    """See :meth:`fedbayes.FederatedFit.sensitivity`, to which ``fit`` belongs."""
+def sensitivity(fitted: Fitted, alphas: tuple[float, float] = (0.99, 1.01), *, by_client: bool = False) -> "xr.Dataset":
+    """How much the posterior would change with a slightly stronger or weaker prior, or likelihood.
+
+    The prior is raised to the power ``alpha``, or the likelihood is, and the draws are weighted accordingly, by
+    ``p(theta)^(alpha - 1)``, Pareto-smoothed. The sensitivity is the cumulative Jensen-Shannon distance between the
+    weighted and the plain draws of a parameter, per unit of ``log2(alpha)``, the mean of both sides (Kallioinen,
+    Paananen, Bürkner and Vehtari 2024; R package priorsense). Above 0.05 it is taken for sensitive: to both, the
+    prior and the data pull in different directions ("prior-data conflict"); to the prior alone, the data say
+    little against it ("strong prior / weak likelihood").
+
+    The likelihood is that of all clients, with their locals integrated out, so that the priors of the locals belong
+    to it. The log prior is the density of the constrained globals. The draws are those of ``fit.idata``, which is not
+    changed: where they are of a Gaussian form of the posterior, it is the sensitivity of that form. ArviZ's own
+    ``psens`` (0.x) and ``psense_summary`` (1.x) take ``fit.with_log_prior()``.
+
+    Parameters
+    ----------
+    alphas
+        The powers, one below and one above 1.
+    by_client
+        Also raise each client's likelihood by itself, which is to count its rows ``alpha`` times.
+
+    Returns
+    -------
+    xarray.Dataset
+        Over ``component`` (``"prior"``, ``"likelihood"``) and ``parameter`` (every number in ``idata.posterior``):
+        ``sensitivity``; over ``parameter``: ``diagnosis``, ``"-"`` or one of the above; over ``component`` and
+        ``alpha``: ``k_hat`` of the weights, to be trusted below 0.7. With ``by_client`` also
+        ``client_sensitivity``, over ``client_name`` and ``parameter``, and ``client_k_hat``.
+
+    Raises
+    ------
+    ValueError
+        The fit is a point, couples the clients by a prior of its own, or ``alphas`` are no such powers.
+
+    Examples
+    --------
+    >>> fit.sensitivity()["sensitivity"].to_pandas().T  # doctest: +SKIP
+    """
     import xarray as xr
 
     _check_alphas(alphas)
-    log_prior = add_log_prior(fit)
-    parameters = scalars(fit.idata.posterior)
-    likelihood = np.asarray(fit.idata.log_likelihood["client"])
+    log_prior = np.sum(list(log_priors(fitted).values()), axis=0)
+    whole = idata(fitted)
+    parameters, likelihood = scalars(whole.posterior), np.asarray(whole.log_likelihood["client"])
     logs = np.stack([log_prior, likelihood.sum(axis=-1), *(np.moveaxis(likelihood, -1, 0) if by_client else ())])
     with computing():
         found, k_hat = power_scaled(np.stack(list(parameters.values())), logs, alphas)
@@ -60,7 +100,7 @@ def sensitivity_of(fit: Any, alphas: tuple[float, float], by_client: bool) -> "x
     if by_client:
         variables["client_sensitivity"] = ((CLIENTS, "parameter"), found[2:])
         variables["client_k_hat"] = ((CLIENTS, "alpha"), k_hat[2:])
-        coords[CLIENTS] = list(fit.client_names)
+        coords[CLIENTS] = list(fitted.roster.names)
     return xr.Dataset(variables, coords=coords, attrs={"threshold": THRESHOLD})
 
 
@@ -71,33 +111,44 @@ def _check_alphas(alphas: Any) -> None:
         raise ValueError(f"`alphas` is {alphas!r}; write a power below 1 and one above it, such as (0.99, 1.01).")
 
 
-def add_log_prior(fit: Any) -> np.ndarray:
-    """Add the group ``log_prior`` to ``fit.idata``: the log density of each constrained global at the draws.
+def log_priors(fitted: Fitted) -> dict[str, np.ndarray]:
+    """Log density of each constrained global at the draws of the posterior, ``(chain, draw)`` each.
 
     Terms of the model that look at the globals alone, such as a soft constraint by ``numpyro.factor``, belong to the
-    prior and are variables of their own.
-
-    Returns
-    -------
-    numpy.ndarray
-        The sum of all terms, shape ``(chain, draw)``.
+    prior and have names of their own.
 
     Raises
     ------
     ValueError
         The fit is a point, or its method couples the clients by a prior of its own.
     """
-    if fit.posterior is None:
+    if fitted.posterior is None:
         raise ValueError(
             "This fit is a point, which no weights on prior or likelihood change: fit by a method that ends with a "
             "posterior."
         )
-    check(fit._answer.locals_from, Question.SENSITIVITY)
-    shapes = arviz.shapes_of(fit.problem)[0]
+    check(fitted.answer.locals_from, Question.SENSITIVITY)
+    shapes, draws = arviz.shapes_of(fitted.problem)[0], theta(fitted)
     with computing():
-        terms = log_prior_terms(shapes.program, shapes.ones(), fit._theta)
-    arviz.extend(fit.idata, arviz.group_of_its_own("log_prior", terms, fit._attrs()))
-    return np.sum(list(terms.values()), axis=0)
+        return log_prior_terms(shapes.program, shapes.ones(), draws)
+
+
+def with_log_prior(fitted: Fitted) -> Any:
+    """``fit.idata`` with the group ``log_prior``, as ArviZ's ``psens`` (0.x) and ``psense_summary`` (1.x) want it.
+
+    Returns
+    -------
+    InferenceData or DataTree
+        A copy of ``fit.idata``. In its group ``log_prior``: the log density of each constrained global at the draws;
+        terms of the model that look at the globals alone are variables of their own.
+
+    Raises
+    ------
+    ValueError
+        The fit is a point, or couples the clients by a prior of its own.
+    """
+    group = arviz.group_of_its_own("log_prior", log_priors(fitted), attrs(fitted))
+    return arviz.extended(idata(fitted), group)
 
 
 def log_prior_terms(program: Program, data: Arrays, theta: np.ndarray) -> dict[str, np.ndarray]:

@@ -13,18 +13,18 @@ import fedbayes as fb
 from fedbayes.client_locals import FromServer
 from fedbayes.computing import computing
 from fedbayes.numerics.importance import pareto_smooth
-from fedbayes.results.arviz import shapes_of
-from fedbayes.results.sensitivity import (
+from fedbayes.questions.sensitivity import (
     CONFLICT,
     FINE,
     STRONG_PRIOR,
-    add_log_prior,
     diagnosis,
     distance,
     log_prior_terms,
+    log_priors,
     power_scaled,
     scalars,
 )
+from fedbayes.results.arviz import shapes_of
 
 ALPHAS = (0.99, 1.01)
 
@@ -36,25 +36,24 @@ def fitted(stored_fits: Any) -> fb.FederatedFit:
 
 def test_the_log_prior_is_that_of_the_constrained_globals(fitted) -> None:
     """Against SciPy's densities; the term that looks at the globals alone counts once."""
-    total = add_log_prior(fitted)
-    draws, group = fitted.idata.posterior, fitted.idata.log_prior
+    found = fitted.with_log_prior()
+    draws, group = found.posterior, found.log_prior
     mu, sigma = draws["mu"].values, draws["sigma"].values
     assert set(group.data_vars) == {"mu", "sigma", "soft"}
     np.testing.assert_allclose(group["mu"], stats.norm(1.0, 2.0).logpdf(mu).sum(axis=-1))
     np.testing.assert_allclose(group["sigma"], stats.lognorm(0.5).logpdf(sigma))
     np.testing.assert_allclose(group["soft"], -0.5 * mu[..., 0] ** 2)
-    np.testing.assert_allclose(total, sum(group[name].values for name in group.data_vars))
     assert group["mu"].dims == ("chain", "draw")
-    assert "log_likelihood" in fitted.idata
+    assert "log_likelihood" in found
+    assert "log_prior" not in fitted.idata
 
 
 def test_a_jacobian_would_be_noticed(fitted) -> None:
     """Planted bug: the prior of the unconstrained globals, which power-scaling would raise to a power, too."""
-    add_log_prior(fitted)
     shapes = shapes_of(fitted.problem)[0]
     with computing():
-        terms = log_prior_terms(shapes.program, shapes.ones(), fitted._theta)
-        unconstrained = np.asarray(fitted.roster.prior.log_densities(fitted._theta.reshape(-1, 3))).reshape(2, 500)
+        terms = log_prior_terms(shapes.program, shapes.ones(), fitted.theta)
+        unconstrained = np.asarray(fitted.roster.prior.log_densities(fitted.theta.reshape(-1, 3))).reshape(2, 500)
     log_sigma = np.log(fitted.idata.posterior["sigma"].values)
     np.testing.assert_allclose(unconstrained - sum(terms.values()), log_sigma, atol=1e-9)
     assert np.std(log_sigma) > 0.05
@@ -66,10 +65,10 @@ def test_as_arviz_has_it(fitted) -> None:
     if hasattr(az, "psens"):
         alphas = (1.0 / 1.01, 1.01)
         ours = fitted.sensitivity(alphas)
-        theirs = [az.psens(fitted.idata, component=name, delta=0.01) for name in ours["component"].values]
+        theirs = [az.psens(fitted.with_log_prior(), component=name, delta=0.01) for name in ours["component"].values]
         values = [[*one["mu"].values, float(one["sigma"])] for one in theirs]
     else:
-        table = az.psense_summary(fitted.idata, round_to=8)
+        table = az.psense_summary(fitted.with_log_prior(), round_to=8)
         values = table.loc[["mu[0]", "mu[1]", "sigma"], ["prior", "likelihood"]].values.T
     np.testing.assert_allclose(ours["sensitivity"], values, rtol=0.02)
     assert ours["parameter"].values.tolist() == ["mu[0]", "mu[1]", "sigma"]
@@ -187,8 +186,8 @@ def test_powers_out_of_range_are_refused(alphas: Any, small_fit) -> None:
 def test_fits_without_such_a_posterior_are_refused() -> None:
     point: Any = SimpleNamespace(posterior=None)
     with pytest.raises(ValueError, match="This fit is a point, which no weights on prior or likelihood change"):
-        add_log_prior(point)
+        log_priors(point)
     answer = SimpleNamespace(locals_from=FromServer((), {}, {}, "CorrelatedClients"))
-    coupled: Any = SimpleNamespace(posterior=object(), _answer=answer)
+    coupled: Any = SimpleNamespace(posterior=object(), answer=answer)
     with pytest.raises(ValueError, match="CorrelatedClients couples the clients by a prior that is no part"):
-        add_log_prior(coupled)
+        log_priors(coupled)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from fedbayes.questions.comparison import Comparison, Row, compare, flat_draws
 from fedbayes.results.arviz import to_arviz
-from fedbayes.results.comparison import Comparison, Row, compare, flat_draws
 
 
 def idata(coords=None, dims=None, **draws):

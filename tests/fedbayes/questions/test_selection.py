@@ -12,7 +12,8 @@ import xarray as xr
 import fedbayes as fb
 from fedbayes.errors import ClientDataError, NotConvergedWarning
 from fedbayes.models import linear, penalised
-from fedbayes.results.selection import Rule, coefficients_name, selected, selection_of, voted
+from fedbayes.questions.selection import Rule, coefficients_name, select, selected, voted
+from fedbayes.results.corrected import approximate_theta, is_checked
 
 RNG = np.random.default_rng(0)
 MEANS = np.array([0.0, 0.5, 1.0, 1.7, 2.5, -3.0])
@@ -180,9 +181,10 @@ def test_a_fit_that_did_not_converge_warns() -> None:
 
 
 def test_a_point_has_no_intervals() -> None:
-    point: Any = SimpleNamespace(num_draws=1)
+    draws = np.zeros((4, 1, 6))
+    point: Any = SimpleNamespace(answers={is_checked: False, approximate_theta: draws})
     with pytest.raises(ValueError, match="This fit is a point, and credible intervals need a posterior"):
-        selection_of(point, "theta", Rule(), None, None)
+        select(point, "theta")
 
 
 def test_columns_of_another_name_are_refused() -> None:

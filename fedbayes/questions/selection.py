@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbayes.errors import NotConvergedWarning
-from fedbayes.results.arviz import shown
-from fedbayes.results.hypothesis import SAMPLES, equal_tailed, probability_of_direction
-from fedbayes.results.replicates import CLIENTS
+from fedbayes.problem.roster import Roster
+from fedbayes.questions.clients import client_posterior
+from fedbayes.questions.hypothesis import SAMPLES, equal_tailed, probability_of_direction
+from fedbayes.questions.summary import trouble
+from fedbayes.results.arviz import CLIENTS, shown
+from fedbayes.results.corrected import theta
+from fedbayes.results.fitted import Fitted, verdict
+from fedbayes.results.posterior import idata
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,29 +66,93 @@ class Rule:
         return f"the {self.level:.0%} {self.interval} credible interval excludes {nothing}"
 
 
-def selection_of(fit: Any, asked: str | None, rule: Rule, population: str | None, vote: float | None) -> "xr.Dataset":
-    """See :meth:`fedbayes.FederatedFit.select`, to which ``fit`` belongs; ``asked`` is the coefficients' name."""
+def select(
+    fitted: Fitted,
+    coefficients: str | None = None,
+    *,
+    level: float = 0.9,
+    interval: str = "equal-tailed",
+    rope: float = 0.0,
+    fdr: float | None = None,
+    population: str | None = None,
+    vote: float | None = None,
+) -> "xr.Dataset":
+    """Which coefficients are included: by each client, for the population, and by vote.
+
+    A coefficient is included where its credible interval excludes zero (Yue 2023, section 3.4.3), or lies wholly
+    outside ``[-rope, rope]``. With ``fdr``: as many as keep the expected share of false inclusions below it, those
+    of the largest probability ``outside`` first (Mueller, Parmigiani, Robert and Rousseau 2004).
+
+    What multiplicity does is said by the expected number of false inclusions. Under these priors no coefficient is
+    exactly zero, so that false means practically zero, inside the rope, with probability ``1 - outside``. Without a
+    rope it is the number of wrong signs, with probability ``1 - direction`` each, which says nothing of irrelevant
+    coefficients: of these an interval of 90 percent includes up to one in ten.
+
+    A client's selection is computed from its own posterior, where its coefficients are; for it no client sends
+    anything beyond the messages of the fit. The population's is computed from the globals. ``vote`` alone needs
+    more: one bit from each client for each coefficient, whether it is included there.
+
+    Parameters
+    ----------
+    coefficients
+        The variable of :meth:`client_posterior` that holds them; ``None``: the only array of the client's own, or
+        the only one that was integrated out, such as ``theta`` of :mod:`fedbayes.models.penalised`.
+    level
+        Probability of the credible interval.
+    interval
+        ``"equal-tailed"``, or ``"hdi"``: the shortest interval that has this share of the draws.
+    rope
+        Largest absolute value that is practically zero (region of practical equivalence), in the coefficients'
+        units.
+    fdr
+        Expected share of false inclusions, for each client by itself; needs a ``rope``.
+    population
+        A global that holds the coefficients' mean over clients, such as ``mu``.
+    vote
+        Share of the clients that must include a coefficient.
+
+    Returns
+    -------
+    xarray.Dataset
+        Over ``client_name`` and the coefficients, with their names from ``coords``: ``mean``, ``sd``, ``lower``,
+        ``upper``, ``direction`` (the probability of the likelier sign), ``outside`` (of lying outside the rope),
+        ``included``; over clients ``expected_false`` or, without a rope, ``expected_wrong_signs``. With
+        ``population`` the same called ``population_...``; with ``vote`` also ``votes`` and ``voted``. Its ``attrs``
+        hold the rule in words, and remarks.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of its range; no variable, or several, may be meant; the fit is a point.
+
+    Warns
+    -----
+    fedbayes.errors.NotConvergedWarning
+        The fit has not converged.
+    """
     import xarray as xr
 
-    if fit.num_draws == 1:
+    rule = Rule(level=level, interval=interval, rope=rope, fdr=fdr)
+    if theta(fitted).shape[1] == 1:
         raise ValueError(
             "This fit is a point, and credible intervals need a posterior: fit by a method that ends with one."
         )
-    if not fit.converged:
-        told = f"This selection is made from a fit that did not converge. {fit.trouble()}"
-        warnings.warn(told, NotConvergedWarning, stacklevel=3)
+    converged = verdict(fitted).converged
+    if not converged:
+        told = f"This selection is made from a fit that did not converge. {trouble(fitted)}"
+        warnings.warn(told, NotConvergedWarning, stacklevel=3)  # the caller of the method
     parts: list[xr.Dataset] = []
     remarks: list[str] = []
-    if asked is not None or vote is not None or population is None or _own_variables(fit):
-        name = coefficients_name(_own_variables(fit), asked, fit)
-        groups = {client: _variable(fit.client_posterior(client).posterior, name) for client in fit.client_names}
-        parts, remarks = [by_client(groups, rule)], _undecided(fit, groups)
+    if coefficients is not None or vote is not None or population is None or _own_variables(fitted):
+        name = coefficients_name(_own_variables(fitted), coefficients, fitted)
+        groups = {each: _variable(client_posterior(fitted, each).posterior, name) for each in fitted.roster.names}
+        parts, remarks = [by_client(groups, rule)], _undecided(fitted.roster, groups)
         if vote is not None:
             parts.append(voted(parts[0]["included"], vote))
     if population is not None:
-        draws = _variable(fit.idata.posterior, population)
+        draws = _variable(idata(fitted).posterior, population)
         parts.append(of_population(with_same_labels(draws, parts[0]) if parts else draws, rule))
-    attrs = {"rule": rule.told(), "level": rule.level, "converged": int(fit.converged), "remarks": "; ".join(remarks)}
+    attrs = {"rule": rule.told(), "level": rule.level, "converged": int(converged), "remarks": "; ".join(remarks)}
     return xr.merge(parts, join="exact").assign_attrs(attrs)
 
 
@@ -160,7 +229,7 @@ def with_same_labels(population: "xr.DataArray", clients: "xr.Dataset") -> "xr.D
     return renamed.assign_coords({dim: like[dim] for dim in like.dims})
 
 
-def coefficients_name(known: Sequence[str], asked: str | None, fit: Any) -> str:
+def coefficients_name(known: Sequence[str], asked: str | None, fitted: Fitted) -> str:
     """The variable of the coefficients: the one that was asked for, or the only one there is.
 
     Raises
@@ -173,7 +242,7 @@ def coefficients_name(known: Sequence[str], asked: str | None, fit: Any) -> str:
     if not known:
         raise ValueError(
             "The clients have no coefficients of their own. Select for the population: write "
-            f"`fit.select(population=...)` with one of the globals {list(map(str, fit.idata.posterior.data_vars))}."
+            f"`fit.select(population=...)` with one of the globals {list(map(str, idata(fitted).posterior.data_vars))}."
         )
     if len(known) > 1:
         raise ValueError(
@@ -191,20 +260,20 @@ def _variable(posterior: "xr.Dataset", name: str) -> "xr.DataArray":
     return posterior[name]
 
 
-def _own_variables(fit: Any) -> list[str]:
+def _own_variables(fitted: Fitted) -> list[str]:
     """What may be a client's coefficients: its own arrays, those that were integrated out if there are any."""
-    integrated = {shown(name) for name in fit.problem.integrated}
-    if not integrated and not fit.roster.num_locals.any():
+    integrated = {shown(name) for name in fitted.problem.integrated}
+    if not integrated and not fitted.roster.num_locals.any():
         return []
-    mine = fit.client_posterior(fit.client_names[0]).posterior
-    own = integrated or {str(name) for name in mine.data_vars} - {str(name) for name in fit.idata.posterior.data_vars}
+    mine = client_posterior(fitted, fitted.roster.names[0]).posterior
+    own = integrated or {str(name) for name in mine.data_vars} - set(map(str, idata(fitted).posterior.data_vars))
     return [str(name) for name in mine.data_vars if name in own and mine[name].ndim > len(SAMPLES)]
 
 
-def _undecided(fit: Any, groups: Mapping[str, "xr.DataArray"]) -> list[str]:
+def _undecided(roster: Roster, groups: Mapping[str, "xr.DataArray"]) -> list[str]:
     """The clients whose rows leave some directions of the coefficients to the prior."""
     found = []
-    for (name, draws), rows in zip(groups.items(), fit.roster.rows, strict=True):
+    for (name, draws), rows in zip(groups.items(), roster.rows, strict=True):
         num = int(np.prod([size for dim, size in draws.sizes.items() if dim not in SAMPLES]))
         if rows < num:
             found.append(

@@ -9,7 +9,6 @@ null models, Journal of the American Statistical Association 95(452), on the dou
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -20,9 +19,12 @@ from fedbayes.answer import shortened
 from fedbayes.client_locals import Question, check
 from fedbayes.computing import computing
 from fedbayes.keys import Purpose, key_for
+from fedbayes.questions.replicates import Replicates, observed_outcomes, observed_rows, replicates
 from fedbayes.results import arviz
+from fedbayes.results.arviz import CLIENTS
+from fedbayes.results.corrected import theta
+from fedbayes.results.fitted import Fitted
 from fedbayes.results.predictive import predictive_draws
-from fedbayes.results.replicates import CLIENTS, Replicates, observed_outcomes, observed_rows
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,20 +63,74 @@ class Placed(NamedTuple):
     observed: float
 
 
-def predictive_check_of(
-    fit: Any, statistics: Statistics | None, prior: bool, num_draws: int | None, observed: bool
+def predictive_check(
+    fitted: Fitted,
+    statistics: Statistics | None = None,
+    *,
+    prior: bool = False,
+    num_draws: int | None = None,
+    observed: bool = False,
 ) -> "xr.Dataset":
-    """See :meth:`fedbayes.FederatedFit.predictive_check`, to which ``fit`` belongs."""
+    """Where each client's outcomes lie among replicates of them, computed at the client.
+
+    Replicates are drawn with the client's own posterior, locals included, as for ``fit.check``, or from the prior
+    (Box 1980; Gelman, Meng and Stern 1996). Of each statistic ``T`` of an outcome three numbers leave the client:
+    the mid-tail probability ``P(T(rep) < T(obs)) + P(T(rep) = T(obs)) / 2``, and mean and standard deviation of
+    ``T(rep)``. With ``observed=True`` a fourth does, ``T(obs)``, which is a summary of the client's data (its
+    smallest value is the value of some row). No row and no replicate leaves it. Of the first three, too, somebody
+    who knows the law of ``T(rep)`` can infer about where ``T(obs)`` lies.
+
+    Posterior predictive checks use the data twice, for the posterior and for the check: their tail probabilities
+    lie closer to 1/2 than uniform ones (they are conservative), most of all for statistics that the parameters
+    fit, such as the mean. Those of the prior are uniform where the data obey the model, and as sensitive to the
+    prior as it is wide.
+
+    Parameters
+    ----------
+    statistics
+        From names to functions of a client's outcomes of one site, an array as the model observes it, without the
+        missing ones (then flat); ``None``: ``mean``, ``sd``, ``min``, ``max``, and of binary outcomes and counts
+        the share of ``zeros``.
+    prior
+        Replicates of the prior: the globals and all clients' locals are drawn from it.
+    num_draws
+        Replicates: of each chain of the posterior (``None``: at most 250), or of the prior (``None``: 1,000).
+    observed
+        Also return the statistics of the observed outcomes.
+
+    Returns
+    -------
+    xarray.Dataset
+        Over ``client_name``, ``site`` and ``statistic``: ``tail_probability``, ``predictive_mean``,
+        ``predictive_sd``, and ``observed`` if asked for; NaN where a client has no such outcomes, or the statistic
+        is none of theirs. ``attrs["outside"]`` names those below 1 or above 99 percent, of which two in a hundred
+        are expected of uniform ones; ``attrs["caveat"]`` repeats what to keep in mind.
+
+    Raises
+    ------
+    ValueError
+        A statistic is no number, ``num_draws`` is out of range, the fit is a point, or the prior can't be drawn
+        from.
+
+    Examples
+    --------
+    >>> fit.predictive_check({"range": np.ptp})  # doctest: +SKIP
+    """
+    _check_statistics(statistics)
+    num = _number(fitted, prior, num_draws)
+    parts: dict[str, dict[str, dict[str, Placed]]] = {}
+    for each in _from_prior(fitted, num) if prior else replicates(fitted, num):
+        name, seen, drawn = _without_missing(fitted, each)
+        whose = {site: f"'{site}' of client '{name}'" for site in seen}
+        parts[name] = {site: placed(seen[site], drawn[site], statistics, whose[site]) for site in seen}
+    together = _side_by_side(parts) if observed else _side_by_side(parts).drop_vars("observed")
+    return together.assign_attrs(outside=outside(together["tail_probability"]), caveat=_CAVEAT[prior])
+
+
+def _side_by_side(parts: Mapping[str, Mapping[str, Mapping[str, Placed]]]) -> "xr.Dataset":
+    """What all clients send, by client, site and statistic; NaN where a client has no such thing."""
     import xarray as xr
 
-    _check_statistics(statistics)
-    num = _number(fit, prior, num_draws)
-    parts = {
-        name: {site: placed(seen[site], drawn[site], statistics, f"'{site}' of client '{name}'") for site in seen}
-        for name, seen, drawn in map(
-            partial(_without_missing, fit), _from_prior(fit, num) if prior else fit._replicates(num)
-        )
-    }
     sites = list(dict.fromkeys(site for mine in parts.values() for site in mine))
     names = list(dict.fromkeys(name for mine in parts.values() for found in mine.values() for name in found))
     values = np.full((len(Placed._fields), len(parts), len(sites), len(names)), np.nan)
@@ -84,10 +140,7 @@ def predictive_check_of(
                 values[:, k, sites.index(site), names.index(name)] = numbers
     dims = (CLIENTS, "site", "statistic")
     variables = {name: (dims, value) for name, value in zip(Placed._fields, values, strict=True)}
-    if not observed:
-        del variables["observed"]
-    together = xr.Dataset(variables, coords={CLIENTS: list(parts), "site": sites, "statistic": names})
-    return together.assign_attrs(outside=outside(together["tail_probability"]), caveat=_CAVEAT[prior])
+    return xr.Dataset(variables, coords={CLIENTS: list(parts), "site": sites, "statistic": names})
 
 
 def _check_statistics(statistics: Any) -> None:
@@ -101,31 +154,31 @@ def _check_statistics(statistics: Any) -> None:
         )
 
 
-def _number(fit: Any, prior: bool, num_draws: int | None) -> int:
+def _number(fitted: Fitted, prior: bool, num_draws: int | None) -> int:
     """Replicates, of each chain of a posterior."""
-    if not prior and fit.posterior is None:
+    if not prior and fitted.posterior is None:
         raise ValueError(
             "This fit is a point, and replicates with the posterior need one: fit by a method that ends with a "
             "posterior, or write `prior=True`."
         )
     if num_draws is None:
-        return _FROM_PRIOR if prior else min(_FROM_POSTERIOR, fit.num_draws)
-    most = np.inf if prior else fit.num_draws
+        return _FROM_PRIOR if prior else min(_FROM_POSTERIOR, theta(fitted).shape[1])
+    most = np.inf if prior else theta(fitted).shape[1]
     if not isinstance(num_draws, int) or isinstance(num_draws, bool) or not 1 <= num_draws <= most:
         upto = "a number from 1" if prior else f"a number from 1 to {most}, a chain's draws"
         raise ValueError(f"`num_draws` is {num_draws!r}; write {upto}.")
     return num_draws
 
 
-def _from_prior(fit: Any, num: int) -> Iterator[Replicates]:
+def _from_prior(fitted: Fitted, num: int) -> Iterator[Replicates]:
     """Each client's outcomes, and replicates of them with globals and locals from the prior.
 
     All clients have the same draws of the globals, as they have in the model.
     """
-    shapes, key = arviz.shapes_of(fit.problem), key_for(fit._key, Purpose.PRIOR)
-    values = _prior_draws(fit, shapes, jax.random.split(key, num))
-    for place, name in enumerate(fit.client_names):
-        program, data = fit.problem.client(name).program, fit.problem.held(name).arrays
+    shapes, key = arviz.shapes_of(fitted.problem), key_for(fitted.key, Purpose.PRIOR)
+    values = _prior_draws(fitted, shapes, jax.random.split(key, num))
+    for place, name in enumerate(fitted.roster.names):
+        program, data = fitted.problem.client(name).program, fitted.problem.held(name).arrays
         globals_ = {site: values[site] for site in program.globals.names}
         with computing():
             seen = observed_outcomes(program, data)
@@ -133,7 +186,7 @@ def _from_prior(fit: Any, num: int) -> Iterator[Replicates]:
         yield Replicates(name, seen, {site: np.asarray(drawn[site]) for site in seen})
 
 
-def _prior_draws(fit: Any, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[str, np.ndarray]:
+def _prior_draws(fitted: Fitted, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[str, np.ndarray]:
     """Draws of the constrained globals from their prior, ``(1, draw, ...)``.
 
     Raises
@@ -141,7 +194,7 @@ def _prior_draws(fit: Any, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[
     ValueError
         The prior can't be drawn from.
     """
-    check(fit._answer.locals_from, Question.PRIOR_REPLICATES)
+    check(fitted.answer.locals_from, Question.PRIOR_REPLICATES)
     if terms := shapes[0].program.prior_terms:
         raise ValueError(
             f"The prior has the terms {list(terms)} beside the laws of the globals, and can't be drawn from. Write "
@@ -149,7 +202,7 @@ def _prior_draws(fit: Any, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[
         )
     with computing():
         try:
-            theta = jax.vmap(fit.roster.prior.draw)(keys)
+            theta = jax.vmap(fitted.roster.prior.draw)(keys)
         except NotImplementedError as error:
             raise ValueError(
                 "A prior of the globals is improper, and can't be drawn from. Write `prior=False`, or a proper prior."
@@ -157,10 +210,10 @@ def _prior_draws(fit: Any, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[
         return arviz.global_values(shapes, np.asarray(theta)[None])
 
 
-def _without_missing(fit: Any, found: Replicates) -> Replicates:
+def _without_missing(fitted: Fitted, found: Replicates) -> Replicates:
     """Outcomes and replicates in the rows that were observed; in their own shape where all were."""
     with computing():
-        masks = observed_rows(fit.problem.client(found.name).program, fit.problem.held(found.name).arrays)
+        masks = observed_rows(fitted.problem.client(found.name).program, fitted.problem.held(found.name).arrays)
     seen, drawn = dict(found.seen), dict(found.drawn)
     for site, mask in masks.items():
         seen[site], drawn[site] = seen[site][mask], drawn[site][:, :, mask]

@@ -1,0 +1,69 @@
+"""A picture of who disagrees with all the others about what."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbayes.pictures.drawing import (
+    FAINT,
+    INK,
+    new_axes,
+    set_title,
+)
+from fedbayes.questions.conflict import LEVEL
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+    from fedbayes.results.fit import FederatedFit
+
+
+def plot_conflict(
+    conflict: "FederatedFit | xr.Dataset", *, labels: Mapping[str, str] | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """Who disagrees with all the others about what: a row for each client, a column for each global.
+
+    Parameters
+    ----------
+    conflict
+        From :meth:`fedbayes.FederatedFit.conflict`, or a fit.
+    labels
+        Words for the globals, by their names in ``coordinate``.
+    ax
+        Where to draw; ``None``: a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes drawn on: z by colour, grey where there is nothing to compare, and a dot where the adjusted p-value is
+        below 0.05.
+
+    Raises
+    ------
+    ValueError
+        The fit knows no cavities, see :meth:`fedbayes.FederatedFit.conflict`.
+    """
+    found: Any = conflict if hasattr(conflict, "data_vars") else conflict.conflict()
+    z = found["z"].values
+    ax = new_axes(ax, (2.5 + 0.32 * z.shape[1], 1.9 + 0.3 * z.shape[0]))
+    ax.set_facecolor(FAINT)
+    most = max(4.0, float(np.max(np.abs(z), initial=0.0, where=np.isfinite(z))))
+    image = ax.imshow(np.ma.masked_invalid(z), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+    rows, columns = np.nonzero(found["p_adjusted"].values < LEVEL)
+    ax.plot(columns, rows, "o", color=INK, markersize=5, markeredgecolor="white", linestyle="none")
+    names = [str(name) for name in found["coordinate"].values]
+    every = max(1, -(-len(z) // 40))  # more names than that would lie on each other
+    shown = np.arange(0, len(z), every)
+    ax.set_xticks(np.arange(len(names)), [(labels or {}).get(name, name) for name in names], rotation=90)
+    ax.set_yticks(shown, [str(found["client"].values[place]) for place in shown])
+    ax.tick_params(length=0, colors=INK)
+    ax.spines[:].set_visible(False)
+    ax.figure.colorbar(image, ax=ax, label="z", fraction=0.05)
+    set_title(
+        ax,
+        "Who disagrees with all the others",
+        f"Red: the client pulls up; a dot where the adjusted p is below {LEVEL}",
+    )
+    return ax

@@ -1,0 +1,133 @@
+"""Replicates of the clients' own outcomes, for a posterior predictive check: functions of a ``Fitted``."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+
+from fedbayes.computing import computing
+from fedbayes.keys import Purpose, key_for
+from fedbayes.problem.program import Arrays, Program
+from fedbayes.questions.clients import own_rows, posterior_for
+from fedbayes.results import arviz
+from fedbayes.results.conditional import Rows
+from fedbayes.results.corrected import theta
+from fedbayes.results.fitted import Fitted, attrs
+from fedbayes.results.posterior import idata
+from fedbayes.results.predictive import predictive_draws
+
+_AT_MOST = 100  # replicates of a chain by default
+
+
+class Replicates(NamedTuple):
+    """A client's outcomes by site, and replicates of them with axes of chain and draw in front."""
+
+    name: str
+    seen: dict[str, np.ndarray]
+    drawn: dict[str, np.ndarray]
+
+
+def check(fitted: Fitted, num_draws: int | None = None) -> Any:
+    """Posterior predictive replicates of the clients' own outcomes, for ``az.plot_ppc(fit.check())``.
+
+    Each client's outcomes are drawn anew with its own posterior, locals included, such as its function of a
+    Gaussian process. The outcomes themselves are in the group ``observed_data``, so this is for a process that may
+    hold the clients' data. They are in the object that is returned alone: ``fit.idata``, and what ``fit.save`` writes,
+    stay as they are.
+
+    Parameters
+    ----------
+    num_draws
+        Replicates of each chain; ``None``: at most 100.
+
+    Returns
+    -------
+    InferenceData or DataTree
+        A copy of ``fit.idata`` with the groups ``posterior_predictive`` and ``observed_data`` beside its own: the
+        clients' values one after the other, labelled ``client[i]``.
+
+    Raises
+    ------
+    ClientDataError
+        The clients' data are in other processes.
+    ValueError
+        ``num_draws`` is no number from 1 to that of the draws of a chain.
+    """
+    most = theta(fitted).shape[1]
+    num_draws = min(_AT_MOST, most) if num_draws is None else num_draws
+    if not isinstance(num_draws, int) or not 1 <= num_draws <= most:
+        raise ValueError(f"`num_draws` is {num_draws}; write a number from 1 to {most}, a chain's draws.")
+    found = list(replicates(fitted, num_draws))
+    seen, drawn = {each.name: each.seen for each in found}, {each.name: each.drawn for each in found}
+    labels = {f"{site}_row": rows for site, rows in row_labels(seen).items()}
+    groups = {"posterior_predictive": side_by_side(drawn, 2), "observed_data": side_by_side(seen, 0)}
+    dims = {site: [f"{site}_row"] for site in groups["observed_data"]}
+    return arviz.extended(idata(fitted), arviz.to_arviz(groups, labels, dims, attrs(fitted)))
+
+
+def replicates(fitted: Fitted, num_draws: int) -> Iterator[Replicates]:
+    """Each client's outcomes, and replicates of them with draws of its own posterior."""
+    for place, name in enumerate(fitted.roster.names):
+        program, data = fitted.problem.client(name).program, fitted.problem.held(name).arrays
+        key = key_for(fitted.key, Purpose.REPLICATES, place)
+        posterior = posterior_for(fitted, name, program).posterior
+        with computing():
+            seen = observed_outcomes(program, data)
+            found = replicated(program, data, posterior, key, num_draws, own_rows(fitted, name, program))
+        yield Replicates(name, seen, {site: np.asarray(found[site]) for site in seen})
+
+
+def observed_outcomes(program: Program, data: Arrays) -> dict[str, np.ndarray]:
+    """The observed values of one client, by site."""
+
+    def run(data: Arrays) -> dict[str, Array]:
+        return program.observed(jnp.zeros(program.globals.size), jnp.zeros(program.locals.size), data)
+
+    return {name: np.asarray(value) for name, value in jax.jit(run)(dict(data)).items()}
+
+
+def observed_rows(program: Program, data: Arrays) -> dict[str, np.ndarray]:
+    """For the sites of one client of which something is missing or masked: true where an outcome was observed."""
+    masks = {}
+    for name, site in program.outcome_sites(
+        jnp.zeros(program.globals.size), jnp.zeros(program.locals.size), data
+    ).items():
+        law, shape = site["fn"], np.shape(site["value"])
+        while not isinstance(law, dist.MaskedDistribution) and hasattr(law, "base_dist"):
+            law = law.base_dist
+        if isinstance(law, dist.MaskedDistribution):
+            mask = np.asarray(law._mask)
+            masks[name] = np.broadcast_to(mask, shape[: mask.ndim])
+    return {name: mask for name, mask in masks.items() if not mask.all()}
+
+
+def replicated(
+    program: Program, data: Arrays, posterior: Any, key: Array, num_draws: int, own: Rows | None
+) -> dict[str, np.ndarray]:
+    """Replicates of one client's outcomes, ``num_draws`` of each chain of its own posterior; ``own`` as for draws."""
+    named = {arviz.shown(name): name for name in (*program.globals.names, *program.locals.names)}
+    chosen = np.linspace(0, posterior.sizes["draw"] - 1, num_draws).astype(int)
+    draws = {named[str(name)]: posterior[name].values[:, chosen] for name in posterior.data_vars if name in named}
+    return predictive_draws(program, draws, key, {**program.static, **data}, own)
+
+
+def side_by_side(parts: Mapping[str, Mapping[str, np.ndarray]], lead: int) -> dict[str, np.ndarray]:
+    """Each site's values of all clients, one after the other, behind ``lead`` axes."""
+    found: dict[str, list[np.ndarray]] = {}
+    for sites in parts.values():
+        for name, value in sites.items():
+            found.setdefault(name, []).append(value.reshape(*value.shape[:lead], -1))
+    return {name: np.concatenate(values, axis=lead) for name, values in found.items()}
+
+
+def row_labels(parts: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
+    """For each site the labels ``client[i]`` of :func:`side_by_side`'s values."""
+    labels: dict[str, list[str]] = {}
+    for client, sites in parts.items():
+        for name, value in sites.items():
+            labels.setdefault(name, []).extend(f"{client}[{i}]" for i in range(value.size))
+    return labels

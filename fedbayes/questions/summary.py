@@ -1,0 +1,75 @@
+"""What a fit says of itself in words: what is wrong with it, and its ``repr``."""
+
+from fedbayes.answer import shortened
+from fedbayes.client_locals import Question
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.questions.conflict import conflict, disagreeing
+from fedbayes.results.corrected import check_is_due, checked
+from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, rounds, verdict
+from fedbayes.results.rounds import unheard
+
+
+def trouble(fitted: Fitted) -> str:
+    """What is wrong with the fit, in words, and what to try; empty if nothing is.
+
+    What kept the rounds from converging, with the clients it concerns, and why the answer can't be trusted. For the
+    latter the clients are asked where they have not been yet, as those of a fit saved by an early version.
+
+    Returns
+    -------
+    str
+        Whole sentences.
+    """
+    found, check = verdict(fitted), checked(fitted)
+    absent = "" if found.converged else unheard(rounds(fitted))
+    return " ".join(filter(None, (found.trouble, absent, check.trouble() if check else "")))
+
+
+def summary(fitted: Fitted) -> str:
+    """The ``repr`` of a fit: what is known of it, without asking anybody or changing anything."""
+    found, globals_, names = verdict(fitted), fitted.roster.globals, fitted.roster.names
+    phases = rounds(fitted)["rounds"].to_series().groupby(rounds(fitted)["phase"].values, sort=False).sum()
+    done = " + ".join(f"{count:,} {name}" for name, count in phases.items())
+    state = ", ".join(["converged", *found.remarks]) if found.converged else "NOT CONVERGED"
+    sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in globals_.shapes)
+    asked = ", fit.idata included" if cost_of_posterior(fitted) else "; fit.idata takes one more"
+    lines = [
+        f"FederatedFit by {type(fitted.method).__name__}: {state} after {done} rounds",
+        f"  clients   {len(names)}: {shortened(names)}",
+        f"  globals   {globals_.size} unconstrained: {sites}",
+        *found.headline,
+        *_checked_lines(fitted),
+        f"  network   {cost(fitted)}{asked}",
+        f"  look at   {', '.join(_worth_a_look(fitted))}",
+    ]
+    return "\n".join(lines)
+
+
+def _checked_lines(fitted: Fitted) -> list[str]:
+    """What the check of the answer has shown, and who disagrees, where the answer is good enough to tell."""
+    if check_is_due(fitted):
+        return ["  Gaussian  of unknown error; fit.error asks the clients"]
+    found = checked(fitted)
+    if found is None:
+        return _disagreement_lines(fitted)
+    return [*found.lines(), *(_disagreement_lines(fitted) if found.gaussian_enough else [])]
+
+
+def _disagreement_lines(fitted: Fitted) -> list[str]:
+    """Who disagrees; nothing where nobody does, or that can't be told."""
+    try:
+        found = conflict(fitted)
+    except ValueError:
+        return []
+    if not (names := disagreeing(found)):
+        return []
+    verb = "disagrees" if len(names) == 1 else "disagree"
+    return [f"  conflict  {', '.join(names)} {verb} with the others; see fit.conflict()"]
+
+
+def _worth_a_look(fitted: Fitted) -> list[str]:
+    """What this kind of answer can be asked."""
+    source = fitted.answer.locals_from
+    own = [] if source.refuses(Question.CLIENT_POSTERIOR) else ["fit.client_posterior(name)"]
+    dense = isinstance(fitted.posterior, Gaussian) and not source.refuses(Question.NEW_CLIENT)
+    return ["fit.idata", "fit.rounds", *own, *(["fit.adapt(data)"] if dense else []), "fit.predict(...)"]

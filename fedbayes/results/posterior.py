@@ -1,0 +1,105 @@
+"""The global posterior of a fit for ArviZ, and the folder that it is written to: functions of a ``Fitted``."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbayes.computing import computing
+from fedbayes.numerics.host import log_joint
+from fedbayes.results import arviz, corrected
+from fedbayes.results.fitted import Fitted, attrs, cost_of_posterior, once, rounds
+from fedbayes.results.presented import presented
+from fedbayes.results.saved import Saved, about, check_savable, write_fit
+
+
+@once
+def idata(fitted: Fitted) -> Any:
+    """The global posterior, see :attr:`fedbayes.FederatedFit.idata`; a loaded fit reads it from its file."""
+    if fitted.saved is not None and (found := fitted.saved.read()) is not None:
+        return found
+    correction, theta = corrected.correction(fitted), corrected.theta(fitted)
+    log_likelihood = corrected.log_likelihood(fitted)
+    with computing():
+        if correction is not None and correction.applied:
+            stats = {"lp": log_joint(fitted.roster.prior.log_densities, theta, log_likelihood)}
+        else:
+            stats = fitted.answer.sample_stats(theta, log_likelihood)
+        return of_globals(fitted, theta, log_likelihood, stats, {} if correction is None else correction.attrs())
+
+
+@once
+def approximate_idata(fitted: Fitted) -> Any:
+    """The same with the draws of the answer itself, whether the posterior is corrected or not."""
+    theta, log_likelihood = corrected.approximate_theta(fitted), corrected.approximate_log_likelihood(fitted)
+    with computing():
+        stats = fitted.answer.sample_stats(theta, log_likelihood)
+        return of_globals(fitted, theta, log_likelihood, stats, {"correction": "none"})
+
+
+def of_globals(
+    fitted: Fitted,
+    theta: np.ndarray,
+    log_likelihood: np.ndarray,
+    stats: Mapping[str, np.ndarray],
+    told: Mapping[str, Any],
+) -> Any:
+    """Draws ``(chain, draw, d)`` of the globals and what belongs to them, for ArviZ.
+
+    Parameters
+    ----------
+    fitted
+        Whose globals they are.
+    theta
+        The draws, unconstrained.
+    log_likelihood
+        Of each client, shape ``(chain, draw, client)``.
+    stats
+        The group ``sample_stats``.
+    told
+        Attributes beside those of the fit.
+    """
+    shapes, source = arviz.shapes_of(fitted.problem), fitted.answer.locals_from
+    extra = source.variables
+    groups = {
+        "posterior": arviz.global_values(shapes, theta) | {name: values for name, (values, _) in extra.items()},
+        "sample_stats": stats,
+        "log_likelihood": {"client": log_likelihood},
+    }
+    coords = {arviz.CLIENTS: list(fitted.roster.names), **source.coords}
+    dims = {"client": [arviz.CLIENTS], **{name: labels for name, (_, labels) in extra.items()}}
+    program, data = shapes[0].program, shapes[0].ones()
+    return presented(groups, program, data, fitted.shown, attrs(fitted) | dict(told), dims, coords)
+
+
+def save(fitted: Fitted, path: str | os.PathLike) -> None:
+    """Write the fit to a folder: ``posterior.nc``, ``rounds.nc``, and the rest for :func:`fedbayes.load_fit`.
+
+    The clients' data and the model are not in it.
+
+    Parameters
+    ----------
+    path
+        The folder, which need not exist.
+
+    Raises
+    ------
+    ValueError
+        An option of the method is or holds a function, which can't be written to a file; or the path is a file.
+    """
+    problem, method = fitted.problem, fitted.method
+    options, posterior = check_savable(method), idata(fitted)
+    clients = {**about(fitted.roster), **({"elsewhere": True} if problem.elsewhere else {})}
+    saved = Saved(
+        type(method).__name__,
+        options,
+        fitted.key,
+        str(problem.programs[0].dtype),
+        fitted.shown,
+        clients,
+        cost_of_posterior(fitted),
+        corrected.checked(fitted),
+    )
+    write_fit(Path(path), posterior, rounds(fitted), saved, problem.description(), fitted.run, fitted.executor)
