@@ -41,7 +41,7 @@ METHODS: Mapping[str, Any] = {
     "FedPA, 200 Langevin samples": fb.FedPA(solver="sgld", num_samples=200, local_steps=2020, covariance="sample"),
     "FedAvg (FedPA with one sample)": fb.FedPA(solver="iasg", num_samples=1, local_steps=50, num_replicates=1),
 }
-STARTS = ("prior", "laplace", "gaussian_product", "newton", "mode")
+STARTS = ("prior", "laplace", "newton", "mode")
 NUM_ROWS, NUM_SHARDS, SIZE = 10_000, 20, 5
 
 

@@ -19,9 +19,9 @@ from fedbayes.keys import Purpose, key_for
 from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.questions.clients import latents
 from fedbayes.results.arviz import CLIENTS
-from fedbayes.results.corrected import correction, log_likelihood
+from fedbayes.results.corrected import single_correction, single_log_likelihood
 from fedbayes.results.fitted import Fitted, once
-from fedbayes.results.posterior import idata
+from fedbayes.results.posterior import single_idata
 from fedbayes.results.predictive import log_densities_of_draws
 
 if TYPE_CHECKING:
@@ -67,16 +67,19 @@ def leave_one_out(fitted: Fitted) -> "xr.Dataset":
 @once
 def _left_out(fitted: Fitted) -> "xr.Dataset":
     roster = fitted.roster
-    at_posterior = log_likelihood(fitted).reshape(-1, roster.num_clients)
+    at_posterior = single_log_likelihood(fitted).reshape(-1, roster.num_clients)
     with computing():
         cavities = fitted.cavities()
         psis = left_out(np.zeros(len(at_posterior)), at_posterior)
         columns = {"psis": psis.elpd, "psis_k_hat": psis.k_hat}
-        weighed = correction(fitted)
+        weighed = single_correction(fitted)
         if cavities is None or weighed is None:
             found, exchanges = psis, 0
         else:
-            prior, ask = roster.prior.log_densities, partial(fitted.clients.log_likelihood, what="leave_one_out")
+            prior, ask = (
+                roster.prior.log_densities,
+                partial(fitted.clients.log_likelihood, what="leave_one_out", single=True),
+            )
             key = key_for(fitted.key, Purpose.LEFT_OUT)
             pool = cavity_pool(weighed.pool, cavities, fitted.shown.num_draws, prior, ask, key)
             flat = pool.log_likelihood.reshape(-1, roster.num_clients)
@@ -100,7 +103,7 @@ def loo(fitted: Fitted) -> Any:
         The fit is a point.
     """
     _check_posterior(fitted, "loo")
-    return elpd_data(idata(fitted), _left_out(fitted))
+    return elpd_data(single_idata(fitted), _left_out(fitted))
 
 
 def loo_rows(fitted: Fitted) -> "xr.Dataset":

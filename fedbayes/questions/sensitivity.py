@@ -27,7 +27,7 @@ from fedbayes.problem.program import Arrays, Program
 from fedbayes.questions.hypothesis import SAMPLES
 from fedbayes.results import arviz
 from fedbayes.results.arviz import CLIENTS
-from fedbayes.results.corrected import theta
+from fedbayes.results.corrected import log_likelihood, single_log_likelihood, theta
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.posterior import idata
 
@@ -83,7 +83,7 @@ def sensitivity(fitted: Fitted, alphas: tuple[float, float] = (0.99, 1.01), *, b
     _check_alphas(alphas)
     log_prior = np.sum(list(log_priors(fitted).values()), axis=0)
     whole = idata(fitted)
-    parameters, likelihood = scalars(whole.posterior), np.asarray(whole.log_likelihood["client"])
+    parameters, likelihood = scalars(whole.posterior), _log_likelihood(fitted, whole, single=by_client)
     logs = np.stack([log_prior, likelihood.sum(axis=-1), *(np.moveaxis(likelihood, -1, 0) if by_client else ())])
     with computing():
         found, k_hat = power_scaled(np.stack(list(parameters.values())), logs, alphas)
@@ -102,6 +102,13 @@ def sensitivity(fitted: Fitted, alphas: tuple[float, float] = (0.99, 1.01), *, b
         variables["client_k_hat"] = ((CLIENTS, "alpha"), k_hat[2:])
         coords[CLIENTS] = list(fitted.roster.names)
     return xr.Dataset(variables, coords=coords, attrs={"threshold": THRESHOLD})
+
+
+def _log_likelihood(fitted: Fitted, whole: Any, *, single: bool) -> np.ndarray:
+    """At the posterior's draws, of each client; of all together where clients over a network need not be asked."""
+    if (known := getattr(whole, "log_likelihood", None)) is not None:
+        return np.asarray(known["client"])
+    return single_log_likelihood(fitted) if single else log_likelihood(fitted)
 
 
 def _check_alphas(alphas: Any) -> None:

@@ -5,6 +5,7 @@ Gaussian answer; importance weights by their answers measure its error, and corr
 trusted (:mod:`fedbayes.correction`).
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def theta(fitted: Fitted) -> np.ndarray:
 
 @once
 def log_likelihood(fitted: Fitted) -> np.ndarray:
-    """Of each client at :func:`theta`, shape ``(chain, draw, client)``."""
+    """Of each client at :func:`theta`, shape ``(chain, draw, client)``; over a network of all together, as one."""
     found = correction(fitted)
     if found is not None and found.applied:
         return found.at(found.pool.log_likelihood)
@@ -116,3 +117,35 @@ def approximate_log_likelihood(fitted: Fitted) -> np.ndarray:
     what = "posterior" if found is None else "approximate posterior"  # of which `idata` needs no more
     with computing():
         return np.moveaxis(fitted.clients.log_likelihood(draws, what=what).replies.each, 0, -1)
+
+
+@once
+def single_correction(fitted: Fitted) -> Correction | None:
+    """:func:`correction` with the log-likelihoods client by client.
+
+    Over a network the clients are asked for them, at the same draws and with the same random numbers.
+    """
+    found = correction(fitted)
+    if found is None or not fitted.problem.elsewhere:
+        return found
+    with computing():
+        single = [_single(fitted, draws, turn) for turn, draws in enumerate(found.exchanged())]
+    return replace(found, pool=replace(found.pool, log_likelihood=np.concatenate(single, axis=1)))
+
+
+@once
+def single_log_likelihood(fitted: Fitted) -> np.ndarray:
+    """:func:`log_likelihood` client by client, also over a network, where the clients are asked for it."""
+    if not fitted.problem.elsewhere:
+        return log_likelihood(fitted)
+    found = single_correction(fitted)
+    if found is not None:
+        return found.at(found.pool.log_likelihood)
+    with computing():
+        return _single(fitted, theta(fitted))
+
+
+def _single(fitted: Fitted, draws: np.ndarray, turn: int = 0) -> np.ndarray:
+    """Each client's log-likelihoods at draws ``(chain, draw, d)``, shape ``(chain, draw, client)``."""
+    heard = fitted.clients.log_likelihood(draws, turn, what="single log-likelihoods", single=True)
+    return np.moveaxis(heard.replies.each, 0, -1)

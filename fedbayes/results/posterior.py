@@ -31,6 +31,16 @@ def idata(fitted: Fitted) -> Any:
 
 
 @once
+def single_idata(fitted: Fitted) -> Any:
+    """:func:`idata` with the clients' log-likelihoods, for which clients over a network are asked."""
+    if not fitted.problem.elsewhere:
+        return idata(fitted)
+    single = corrected.single_log_likelihood(fitted)
+    with computing():
+        return of_globals(fitted, corrected.theta(fitted), single, {}, {})
+
+
+@once
 def approximate_idata(fitted: Fitted) -> Any:
     """The same with the draws of the answer itself, whether the posterior is corrected or not."""
     theta, log_likelihood = corrected.approximate_theta(fitted), corrected.approximate_log_likelihood(fitted)
@@ -55,7 +65,8 @@ def of_globals(
     theta
         The draws, unconstrained.
     log_likelihood
-        Of each client, shape ``(chain, draw, client)``.
+        Of each client, shape ``(chain, draw, client)``; or of all together, shape ``(chain, draw, 1)``, which is no
+        group of the posterior.
     stats
         The group ``sample_stats``.
     told
@@ -66,8 +77,9 @@ def of_globals(
     groups = {
         "posterior": arviz.global_values(shapes, theta) | {name: values for name, (values, _) in extra.items()},
         "sample_stats": stats,
-        "log_likelihood": {"client": log_likelihood},
     }
+    if log_likelihood.shape[-1] == fitted.roster.num_clients:  # and not of all clients together
+        groups["log_likelihood"] = {"client": log_likelihood}
     coords = {arviz.CLIENTS: list(fitted.roster.names), **source.coords}
     dims = {"client": [arviz.CLIENTS], **{name: labels for name, (_, labels) in extra.items()}}
     program, data = shapes[0].program, shapes[0].ones()

@@ -79,16 +79,16 @@ class NarrowEP(fb.EP):
     def answer(self, roster, run):
         answer = super().answer(roster, run)
         narrow = Gaussian(answer.posterior.shift / 0.64, answer.posterior.precision / 0.64, answer.posterior.log_scale)
-        return GaussianAnswer(narrow, answer.locals_from.others, run)
+        return GaussianAnswer(narrow, answer.locals_from, run)
 
 
 class PriorForEachClient(fb.EP):
     """The cavity is not divided out: each client's site holds the prior once more."""
 
     def answer(self, roster, run):
-        state, num = run.state, roster.num_clients
-        prior = jax.tree.map(lambda leaf: (1 + num) * np.asarray(leaf), state.prior)
-        return GaussianAnswer(product_of(prior, state.sites), super().answer(roster, run).locals_from.others, run)
+        answer = super().answer(roster, run)
+        more = jax.tree.map(lambda leaf: roster.num_clients * np.asarray(leaf), run.state.prior)
+        return GaussianAnswer(product_of(more, answer.posterior), answer.locals_from, run)
 
 
 def one_client_twice(key):

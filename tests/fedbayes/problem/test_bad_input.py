@@ -284,7 +284,7 @@ def test_mesh_of_two_axes():
         ),
         (
             {"init": "zero"},
-            r"`init` is 'zero'; it is one of \['auto', 'laplace', 'newton', 'mode', 'prior', 'gaussian_product'\]",
+            r"`init` is 'zero'; it is one of \['auto', 'laplace', 'newton', 'mode', 'prior'\]",
         ),
         ({"covariance": "mean"}, r"`covariance` is 'mean'; it is one of \['score', 'sample'\]"),
         ({"family": "banded"}, r"`family` is 'banded'; it is one of \['dense', 'diagonal'\]"),

@@ -12,7 +12,7 @@ from scipy import linalg, stats
 
 import fedbayes as fb
 from fedbayes.answer import GaussianAnswer
-from fedbayes.client_locals import FromRecord, FromServer
+from fedbayes.client_locals import FromCavity, FromRecord, FromServer
 from fedbayes.models import heart_disease, linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, product_of
@@ -44,7 +44,8 @@ def normal(size, sd=1.0) -> Gaussian:
 
 def answer_of(prior, sites) -> GaussianAnswer:
     repeated = jax.tree.map(lambda leaf: np.repeat(leaf[None], len(sites.shift), axis=0), prior)
-    return GaussianAnswer(product_of(repeated, sites), cavities_of(repeated, sites), None)
+    posterior = product_of(repeated, jax.tree.map(lambda leaf: leaf.sum(axis=1), sites))
+    return GaussianAnswer(posterior, FromCavity.known(cavities_of(repeated, sites), posterior), None)
 
 
 def conflict_in(answer, roster):
@@ -296,7 +297,7 @@ def test_answers_without_sites_are_refused(changed: str, drawn) -> None:
     }[changed]
     other = type("Other", (GaussianAnswer,), kind)
     good = answer_of(normal(3), sites_of(drawn))
-    bad = other(None if changed == "point" else good.posterior, good.locals_from.others, None)
+    bad = other(None if changed == "point" else good.posterior, good.locals_from, None)
     with pytest.raises(
         ValueError, match=r"needs the Gaussian that each of them says of the globals\. This fit has none"
     ):
@@ -305,10 +306,10 @@ def test_answers_without_sites_are_refused(changed: str, drawn) -> None:
 
 def test_a_posterior_that_is_no_product_is_refused(drawn) -> None:
     good = answer_of(normal(3), sites_of(drawn))
-    barycentre = GaussianAnswer(jax.tree.map(lambda leaf: leaf / 3.0, good.posterior), good.locals_from.others, None)
+    barycentre = GaussianAnswer(jax.tree.map(lambda leaf: leaf / 3.0, good.posterior), good.locals_from, None)
     with pytest.raises(ValueError, match="product of the prior and the clients' sites, and this one is combined"):
         conflict_in(barycentre, roster_of(drawn, 3, normal(3)))
-    improper = GaussianAnswer(jax.tree.map(lambda leaf: -leaf, good.posterior), good.locals_from.others, None)
+    improper = GaussianAnswer(jax.tree.map(lambda leaf: -leaf, good.posterior), good.locals_from, None)
     with pytest.raises(ValueError, match=r"positive definite precision matrix.* `fit.trouble\(\)`"):
         conflict_in(improper, roster_of(drawn, 3, normal(3)))
 
