@@ -241,11 +241,15 @@ class Method(ABC):
     ----------
     only_locals
         Whether the method couples the clients' local latents, so that a program may have no globals.
+    single_messages
+        Why the server reads messages client by client, in a sentence; empty where sums and result codes are all that it
+        sees in the rounds and in the check after them.
     told_at_end
         The structure of what a client forms its cavity from (:meth:`own_cavity`), whatever the leaves.
     """
 
     only_locals: ClassVar[bool] = False
+    single_messages: ClassVar[str] = ""
     told_at_end: ClassVar[Any] = STRUCTURE
 
     @property

@@ -94,7 +94,7 @@ class Checkpoint:
         Raises
         ------
         ValueError
-            The file belongs to another fit, or is cut short.
+            The file belongs to another fit or another version, or is cut short.
         """
         if not self.path.exists():
             return None
@@ -107,8 +107,15 @@ class Checkpoint:
                 f"this one is {self.fingerprint}. Use another path, or delete the file."
             )
         current = begin(meta["phase"])
-        executor.restore(content["private"].tobytes())
-        current.state = decode(content["state"].tobytes(), current.state)
+        try:
+            executor.restore(content["private"].tobytes())
+            current.state = decode(content["state"].tobytes(), current.state)
+        except ValueError as error:
+            raise ValueError(
+                f"'{self.path}' holds the state of another version of fedbayes, whose rounds kept other numbers. Go on "
+                "with that version, or begin anew. What ArviZ reads of a saved fit, its 'posterior.nc' and 'rounds.nc', "
+                "does not depend on the version."
+            ) from error
         current.rounds_in_phase = meta["rounds_in_phase"]
         current.updates, current.converged = meta["updates"], meta["converged"]
         current.settled = content["settled"]

@@ -79,6 +79,9 @@ class CorrelatedClients(Options, Method):
         or there is one client.
     """
 
+    single_messages: ClassVar[str] = (
+        "The server learns the covariance between the clients' own coefficients, and so each client's coefficients."
+    )
     needs_rows: ClassVar[bool] = False
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
     only_locals: ClassVar[bool] = True

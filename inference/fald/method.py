@@ -91,6 +91,10 @@ class FALD(Options, Method):
         Limit of the rounds; fewer rounds per draw are made where it asks for it.
     """
 
+    single_messages: ClassVar[str] = (
+        "The largest curvature of any client at the mode bounds the step, and a largest one is no sum: the "
+        "search for the mode sends each client's expansion. The chains themselves are sums."
+    )
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property

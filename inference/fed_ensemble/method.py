@@ -60,6 +60,10 @@ class FedEnsemble(Options, Method):
         As for :class:`FedAvg`; ``"random"`` by default. With another, all modes begin at one point.
     """
 
+    single_messages: ClassVar[str] = (
+        "The largest curvature of any client bounds the steps, and a largest one is no sum. The rounds "
+        "themselves are sums."
+    )
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property

@@ -90,6 +90,11 @@ class FedAvg(Options, Method):
 
     laplace: bool | None = None
     num_replicates: int = 1
+    single_messages: ClassVar[str] = (
+        "The largest curvature of any client bounds the steps, and a largest one is no sum; the expansions at "
+        "the end are sent one by one, as the slope that is left is taken from each. The rounds themselves are "
+        "sums."
+    )
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def __post_init__(self) -> None:

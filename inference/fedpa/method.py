@@ -95,6 +95,9 @@ class FedPA(Options, Method):
         Independent runs, which become the chains of the posterior.
     """
 
+    single_messages: ClassVar[str] = (
+        "The last round merges the clients' own posteriors, of which the server compares each with the others."
+    )
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property

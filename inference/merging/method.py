@@ -66,6 +66,10 @@ class OneShot(Options, Method):
         Independent runs, which become the chains of the posterior.
     """
 
+    single_messages: ClassVar[str] = (
+        "A merge weighs each client's own posterior by its covariance or its draws, and the check compares "
+        "their densities."
+    )
     needs_rows: ClassVar[bool] = False
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 

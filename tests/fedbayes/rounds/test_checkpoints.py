@@ -23,6 +23,7 @@ from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Silent
 from fedbayes.rounds.state import RunState
+from fedbayes.rounds.wire import arrays_of, encode
 
 KEY = jax.random.key(2)
 METHOD = EP(num_samples=64, num_replicates=2, solver="importance", init="mode", tolerance=1e-9)
@@ -338,3 +339,14 @@ def test_fingerprints_look_into_functions_and_arrays():
     assert marked(server_optimizer=optax.adam(0.05)) == pairs[0][0]
     assert schedule(0.1) == pairs[3][0]
     assert marked(init={"w": long.copy()}, **raw) == pairs[2][0]
+
+
+def test_a_state_of_another_version_is_named(written, tmp_path):
+    """The same fit, but its state has an array that this version does not know."""
+    keywords, _ = written
+    path = tmp_path / "old.npz"
+    content = arrays_of(keywords["checkpoint"].read_bytes())
+    state = arrays_of(content["state"].tobytes()) | {"sites/shift": np.zeros(3)}
+    path.write_bytes(encode(content | {"state": np.frombuffer(encode(state), np.uint8)}))
+    with pytest.raises(ValueError, match=r"old.npz' holds the state of another version of fedbayes.*begin anew"):
+        fb.fit_federated(model, make_clients(), **(keywords | {"checkpoint": path}))
