@@ -306,33 +306,6 @@ class Method(ABC):
         raise NotImplementedError(f"The clients of {type(self).__name__} keep no points of their own.")
 
 
-def forming_cavities(update: Update, method: Method) -> Update:
-    """An update for after the rounds, addressed by a cavity, for clients that form their cavities themselves.
-
-    A newcomer, who has kept nothing, is told its cavity; without locals a client may be told nothing.
-    """
-    if method.told_at_end is STRUCTURE:
-        return update
-
-    def run(shared: Shared, personal: Personal, private: Private, client: Client, inputs: Inputs) -> Any:
-        formed = isinstance(personal, Gaussian) or not jax.tree.leaves(personal)
-        cavity = personal if formed else method.own_cavity(personal, private)
-        reply, _ = update.run(shared, cavity, (), client, inputs)
-        return reply, private
-
-    return update._replace(run=run, personal=method.told_at_end, private=True)
-
-
-def in_sum(update: Update) -> Update:
-    """An update for after the rounds whose answer is seen client by client, as one of which the sum alone is seen."""
-
-    def run(shared: Shared, personal: Personal, private: Private, client: Client, inputs: Inputs) -> Any:
-        reply, private = update.run(shared, personal, private, client, inputs)
-        return Reply(total=(reply.each, reply.info), code=reply.code), private
-
-    return update._replace(run=run)
-
-
 def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:
     """``num`` independent runs of a phase as one: every state and reply gets a leading axis of replicates.
 

@@ -12,10 +12,10 @@ import numpy as np
 from jax import Array
 
 import fedbayes.inference as inference
-from fedbayes.algorithm import Method, Update, forming_cavities, in_sum
+from fedbayes.algorithm import Method, Update
 from fedbayes.computing import computing
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
-from fedbayes.inference.local.after import AFTER
+from fedbayes.inference.local.after import AFTER, forming_cavities, in_sum
 from fedbayes.problem.explained import explaining
 from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.problem.program import Model

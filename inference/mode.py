@@ -170,6 +170,7 @@ class Laplace(Method):
 
     def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
         """See :class:`~fedbayes.algorithm.Method`."""
+        assert isinstance(private.site, OwnSite)  # noqa: S101
         return own_cavity(private.site, told)
 
 
@@ -221,15 +222,16 @@ def federated_mode(
         )
 
     def accepted(state: ModeState, replies: Replies, value: Array) -> ModeState:
-        total: ModeMessage = replies.total
-        clients = where(replies.used, unpacked(replies.each), state.clients) if needs.single else ()
+        total, single = replies.total, state.clients
+        if isinstance(single, Gaussian):
+            single = where(replies.used, unpacked(replies.each), single)
         return state._replace(
             best=state.position,
             value=value,
             sites=unpacked(total.site),
             prior=prior.tangent(state.position),
             convex=unpacked(total.convex) if needs.convex else (),
-            clients=clients,
+            clients=single,
             heard=replies.used,
             best_round=state.round,
         )
@@ -267,7 +269,7 @@ def federated_mode(
             reply = reply._replace(total=reply.total._replace(convex=site))
         if needs.single:
             reply = reply._replace(each=site)
-        if not needs.own_sites:
+        if not isinstance(own.site, OwnSite):
             return reply, Own(z, ())
         settled, _ = own.site.settled(counted)
         return reply, Own(z, settled.replied(counted, unpacked(site), round_))

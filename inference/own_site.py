@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from fedbayes.numerics.gaussian import STRUCTURE, Gaussian, packed, unpacked, where
 
@@ -115,7 +116,7 @@ def own_cavity(own: OwnSite, told: Everybody) -> Gaussian:
     return where(lost, everybody, everybody - settled.at(told.counted))
 
 
-def told_everybody(posterior: Gaussian, rounds: np.ndarray, steps: np.ndarray) -> Everybody:
+def told_everybody(posterior: Gaussian, rounds: ArrayLike, steps: ArrayLike) -> Everybody:
     """What each client is told at the end, leading axes client and replicate.
 
     Parameters
@@ -125,7 +126,7 @@ def told_everybody(posterior: Gaussian, rounds: np.ndarray, steps: np.ndarray) -
     rounds, steps
         Of the replies that count, shape ``(replicate, client)``.
     """
-    num = rounds.shape[1]
+    num = np.shape(rounds)[1]
     global_ = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num, *np.shape(leaf))), packed(posterior))
     return Everybody(global_, Counted(np.asarray(rounds).T, np.asarray(steps, float).T))  # type: ignore[arg-type]
 

@@ -5,13 +5,13 @@ broadcast's shapes say how much is wanted.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Reply, Update, no_inputs
+from fedbayes.algorithm import Inputs, Method, Private, Reply, Shared, Update, no_inputs
 from fedbayes.client_locals import Wanted
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
@@ -105,3 +105,30 @@ AFTER: Mapping[str, Update] = {
     "resampled": Update(_resampled, _resampled_inputs, STRUCTURE, stays=True),
     "chained": Update(_chained, _chained_inputs, STRUCTURE, stays=True),
 }
+
+
+def forming_cavities(update: Update, method: Method) -> Update:
+    """An update for after the rounds, addressed by a cavity, for clients that form their cavities themselves.
+
+    A newcomer, who has kept nothing, is told its cavity; without locals a client may be told nothing.
+    """
+    if method.told_at_end is STRUCTURE:
+        return update
+
+    def run(shared: Shared, personal: Any, private: Private, client: Client, inputs: Inputs) -> Any:
+        formed = isinstance(personal, Gaussian) or not jax.tree.leaves(personal)
+        cavity = personal if formed else method.own_cavity(personal, private)
+        reply, _ = update.run(shared, cavity, (), client, inputs)
+        return reply, private
+
+    return update._replace(run=run, personal=method.told_at_end, private=True)
+
+
+def in_sum(update: Update) -> Update:
+    """An update for after the rounds whose answer is seen client by client, as one of which the sum alone is seen."""
+
+    def run(shared: Shared, personal: Any, private: Private, client: Client, inputs: Inputs) -> Any:
+        reply, private = update.run(shared, personal, private, client, inputs)
+        return Reply(total=(reply.each, reply.info), code=reply.code), private
+
+    return update._replace(run=run)
