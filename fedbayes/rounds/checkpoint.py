@@ -113,7 +113,7 @@ class Checkpoint:
         except ValueError as error:
             raise ValueError(
                 f"'{self.path}' holds the state of another version of fedbayes, whose rounds kept other numbers. Go on "
-                "with that version, or begin anew. What ArviZ reads of a saved fit, its 'posterior.nc' and 'rounds.nc', "
+                "with that version, or begin anew. What ArviZ reads of a saved fit, 'posterior.nc' and 'rounds.nc', "
                 "does not depend on the version."
             ) from error
         current.rounds_in_phase = meta["rounds_in_phase"]
