@@ -5,9 +5,9 @@
     python benchmarks/ep_start.py heart --init laplace --init newton --init prior
 
 Prints a Markdown table, a line for each set and start as it is measured. An exchange is a round of any phase: a message
-to every client and one back. With ``init="laplace"`` the opening round is one of EP's; ``"newton"``, ``"mode"`` and
-``"gaussian_product"`` have a phase before EP. "auto" becomes "laplace" or "newton" from what the server knows of the
-clients (:meth:`fedbayes.EP.start`); the column says which.
+to every client and one back. With ``init="laplace"`` the opening round is one of EP's; ``"newton"`` and ``"mode"`` have
+a phase before EP. "auto" becomes "laplace" or "newton" from what the server knows of the clients
+(:meth:`fedbayes.EP.start`); the column says which.
 
 References: the files of ``references/``; importance sampling of the pooled posterior for other models without local
 latents; and for the hierarchical linear regressions a long EP fit (4,096 draws, tolerance 1e-3), so that their error is

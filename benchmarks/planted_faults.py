@@ -1,10 +1,10 @@
-"""Faults planted one by one in EP's server half and its local solvers: which test of `make test` notices?
+"""Faults planted one by one in both halves of EP and its local solvers: which test of `make test` notices?
 
     python benchmarks/planted_faults.py                     # all of them
     python benchmarks/planted_faults.py --only damping      # those whose name contains this
     python benchmarks/planted_faults.py --slow              # with the slow tests, too
 
-Each fault is one replacement in a copy of the package, which the tests of ``tests/inference`` import in its place. The
+Each fault is one replacement in a copy of the package, which the tests of :data:`TESTS` import in its place. The
 test that has caught it before is tried first; where it passes, or none is known, all tests run, up to the first one
 that fails. Results go to ``planted_faults.json``, and all of them into ``PLANTED_FAULTS.md``.
 """
@@ -28,7 +28,12 @@ import fedbayes
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 NO_SUCH_TEST, NO_TESTS_RUN = 4, 5  # pytest's exit codes
-TESTS = ("tests/inference/local", "tests/inference/test_mode.py", "tests/inference/ep")
+TESTS = (
+    "tests/inference/local",
+    "tests/inference/test_mode.py",
+    "tests/inference/ep",
+    "tests/fedbayes/network/test_sums.py",
+)
 STORE, PAGE = HERE / "planted_faults.json", HERE / "PLANTED_FAULTS.md"
 
 
@@ -51,32 +56,195 @@ FAULTS = (
     ),
     Fault("damping twice as large", "ep/step.py", "2.0 * ratio / (1.0 + ratio)", "4.0 * ratio / (1.0 + ratio)"),
     Fault(
-        "step although a cavity becomes improper",
-        "ep/step.py",
-        "& jnp.all(jax.vmap(cavity_is_proper)(state.sites))",
-        "",
+        "step kept although a cavity has become improper",
+        "ep/server.py",
+        "(total.improper > 0.0) & (state.step > 0.0)",
+        "total.improper < 0.0",
     ),
     # the server's half
     Fault("no trust region", "ep/step.py", "- 0.1 * identity", ""),
     Fault(
-        "a client counts in its own cavity", "ep/server.py", "packed(state.global_() - site)", "packed(state.global_())"
+        "a client counts in its own cavity", "ep/client.py", "everybody - site, shared.mean", "everybody, shared.mean"
     ),
-    Fault("change of a damped round not undone", "ep/server.py", "rms / step, jnp.inf)", "rms, jnp.inf)"),
-    Fault("messages of inactive clients used", "ep/server.py", "where(used, proposed, state.sites)", "proposed"),
+    Fault("change of a damped round not undone", "ep/server.py", "jnp.inf, rms / step)", "jnp.inf, rms)"),
+    Fault(
+        "messages of inactive clients used",
+        "../rounds/executors.py",
+        "usable(reply.code) & real.reshape(real.shape + (1,) * (reply.code.ndim - 1))",
+        "jnp.ones_like(usable(reply.code))",
+    ),
     Fault(
         "the prior's site never refined",
         "ep/server.py",
-        "where(_usable(refined), refined.site, state.prior)",
-        "state.prior",
+        "where(_usable(found), found.site - own, refined)",
+        "refined",
+    ),
+    Fault(
+        "the prior's site as before the last step",
+        "ep/step.py",
+        "return self.prior + self.prior_direction.scaled(self.step)",
+        "return self.prior",
     ),
     Fault("converged at any noise", "ep/step.py", "| near) & (noise <= NOISE_TARGET)", "| near)"),
     Fault(
         "rounds without progress never forgotten",
         "ep/server.py",
-        "jnp.where(fine, 0.0, state.stuck + 1.0)",
-        "state.stuck + jnp.where(fine, 0.0, 1.0)",
+        "jnp.where(fine & ~back, 0.0, state.stuck + 1.0)",
+        "state.stuck + jnp.where(fine & ~back, 0.0, 1.0)",
     ),
-    Fault("slope of the convex part at zero", "ep/step.py", "slope + precision @ position", "sites.shift"),
+    Fault("slope of the convex part at zero", "mode.py", "slope + precision @ position", "site.shift"),
+    Fault(
+        "the whole expansion kept where its convex part counts",
+        "mode.py",
+        "settled.replied(counted, unpacked(site), round_)",
+        "settled.replied(counted, unpacked(reply.total.site), round_)",
+    ),
+    Fault(
+        "expansions at the last position told as those at the best",
+        "mode.py",
+        "jnp.where(self.heard, self.best_round, NEVER)",
+        "jnp.where(self.heard, self.round, NEVER)",
+    ),
+    Fault(
+        "expansions beyond the family of the sites",
+        "ep/server.py",
+        "packed(family.within(unpacked(each)))",
+        "packed(unpacked(each))",
+    ),
+    # which replies count: the server's book
+    Fault(
+        "a reply that was lost is counted",
+        "ep/server.py",
+        "replies.used & plain,",
+        "jnp.full_like(replies.used, True) & plain,",
+    ),
+    Fault(
+        "replies of a round that takes a step back counted",
+        "ep/server.py",
+        "plain = ~back & ~counting",
+        "plain = ~counting",
+    ),
+    Fault(
+        "a step taken back not told to the clients",
+        "ep/server.py",
+        "jnp.where(now | last, step,",
+        "jnp.where(now, step,",
+    ),
+    Fault(
+        "a step taken back told to clients that it has not gone towards",
+        "ep/server.py",
+        "back & (state.counted.round == state.stepped)",
+        "back & jnp.full_like(replies.used, True)",
+    ),
+    Fault("half a step from where the whole one has led", "ep/server.py", "where_state(back, before, ahead)", "ahead"),
+    Fault(
+        "a step never taken back wholly", "ep/step.py", "jnp.where(step < _LEAST, 0.0, _BACK * step)", "_BACK * step"
+    ),
+    Fault(
+        "converged although a cavity is improper",
+        "ep/server.py",
+        '"converged": plain & ~lost',
+        '"converged": ~counting & ~lost',
+    ),
+    Fault("converged although a site is lost", "ep/server.py", '"converged": plain & ~lost', '"converged": plain'),
+    # the count of all sites once one is lost
+    Fault("no count where a site is lost", "ep/server.py", "| (lost & ~counting)", ""),
+    Fault(
+        "the recount forgets the prior", "ep/server.py", "state.prior_site() + sites, state.base)", "sites, state.base)"
+    ),
+    Fault("the recount ends before all are heard", "ep/server.py", "counting & jnp.all(heard)", "counting"),
+    Fault(
+        "a client counted twice",
+        "ep/server.py",
+        "recount.running & ~recount.heard)",
+        "recount.running & (recount.heard | True))",
+    ),
+    Fault("the last recount left in the next", "ep/server.py", "where(running & counting, sites, flat)", "sites"),
+    Fault(
+        "a step while the sites are counted",
+        "ep/server.py",
+        "where_state(counting, state, moved), replies",
+        "moved, replies",
+    ),
+    Fault(
+        "whole sites not told as counted",
+        "ep/server.py",
+        "jnp.where(asked, state.round, state.counted.round), jnp",
+        "state.counted.round, jnp",
+    ),
+    # the client's book
+    Fault(
+        "an improper cavity not reported",
+        "ep/client.py",
+        "improper=(~found.proper &",
+        "improper=(False & ~found.proper &",
+    ),
+    Fault(
+        "a site proposed from an improper cavity",
+        "ep/client.py",
+        "lost | ~found.proper | shared.recount",
+        "lost | shared.recount",
+    ),
+    Fault("a cavity called improper because the global is", "ep/client.py", " | ~jnp.all(jnp.isfinite(whole))", ""),
+    Fault("a lost site not reported", "ep/client.py", "lost=lost.astype(float)", "lost=0.0 * lost.astype(float)"),
+    Fault(
+        "a site proposed in the place of a lost one",
+        "ep/client.py",
+        "lost | ~found.proper | shared.recount",
+        "~found.proper | shared.recount",
+    ),
+    Fault(
+        "a site proposed while the sites are counted",
+        "ep/client.py",
+        "lost | ~found.proper | shared.recount",
+        "lost | ~found.proper",
+    ),
+    Fault("the whole site sent as a change", "ep/client.py", "proposed - site))", "proposed))"),
+    Fault(
+        "a change sent as the whole site", "ep/client.py", "where(told.whole, site, proposed - site)", "proposed - site"
+    ),
+    Fault(
+        "a site other than the one sent kept",
+        "ep/client.py",
+        "kept.replied(told.counted, proposed,",
+        "kept.replied(told.counted, found.site,",
+    ),
+    Fault(
+        "the last reply taken for counted",
+        "own_site.py",
+        "is_later = counted.round == self.later_round",
+        "is_later = counted.round != NEVER",
+    ),
+    Fault(
+        "the reply before the last not kept",
+        "own_site.py",
+        "return self._replace(step=counted.step,",
+        "return self._replace(round=counted.round + 0.5, step=counted.step,",
+    ),
+    Fault(
+        "a loss not noticed",
+        "own_site.py",
+        "(counted.round != found.round) & (counted.round != NEVER)",
+        "(counted.round != found.round) & False",
+    ),
+    Fault("a loss seen before any reply has counted", "own_site.py", " & (counted.round != NEVER)", ""),
+    Fault("every step taken for a whole one", "own_site.py", "_between(self.old, self.new, self.step)", "self.new"),
+    Fault(
+        "the step of a reply not kept", "own_site.py", "self._replace(step=counted.step, later", "self._replace(later"
+    ),
+    Fault(
+        "a client counts in its cavity after the rounds",
+        "own_site.py",
+        "everybody - settled.at(told.counted))",
+        "everybody)",
+    ),
+    # what the server is sent
+    Fault(
+        "single log-likelihoods sent over a network, not their sum",
+        "../results/personal.py",
+        "self._problem.elsewhere and not single",
+        "False",
+    ),
     # the local solvers
     Fault("no proposal density in the weights", "local/draws.py", "+ 0.5 * jnp.sum(noise**2, axis=1)", ""),
     Fault(
@@ -155,7 +323,7 @@ def caught_by(fault: Fault, known: str, *, slow: bool) -> str:
 def _where(known: str) -> list[str]:
     """The address of a test that a page names by its file's name alone; empty where it is no more."""
     name, _, test = known.strip("`").partition("::")
-    found = sorted(ROOT.glob(f"tests/inference/**/{name}")) if name else []
+    found = sorted(ROOT.glob(f"tests/**/{name}")) if name else []
     return [f"{found[0]}::{test}"] if found and test.partition("[")[0] in found[0].read_text() else []
 
 
@@ -182,8 +350,23 @@ _HEAD = """\
 # Planted faults
 
 Written by `planted_faults.py`. Each row is one replacement in a copy of the package, and a test of `make test` in
-`tests/inference/ep`, `tests/inference/local` or `tests/inference/test_mode.py` that fails on it. Other tests may fail
-too. The first three are faults that the tests once let pass.
+`tests/inference/ep`, `tests/inference/local`, `tests/inference/test_mode.py` or `tests/fedbayes/network/test_sums.py`
+that fails on it. Other tests may fail too. The first three are faults that the tests once let pass.
+
+Since clients keep their own sites and the server sees sums, seven faults are other replacements than before; none was
+dropped.
+
+- *step kept although a cavity has become improper*: the server sees no cavity. The fault was a step whose propriety it
+  did not check; now it is a report of the clients that it does not heed.
+- *a client counts in its own cavity*: the client forms it, no longer the server.
+- *messages of inactive clients used*: the server held the sites and chose among them; now the executor adds up replies,
+  and the fault is in that sum.
+- *slope of the convex part at zero*: each client takes the convex part of its own expansion, in `mode.py`.
+- *change of a damped round not undone*, *the prior's site never refined*, *rounds without progress never forgotten*:
+  the same faults, in lines that are written anew.
+
+New are those of the book-keeping: which replies count and how far, what a client keeps and says, and the count of all
+sites once one is lost.
 """
 
 

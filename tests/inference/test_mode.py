@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.inference.mode import ModeState, _newton_step, convex_part, expansion
+from fedbayes.inference.mode import ModeState, Needs, Own, _newton_step, convex_part, expansion, federated_mode
+from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.models import eight_schools
-from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.gaussian import Gaussian, unpacked
 from fedbayes.problem.problem import make_problem
 
 
@@ -85,3 +86,21 @@ def test_the_convex_part_of_a_site_has_its_slope() -> None:
         assert np.linalg.eigvalsh(found.precision).min() > -1e-12
         if is_convex:
             np.testing.assert_allclose(found.precision, precision, atol=1e-12)
+
+
+@pytest.mark.parametrize("convex", [True, False])
+def test_a_client_keeps_the_expansion_that_the_server_counts(convex) -> None:
+    """Where EP starts from the convex parts, these are the clients' sites."""
+    problem = make_problem(eight_schools.model, eight_schools.clients())
+    needs = Needs(own_sites=True, convex=convex)
+    update = jax.jit(federated_mode(problem.roster, needs, num_samples=64, tolerance=0.1).updates["newton"].run)
+    own, nobody = Own(jnp.zeros(1), OwnSite.neutral(2)), Counted(jnp.asarray(-1.0), jnp.zeros(()))
+    shared = jnp.array([-20.0, 0.0]), jnp.asarray(2.0)
+    reply, kept = update(shared, nobody, own, problem.client(problem.names[0]), ())
+    assert np.linalg.eigvalsh(unpacked(reply.total.site).precision).min() < -1e-3
+    counted = reply.total.convex if convex else reply.total.site
+    for ours, theirs in zip(jax.tree.leaves(kept.site.later), jax.tree.leaves(counted), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert float(kept.site.later_round) == 2.0
+    if convex:
+        assert np.linalg.eigvalsh(unpacked(reply.total.convex).precision).min() > -1e-9

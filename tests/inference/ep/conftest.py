@@ -9,7 +9,7 @@ import pytest
 
 from fedbayes.algorithm import Phase
 from fedbayes.inference.local.after import AFTER
-from fedbayes.inference.own_site import Counted
+from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments
 from fedbayes.problem.problem import make_problem
@@ -42,6 +42,20 @@ class Rounds:
             for _ in range(num):
                 self.loop.round(self.current, mask)
         return self
+
+    def forget(self, place: int) -> None:
+        """A client loses its site, in all replicates."""
+        bucket, at = self.problem.locate(place)
+        own = self.loop.executor._states[bucket]
+
+        def forgotten(leaf: np.ndarray, fresh: Any) -> np.ndarray:
+            leaf = np.array(leaf)
+            leaf[at] = fresh
+            return leaf
+
+        with jax.enable_x64(True):
+            site = jax.tree.map(forgotten, own.site, OwnSite.neutral(self.problem.globals.size))
+            self.loop.executor._states[bucket] = own._replace(site=site)
 
     @property
     def posterior(self) -> Gaussian:

@@ -147,6 +147,33 @@ def test_a_client_that_forgot_its_site_is_counted_anew() -> None:
     assert world.gap() < 1e-12
 
 
+def test_a_count_changes_the_global_at_its_end_alone() -> None:
+    world = World(5)
+    for _ in range(2):
+        world.round(ALL, ALL)
+    world.round(ALL, ALL, forgets=(True, False, False))
+    before, counted = world.state.global_(), world.state.counted
+    world.round(ALL, (True, True, False))
+    for ours, theirs in zip(jax.tree.leaves(world.state.global_()), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert world.state.counted.round.tolist() == [3.0, 3.0, float(counted.round[2])]
+    world.round(ALL, ALL)
+    assert world.gap() < 1e-12
+
+
+@pytest.mark.parametrize("trouble", ["improper", "forgets"])
+def test_no_fit_converges_while_a_client_is_in_trouble(trouble) -> None:
+    """Proposals that stay the same: an undamped round changes nothing any more."""
+    world = World(6)
+    site = Gaussian(jnp.ones(SIZE), jnp.eye(SIZE), jnp.zeros(()))
+    world.proposal = lambda: site
+    for _ in range(4):
+        world.round(ALL, ALL)
+    assert world.info["converged"]
+    world.round(ALL, ALL, **{trouble: (False, True, False)})
+    assert not world.info["converged"]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_histories_leave_the_sum_right(seed) -> None:
     """Everything at once; a few whole rounds later the global is prior times sites."""
