@@ -89,10 +89,13 @@ _AT_ONCE = 8  # differences in one call: each holds all draws of the locals
 
 
 class ModeMessage(NamedTuple):
-    """A client's log factor at the position, its expansion there, and the convex part of that where it is needed."""
+    """A client's log factor at the position, its expansion there, and the convex part of that where it is needed.
+
+    Where the server sees the expansions one by one, they are not in the sum.
+    """
 
     value: Array
-    site: Gaussian
+    site: Gaussian | tuple[()]
     convex: Gaussian | tuple[()] = ()
 
 
@@ -224,11 +227,11 @@ def federated_mode(
     def accepted(state: ModeState, replies: Replies, value: Array) -> ModeState:
         total, single = replies.total, state.clients
         if isinstance(single, Gaussian):
-            single = where(replies.used, unpacked(replies.each), single)
+            single = where(replies.used, unpacked(replies.each), Gaussian.neutral(size, (num_clients,)))
         return state._replace(
             best=state.position,
             value=value,
-            sites=unpacked(total.site),
+            sites=single.summed() if isinstance(single, Gaussian) else unpacked(total.site),
             prior=prior.tangent(state.position),
             convex=unpacked(total.convex) if needs.convex else (),
             clients=single,
@@ -268,7 +271,7 @@ def federated_mode(
             site = packed(convex_part(unpacked(site), position))
             reply = reply._replace(total=reply.total._replace(convex=site))
         if needs.single:
-            reply = reply._replace(each=site)
+            reply = reply._replace(each=site, total=reply.total._replace(site=()))
         if not isinstance(own.site, OwnSite):
             return reply, Own(z, ())
         settled, _ = own.site.settled(counted)

@@ -98,7 +98,8 @@ class Clients:
         return source.others is not None or not elsewhere or bool(self._kept_cavities)
 
     def _asked_for_cavities(self) -> Gaussian:
-        heard = self._ask("cavity", (), np.arange(len(self._problem.names)))
+        chains, size = self._answer.posterior.shift.shape
+        heard = self._ask("cavity", np.zeros((chains, 0, size)), np.arange(len(self._problem.names)))
         if self._problem.elsewhere:
             self.exchanges.append(Asked("cavities", heard.bytes_down, heard.bytes_up))
         return jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), unpacked(heard.replies.each))

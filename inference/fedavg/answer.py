@@ -122,11 +122,6 @@ class _Ended:
         return bool(first - second <= _FALL * max(abs(first), abs(second)))
 
     @property
-    def personalised(self) -> bool:
-        """Whether clients keep points of their own."""
-        return "own_loss" in self.rounds[-1]
-
-    @property
     def fair(self) -> bool:
         """Whether clients had other weights than those of their rows, by GIFAIR."""
         return "group_rank" in self.rounds[-1]
@@ -244,12 +239,16 @@ class PointAnswer:
         As for :class:`LaplaceAnswer`.
     steady
         Whether every round could be the same function of the server's position.
+    personalised
+        Whether clients keep points of their own.
     """
 
     posterior = None
 
-    def __init__(self, roster: Roster, run: RunState, tolerance: float, *, steady: bool = True) -> None:
-        self._roster, self._run = roster, run
+    def __init__(
+        self, roster: Roster, run: RunState, tolerance: float, *, steady: bool = True, personalised: bool = False
+    ) -> None:
+        self._roster, self._run, self._personalised = roster, run, personalised
         self._ended = _Ended(run, tolerance, steady=steady)
 
     def draws(self, key: Array, num: int) -> np.ndarray:
@@ -259,7 +258,7 @@ class PointAnswer:
     @property
     def locals_from(self) -> LocalsFrom:
         """See :class:`~fedbayes.answer.Answer`: with ``GIFAIR(personalised=True)`` each client has ended by itself."""
-        if self._ended.personalised:
+        if self._personalised:
             return FromOwnPoint(own_point, self._around())
         return FromStart(self._around(), self.draws(None, 0).shape[1])  # type: ignore[arg-type]  # nothing is drawn
 

@@ -21,6 +21,7 @@ import numpy as np
 from fedbayes.algorithm import Method, Phase, Private
 from fedbayes.answer import Diagnostic
 from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer, own_point
+from fedbayes.inference.fedavg.client import is_personalised
 from fedbayes.inference.fedavg.curvature import expanding
 from fedbayes.inference.fedavg.options import Options, check_dense, check_roster
 from fedbayes.inference.fedavg.probe import probed
@@ -123,7 +124,7 @@ class FedAvg(Options, Method):
         """The Laplace posterior, or the point."""
         if self._ends_with_curvature(roster):
             return LaplaceAnswer(run, self.tolerance)
-        return PointAnswer(roster, run, self.tolerance)
+        return PointAnswer(roster, run, self.tolerance, personalised=is_personalised(self))
 
     def own_draws(self, private: Private) -> np.ndarray:
         """A client's own point as its only draw, see :class:`GIFAIR`."""

@@ -53,7 +53,7 @@ def _log_likelihood(
 
 
 def _cavity(
-    shared: tuple[()], cavity: Gaussian, private: tuple[()], client: Client, inputs: tuple[()]
+    nowhere: Array, cavity: Gaussian, private: tuple[()], client: Client, inputs: tuple[()]
 ) -> tuple[Reply, tuple[()]]:
     """The client's cavity, its precision as a triangle: what the global less the cavity gives is the client's site."""
     return Reply(each=packed(cavity), code=_ok()), private

@@ -30,7 +30,7 @@ def gaussian(*axes: int) -> Gaussian:
 
 OTHERS = gaussian(CHAINS, CLIENTS)
 KINDS = {
-    "cavity": FromCavity(OTHERS, gaussian(CHAINS)),
+    "cavity": FromCavity.known(OTHERS, gaussian(CHAINS)),
     "point": FromStart(OTHERS),
     "points": FromStart(OTHERS, 7),
     "no locals": FromStart(None),
@@ -71,6 +71,7 @@ def test_each_client_is_told_its_own_part_with_chains_behind(kind):
 
 
 def test_only_the_cavities_are_what_the_others_know():
+    assert {name for name, each in KINDS.items() if each.has_cavities} == {"cavity"}
     assert {name for name, each in KINDS.items() if each.others is not None} == {"cavity"}
     assert KINDS["no locals"].told() == ()
     assert KINDS["server"].told()["theta"].shape == (CLIENTS, CHAINS)
