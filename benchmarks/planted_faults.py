@@ -136,14 +136,16 @@ FAULTS = (
         "back & (state.counted.round == state.stepped)",
         "back & jnp.full_like(replies.used, True)",
     ),
-    Fault("half a step from where the whole one has led", "ep/server.py", "where_state(back, before, ahead)", "ahead"),
+    Fault(
+        "part of a step from where the whole one has led", "ep/server.py", "where_state(back, before, ahead)", "ahead"
+    ),
     Fault(
         "a step never taken back wholly", "ep/step.py", "jnp.where(step < _LEAST, 0.0, _BACK * step)", "_BACK * step"
     ),
     Fault(
         "converged although a cavity is improper",
         "ep/server.py",
-        '"converged": plain & ~lost',
+        '"converged": plain & ~lost & ~improper',
         '"converged": ~counting & ~lost',
     ),
     Fault("converged although a site is lost", "ep/server.py", '"converged": plain & ~lost', '"converged": plain'),
@@ -224,10 +226,10 @@ FAULTS = (
     Fault(
         "a loss not noticed",
         "own_site.py",
-        "(counted.round != found.round) & (counted.round != NEVER)",
+        "(counted.round != found.round) & ~none",
         "(counted.round != found.round) & False",
     ),
-    Fault("a loss seen before any reply has counted", "own_site.py", " & (counted.round != NEVER)", ""),
+    Fault("a loss seen before any reply has counted", "own_site.py", " & ~none", ""),
     Fault("every step taken for a whole one", "own_site.py", "_between(self.old, self.new, self.step)", "self.new"),
     Fault(
         "the step of a reply not kept", "own_site.py", "self._replace(step=counted.step, later", "self._replace(later"

@@ -197,10 +197,19 @@ class GaussianAnswer:
         }
 
 
+_WORTH_NAMING = (
+    ResultCode.NOT_FINITE,
+    ResultCode.IMPROPER,
+    ResultCode.UNRELIABLE,
+    ResultCode.LOST,
+    ResultCode.NO_CAVITY,
+)
+
+
 def bad_clients(last: "xr.Dataset") -> list[str]:
     """The clients with other codes than OK in the last round, in words."""
     parts = []
-    for code in (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.UNRELIABLE, ResultCode.LOST):
+    for code in _WORTH_NAMING:
         if clients := _clients_with(code, last):
             parts.append(f"Clients {shortened(clients)}: {code.meaning}.")
     return parts

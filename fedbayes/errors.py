@@ -50,6 +50,7 @@ class ResultCode(IntEnum):
     REFUSED = 8
     NOISY = 9
     LOST = 10
+    NO_CAVITY = 11
 
     @property
     def meaning(self) -> str:
@@ -60,7 +61,7 @@ class ResultCode(IntEnum):
 def usable(codes: Any) -> Any:
     """Whether messages with these codes count; ``codes`` is an array of NumPy or JAX, and so is the result."""
     found = codes == ResultCode.OK
-    for code in (ResultCode.UNRELIABLE, ResultCode.NOISY, ResultCode.LOST):
+    for code in (ResultCode.UNRELIABLE, ResultCode.NOISY, ResultCode.LOST, ResultCode.NO_CAVITY):
         found = found | (codes == code)
     return found
 
@@ -73,6 +74,7 @@ _MEANINGS = {
     ResultCode.UNRELIABLE: f"importance weights heavy-tailed (k-hat above {K_HAT_LIMIT}): used, but not to be trusted",
     ResultCode.NOISY: "used; more than its share of the Monte Carlo noise that a fit should have in all",
     ResultCode.LOST: "it has lost what it kept, with its disk or its process: the clients' sites are counted anew",
+    ResultCode.NO_CAVITY: "the others' sites leave it an improper cavity: it proposes no change, and its site stays",
     ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",
     ResultCode.NO_REPLY: "did not answer before the deadline; its last message stays",
     ResultCode.FAILED: "its program failed, and its own log says why; its last message stays",

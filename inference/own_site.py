@@ -88,18 +88,20 @@ class OwnSite(NamedTuple):
         return cls(one, one, unknown, jnp.zeros(()), one, unknown)
 
     def settled(self, counted: Counted) -> tuple[Self, Array]:
-        """With that reply of the two as ``new`` which has counted; and whether it is neither, so the site is lost."""
+        """With that reply of the two as ``new`` which has counted; and whether it is neither, so the site is lost.
+
+        Where no reply counts the site is flat, whatever was proposed.
+        """
         is_later = counted.round == self.later_round
         moved = self._replace(old=_between(self.old, self.new, self.step), new=self.later, round=self.later_round)
         found = jax.tree.map(lambda one, other: jnp.where(is_later, one, other), moved, self)
-        lost = (counted.round != found.round) & (counted.round != NEVER)
-        fresh = OwnSite.neutral(self.old.size)
-        return jax.tree.map(lambda one, other: jnp.where(lost, one, other), fresh, found), lost
+        none, flat = counted.round == NEVER, OwnSite.neutral(self.old.size)
+        lost = (counted.round != found.round) & ~none
+        return jax.tree.map(lambda one, other: jnp.where(lost | none, one, other), flat, found), lost
 
     def at(self, counted: Counted) -> Gaussian:
-        """The site, of one that is settled; flat before any reply has counted."""
-        site = _between(self.old, self.new, counted.step)
-        return unpacked(where(counted.round == NEVER, self.old, site))
+        """The site, of one that is settled."""
+        return unpacked(_between(self.old, self.new, counted.step))
 
     def replied(self, counted: Counted, site: Gaussian, round_: Array) -> Self:
         """With a new reply, which proposes a site in a round."""

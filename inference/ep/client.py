@@ -213,7 +213,7 @@ def local_update(
     warm = jax.tree.map(lambda new, old: jnp.where(idle, old, new), found.warm, own.warm)
     noisy = (found.code == ResultCode.OK) & (found.noise >= most_noise)
     code = jnp.where(idle, ResultCode.OK, jnp.where(noisy, ResultCode.NOISY, found.code))
-    code = jnp.where(lost, ResultCode.LOST, code)
+    code = jnp.where(lost, ResultCode.LOST, jnp.where(change.improper > 0.0, ResultCode.NO_CAVITY, code))
     smallest = smallest_eigenvalue(found.white, found.site)
     info = found.info | {"noise": change.noise, "smallest_cavity_eigenvalue": smallest}
     reply = Reply(total=change, code=code, info=info)

@@ -164,12 +164,12 @@ def _aggregate(
 ) -> tuple[EPState, Info]:
     """The server's half of a round: refine the prior's site, choose the step, take it; or take the last one back.
 
-    While the sites are counted anew no step is taken.
+    While the sites are counted anew, and where nobody's reply can be used, nothing moves.
     """
     old, used, total = state.global_(), replies.used, replies.total
-    counting, back = state.recount.running, (total.improper > 0.0) & (state.step > 0.0)
-    back = back & ~counting
-    plain = ~back & ~counting
+    counting, improper, lost = state.recount.running, total.improper > 0.0, total.lost > 0.0
+    back = improper & (state.step > 0.0) & ~counting
+    plain = ~back & ~counting & jnp.any(used)
     noise = jnp.where(plain, jnp.sqrt(total.noise / prior.size), state.noise)
     wanted = damping(noise, state.change) if config.damping is None else jnp.asarray(config.damping)
     wanted = jnp.where(state.opening, 1.0, jnp.minimum(wanted, state.ceiling))
@@ -182,17 +182,17 @@ def _aggregate(
     # ``sqrt(2 KL / d)``: for a shift of the mean, its root mean square in posterior sds
     rms = jnp.sqrt(jnp.maximum(2.0 * kl, 0.0) / prior.size)
     change = jnp.where(still, jnp.inf, rms / step)
-    change = jnp.where(plain & jnp.any(used), jnp.where(jnp.isfinite(change), change, jnp.inf), state.change)
+    change = jnp.where(plain, jnp.where(jnp.isfinite(change), change, jnp.inf), state.change)
     oscillates = plain & (change > state.change) & (change > ABOVE_NOISE * noise) & (change > config.tolerance)
     # where the noise has halved, as by a better solver, the last change says nothing of how far this one could shrink
     comparable = jnp.where(state.noise <= 2.0 * noise, state.change, jnp.inf)
     at_noise = noise_limited(noise, change, comparable, step)
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
-    fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used) | counting
-    stuck = jnp.where(fine & ~back, 0.0, state.stuck + 1.0)
+    fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used)
+    stuck = jnp.where(counting, state.stuck, jnp.where(fine & ~back, 0.0, state.stuck + 1.0))
     known = jnp.where(state.opening, jnp.inf, change)  # the opening round's change says nothing of the next one's
     counted = _counted(state, replies, step, back=back, plain=plain)
-    moved = moved._replace(
+    moved = where_state(plain | back, moved, state)._replace(
         ceiling=ceiling,
         change=known,
         noise=noise,
@@ -201,17 +201,16 @@ def _aggregate(
         counted=counted,
         stepped=jnp.where(plain, state.round, state.stepped),
     )
-    lost = total.lost > 0.0
-    moved = _recounted(where_state(counting, state, moved), replies, family, counting, lost)
+    moved = _recounted(moved, replies, family, counting, lost)
     moved = moved._replace(round=state.round + 1)
     info = {
         "kl": kl,
         "change": change,
         "monte_carlo_noise": noise,
-        "step": step,
+        "step": jnp.where(plain | back, step, 0.0),
         "stuck": stuck,
         "hopeless": stuck >= HOPELESS,
-        "converged": plain & ~lost & ((change <= config.tolerance) | at_noise) & ~state.opening,
+        "converged": plain & ~lost & ~improper & ((change <= config.tolerance) | at_noise) & ~state.opening,
         "proper": jnp.all(jnp.isfinite(moved.white)),
     }
     return moved, info

@@ -20,7 +20,7 @@ NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that ne
 # Two undamped rounds at the fixed point differ by 1.4 times their noise (root mean square), rarely by three times.
 _AT_NOISE, ABOVE_NOISE, _NEAR_NOISE = 2.0, 3.0, 4.0
 _BACKOFF, _MAX_BACKOFF = 0.8, 40
-_BACK, _LEAST = 0.5, 0.01  # how far a step is taken back, and where from wholly
+_BACK, _LEAST = 0.25, 0.01  # how far a step is taken back, and where from wholly: after five exchanges at most
 HOPELESS = 8  # rounds without progress after which a fit stops
 
 

@@ -118,8 +118,7 @@ def forming_cavities(update: Update, method: Method) -> Update:
     def run(shared: Shared, personal: Any, private: Private, client: Client, inputs: Inputs) -> Any:
         formed = isinstance(personal, Gaussian) or not jax.tree.leaves(personal)
         cavity = personal if formed else method.own_cavity(personal, private)
-        reply, _ = update.run(shared, cavity, (), client, inputs)
-        return reply, private
+        return update.run(shared, cavity, (), client, inputs)
 
     return update._replace(run=run, personal=method.told_at_end, private=True)
 

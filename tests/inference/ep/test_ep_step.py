@@ -60,11 +60,11 @@ def test_no_step_loses_nine_tenths_of_a_precision() -> None:
     assert float(moved.global_().precision[0, 0]) > 10.0
 
 
-def test_a_step_is_taken_back_by_halves_and_then_wholly() -> None:
+def test_a_step_is_taken_back_by_quarters_and_then_wholly() -> None:
     steps = [1.0]
     while steps[-1] > 0.0:
         steps.append(float(taken_back(jnp.asarray(steps[-1]))))
-    np.testing.assert_allclose(steps, [*0.5 ** np.arange(8), 0.0])
+    np.testing.assert_allclose(steps, [*0.25 ** np.arange(5), 0.0])
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_the_global_is_prior_times_sites_whatever_arrives() -> None:
 
 
 def test_a_step_that_makes_a_cavity_improper_is_taken_back() -> None:
-    """By half, for those whose replies it has gone towards, and nothing else of that round counts."""
+    """To a quarter, for those whose replies it has gone towards, and nothing else of that round counts."""
     world = World(1)
     world.round(ALL, ALL)
     base, counted = world.state.base, world.state.counted
@@ -119,10 +119,10 @@ def test_a_step_that_makes_a_cavity_improper_is_taken_back() -> None:
     ahead = world.state
     world.round(ALL, ALL, improper=(False, True, False))
     back = world.state
-    assert float(back.step) == pytest.approx(0.5 * float(ahead.step))
+    assert float(back.step) == pytest.approx(0.25 * float(ahead.step))
     np.testing.assert_allclose(back.base.precision, ahead.base.precision)
     assert back.counted.round.tolist() == [1.0, 1.0, 0.0]
-    np.testing.assert_allclose(back.counted.step[:2], 0.5 * ahead.counted.step[:2])
+    np.testing.assert_allclose(back.counted.step[:2], 0.25 * ahead.counted.step[:2])
     assert back.counted.step[2] == counted.step[2]
     assert world.gap() < 1e-12
     assert not np.allclose(base.precision, back.base.precision)
@@ -226,3 +226,37 @@ def test_what_is_kept_travels_as_triangles() -> None:
     own = OwnSite.neutral(SIZE)
     assert own.old.precision.shape == (SIZE * (SIZE + 1) // 2,)
     assert unpacked(own.old).precision.shape == (SIZE, SIZE)
+
+
+def test_a_round_that_nobody_answers_moves_nothing() -> None:
+    """The step before it can still be taken back."""
+    world = World(5)
+    world.round(ALL, ALL)
+    before = world.state
+    world.round(ALL, NONE)
+    assert float(world.state.step) == float(before.step)
+    np.testing.assert_array_equal(world.state.base.precision, before.base.precision)
+    assert float(world.state.stepped) == 0.0
+    assert world.gap() < 1e-12
+
+
+def test_no_round_converges_while_a_cavity_is_improper() -> None:
+    """Also where no step is left to take back, and those who could propose nothing change nothing."""
+    world = World(6)
+    for _ in range(7):
+        world.round(ALL, ALL, improper=ALL)
+        assert not world.info["converged"]
+
+
+def test_where_no_reply_counts_the_site_is_flat() -> None:
+    """As after a search for the mode whose expansions the server could not use."""
+    world = World(7)
+    for _ in range(3):
+        world.round(ALL, ALL)
+    never = Counted(jnp.asarray(-1.0), jnp.zeros(()))
+    for own in world.own:
+        settled, lost = own.settled(never)
+        assert not lost
+        assert not np.any(settled.at(never).precision)
+        again, _ = settled.replied(never, world.proposal(), jnp.asarray(9.0)).settled(Counted(jnp.asarray(9.0), 0.0))
+        assert not np.any(again.at(Counted(jnp.asarray(9.0), jnp.zeros(()))).precision)
