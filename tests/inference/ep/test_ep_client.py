@@ -114,7 +114,7 @@ def test_a_reply_above_its_share_of_the_noise_is_called_noisy() -> None:
 
 def test_an_improper_cavity_is_reported_and_nothing_proposed() -> None:
     found = sent(TOO_WIDE)
-    assert_sent(found, FLAT, improper=1.0)
+    assert_sent(found, FLAT, improper=1.0, code=ResultCode.NO_CAVITY)
     assert_same(unpacked(found.own.site.later), HELD)
     assert np.all(found.own.warm.position == 0.0)
 
