@@ -136,9 +136,7 @@ FAULTS = (
         "back & (state.counted.round == state.stepped)",
         "back & jnp.full_like(replies.used, True)",
     ),
-    Fault(
-        "part of a step from where the whole one has led", "ep/server.py", "where_state(back, before, ahead)", "ahead"
-    ),
+    Fault("half a step from where the whole one has led", "ep/server.py", "where_state(back, before, ahead)", "ahead"),
     Fault(
         "a step never taken back wholly", "ep/step.py", "jnp.where(step < _LEAST, 0.0, _BACK * step)", "_BACK * step"
     ),
