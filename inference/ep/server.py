@@ -283,7 +283,8 @@ def _choose(
     heavy = heavy_tailed.mean(axis=1) > 0.5  # in most replicates
     fails = np.where(num_locals < _MANY_LOCALS, heavy_tailed.any(axis=1), heavy)
     needed = plain & has_locals & (fails | noisy)
-    if needed.sum() > _FEW * has_locals.sum():  # the others would follow one by one, and each takes a round
+    given = needed | (has_locals & ~plain)  # those who draw them given the globals already count, too
+    if given.sum() > _FEW * has_locals.sum():  # the others would follow one by one, and each takes a round
         needed = plain & has_locals
     chosen = np.where(needed, "nested", variants)
     if change > max(_SETTLED, ABOVE_NOISE * noise):  # early cavities are wide, and say little about the later ones

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import fedbayes as fb
+from fedbayes.errors import ResultCode
+from fedbayes.inference.ep import server
 from fedbayes.inference.ep.answer import fixed_point_error
 from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress, taken_back
 from fedbayes.models import linear
@@ -165,3 +167,14 @@ def test_the_change_of_a_damped_round_is_that_of_a_whole_one() -> None:
     left = np.sqrt(divergence / len(gap))
     np.testing.assert_allclose(left, 0.75 * fit.rounds["change"].values[-1, 0], rtol=0.01)
     assert left > 1e-4
+
+
+@pytest.mark.parametrize(("nested", "heavy", "expected"), [(0, 1, 1), (1, 1, 2), (2, 1, 3), (2, 2, 32), (0, 4, 32)])
+def test_clients_with_locals_do_not_change_their_draws_one_by_one(nested, heavy, expected) -> None:
+    """Each change takes a round: once a tenth of them draw the locals given the globals, all others do, too."""
+    codes = np.full((32, 2), ResultCode.OK)
+    codes[nested : nested + heavy, 0] = ResultCode.UNRELIABLE
+    infos = {"code": codes, "change": np.ones(2), "monte_carlo_noise": np.zeros(2)}
+    variants = ["nested"] * nested + ["importance"] * (32 - nested)
+    chosen = server._choose(fb.EP(), np.ones(32, int), variants, infos)
+    assert chosen.count("nested") == expected
