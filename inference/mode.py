@@ -320,6 +320,7 @@ def _newton_step(state: ModeState, damping: Array) -> tuple[Array, Array, Array,
 def expanded(client: Client, position: Array, z: Array, num_samples: int) -> tuple[Reply, Array]:
     """A client's reply that holds its :func:`expansion`, the site packed, and where its locals' mode is."""
     message, z = expansion(client, position, z, num_samples)
+    assert isinstance(message.site, Gaussian)  # noqa: S101
     finite = jnp.all(jnp.isfinite(message.site.shift)) & jnp.all(jnp.isfinite(message.site.precision))
     code = jnp.where(finite & jnp.isfinite(message.value), ResultCode.OK, ResultCode.NOT_FINITE)
     return Reply(total=message._replace(site=packed(message.site)), code=code), z

@@ -98,7 +98,9 @@ class Clients:
         return source.others is not None or not elsewhere or bool(self._kept_cavities)
 
     def _asked_for_cavities(self) -> Gaussian:
-        chains, size = self._answer.posterior.shift.shape
+        posterior = self._answer.posterior
+        assert isinstance(posterior, Gaussian)  # noqa: S101  (others have no cavities)
+        chains, size = posterior.shift.shape
         heard = self._ask("cavity", np.zeros((chains, 0, size)), np.arange(len(self._problem.names)))
         if self._problem.elsewhere:
             self.exchanges.append(Asked("cavities", heard.bytes_down, heard.bytes_up))
