@@ -161,7 +161,8 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     and overall tests are two families, each of which raises a false alarm in at most 5 of 100 federations with
     Gaussian sites. Sites of few rows for a scale raise some more: DESIGN.md has measurements.
 
-    The replicates' natural parameters are averaged before anything is computed from them. Nothing is exchanged.
+    The replicates' natural parameters are averaged before anything is computed from them. In one
+    process nothing is exchanged; over a network each client is asked for its cavity, once.
 
     Returns
     -------

@@ -139,6 +139,8 @@ class FederatedFit:
     def idata(self) -> Any:
         """The global posterior for ArviZ, with ``sample_stats`` and one log-likelihood per client and draw.
 
+        Over a network the clients have sent terms of a sum, so there is no group ``log_likelihood``.
+
         A Gaussian answer is corrected by importance weights where they can be trusted, and where it is not exact
         already; the attribute ``correction`` says so (:attr:`error` has the numbers), and :attr:`approximate_idata` has
         the Gaussian's own draws. Its chains are replicates of the whole fit: R-hat compares replicates, and speaks
