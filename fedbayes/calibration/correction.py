@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.correction.correct import Correction, LogDensities, correctable_precision, first_draws, pool_of, refitted
+from fedbayes.correction.recipe import Drawn
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.prior import Prior
@@ -51,11 +52,12 @@ def corrected_draws(posterior: Gaussian, prior: Prior, ask: Ask, key: Array, num
     if not proper.any():
         return np.full((len(proper), num, posterior.size), np.nan), np.full(len(proper), np.inf)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.fold_in(key, 1))))
-    theta, proposals, counts = first_draws(filled, num, prior, jax.random.fold_in(key, 0), rng, _LEAST)
-    heard = ask(theta, 0)
+    drawn, proposals, counts = first_draws(filled, num, prior, jax.random.fold_in(key, 0), rng, _LEAST)
+    heard = ask(drawn.theta, 0)
     found = []
-    for place in range(len(theta)):
-        pool = pool_of(theta[[place]], [proposals[place]], counts, _of_one(heard, place), prior.log_densities)
+    for place in range(len(drawn.theta)):
+        mine, heard_of = Drawn(drawn.theta[[place]]), _of_one(heard, place)
+        pool = pool_of(mine, [proposals[place]], counts, heard_of, prior.log_densities)
         one = jax.tree.map(lambda leaf, place=place: leaf[[place]], filled)
         found.append(Correction(one, num, pool, jax.random.fold_in(key, 2 + place)))
     turn = 1
@@ -73,13 +75,13 @@ def _one_more(
     """One more exchange for the data sets that want it; the others are asked, too, and not listened to."""
     asked, proposals = [], []
     for each in found:
-        theta, proposal = refitted(each.pool, num, rng) if each.wants_more else (each.pool.theta[:, :num], [()])
-        asked.append(theta[0])
+        drawn, proposal = refitted(each.pool, num, rng) if each.wants_more else (Drawn(each.pool.theta[:, :num]), [()])
+        asked.append(drawn.theta[0])
         proposals.append(proposal[0])
     theta = np.stack(asked)
     heard = ask(theta, turn)
     return [
-        each.extended(pool_of(theta[[place]], [proposals[place]], (num,), _of_one(heard, place), prior))
+        each.extended(pool_of(Drawn(theta[[place]]), [proposals[place]], (num,), _of_one(heard, place), prior))
         if each.wants_more
         else each
         for place, each in enumerate(found)

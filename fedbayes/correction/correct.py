@@ -1,7 +1,8 @@
 """Check and correct a Gaussian answer by one exchange, or up to three.
 
-The server sends draws ``theta_s`` of the Gaussian ``q`` to all clients, and each answers with its log factor there, its
-locals integrated out: one number per draw. With the log prior their sum is the log posterior, so that
+The server tells all clients of draws ``theta_s`` of the Gaussian ``q``, which they make themselves by a recipe
+(:mod:`fedbayes.correction.recipe`), and each answers with its log factor there, its locals integrated out: one number
+per draw. With the log prior their sum is the log posterior, so that
 
     w_s = p(theta_s) prod_k f_k(theta_s) / q(theta_s)
 
@@ -28,15 +29,16 @@ from jax import Array
 from fedbayes.answer import COORDINATE, Answer
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
+from fedbayes.correction.recipe import Counts, Drawn, draw
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.numerics.host import gaussian_draws, gaussian_moments, log_joint, whiteners
+from fedbayes.numerics.host import gaussian_moments, log_joint, whiteners
 from fedbayes.problem.prior import Prior
 from fedbayes.rounds.exchange import Heard
 
 if TYPE_CHECKING:
     import xarray as xr
 
-# ``(theta, turn)``: draws (chain, draw, d) to all clients, which answer with log-likelihoods
+# ``(drawn, turn)``: draws (chain, draw, d) for all clients, which answer with log-likelihoods
 Ask = Callable[..., Heard]
 _CORRECTED = {
     "inference": "importance-weighted",
@@ -93,9 +95,10 @@ class Correction:
         """With the draws of one more exchange."""
         return replace(self, pool=self.pool.extended(more))
 
-    def exchanged(self) -> list[np.ndarray]:
+    def exchanged(self) -> list[Drawn]:
         """The draws of each exchange, ``(chain, draw, d)``."""
-        return np.split(self.pool.theta, np.cumsum(self.exchanges)[:-1], axis=1)
+        parts = np.split(self.pool.theta, np.cumsum(self.exchanges)[:-1], axis=1)
+        return list(map(Drawn, parts, self.pool.recipes))
 
     @cached_property
     def _own_weights(self) -> np.ndarray:
@@ -248,19 +251,19 @@ def correct(approximation: Gaussian, num: int, prior: Prior, ask: Ask, keys: tup
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
     least = -(-_LEAST // len(approximation.shift))
-    theta, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least)
-    heard = ask(theta, 0)
-    found = Correction(approximation, num, pool_of(theta, proposals, counts, heard, prior.log_densities), keys[1])
+    drawn, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least)
+    heard = ask(drawn, 0)
+    found = Correction(approximation, num, pool_of(drawn, proposals, counts, heard, prior.log_densities), keys[1])
     while found.wants_more:
-        theta, proposals = refitted(found.pool, theta.shape[1], rng)
-        heard = ask(theta, len(found.exchanges))
-        found = found.extended(pool_of(theta, proposals, (theta.shape[1],), heard, prior.log_densities))
+        drawn, proposals = refitted(found.pool, sum(counts), rng)
+        heard = ask(drawn, len(found.exchanges))
+        found = found.extended(pool_of(drawn, proposals, (sum(counts),), heard, prior.log_densities))
     return found
 
 
 def first_draws(
     approximation: Gaussian, num: int, prior: Prior, key: Array, rng: np.random.Generator, least: int
-) -> tuple[np.ndarray, Sequence[tuple[Proposal, ...]], tuple[int, ...]]:
+) -> tuple[Drawn, Sequence[tuple[Proposal, ...]], tuple[int, ...]]:
     """Draws of the Gaussian, ``num`` by the key and at least ``least`` in each chain, and wide ones after them.
 
     One of five wide draws comes from a t law with the prior's centre and scales: it may see a mode that is far from
@@ -268,7 +271,7 @@ def first_draws(
 
     Returns
     -------
-    theta
+    drawn
         Shape ``(chain, draw, d)``.
     proposals
         Of each chain, for the two kinds of draws.
@@ -282,13 +285,16 @@ def first_draws(
         Proposal([law._replace(white=_WIDER * law.white, freedom=_TAILS), *far], [1.0 - _FAR, _FAR][: 1 + len(far)])
         for law in laws
     ]
-    parts = [
-        gaussian_draws(approximation, key, num),
-        np.stack([law.draws(rng, num_more) for law in laws]),
-        np.stack([proposal.draws(rng, num_wide) for proposal in wide]),
-    ]
+    words = np.asarray(jax.random.key_data(key))
+    drawn = draw(Counts(num, num_more, num_wide), rng, own=laws, mixtures=wide, words=words)
     proposals = [(Proposal([law], [1.0]), more) for law, more in zip(laws, wide, strict=True)]
-    return np.concatenate(parts, axis=1), proposals, (num + num_more, num_wide)
+    return drawn, proposals, (num + num_more, num_wide)
+
+
+def keyed_draws(approximation: Gaussian, num: int, key: Array) -> Drawn:
+    """Independent draws of the Gaussian by a key, ``num`` in each chain: the first of :func:`first_draws`."""
+    words = np.asarray(jax.random.key_data(key))
+    return draw(Counts(num), np.random.default_rng([0]), own=laws_of(approximation), words=words)
 
 
 def _far(prior: Prior) -> list[Law]:
@@ -299,17 +305,16 @@ def _far(prior: Prior) -> list[Law]:
     return [Law(centre, np.diag(scale), _TAILS)]
 
 
-def refitted(pool: Pool, num: int, rng: np.random.Generator) -> tuple[np.ndarray, Sequence[tuple[Proposal, ...]]]:
+def refitted(pool: Pool, num: int, rng: np.random.Generator) -> tuple[Drawn, Sequence[tuple[Proposal, ...]]]:
     """Draws ``(chain, num, d)`` of a proposal fitted to the pool, the same for all chains, and the proposals."""
     size = pool.theta.shape[-1]
     weights = pool.tempered(_PER_GLOBAL * (size + 1))
-    proposal = fitted(pool.theta.reshape(-1, size), weights, rng)
-    theta = np.stack([proposal.draws(rng, num) for _ in pool.theta])
-    return theta, [(proposal,) for _ in pool.theta]
+    proposals = [fitted(pool.theta.reshape(-1, size), weights, rng)] * len(pool.theta)
+    return draw(Counts(even=num), rng, mixtures=proposals), [(each,) for each in proposals]
 
 
 def pool_of(
-    theta: np.ndarray,
+    drawn: Drawn,
     proposals: Sequence[tuple[Proposal, ...]],
     counts: tuple[int, ...],
     heard: Heard,
@@ -318,7 +323,8 @@ def pool_of(
     """The draws of one exchange with the clients' answers."""
     log_likelihood = np.moveaxis(np.asarray(heard.replies.each), 0, -1)
     noise = np.mean(np.asarray(heard.infos["noise"]), axis=1)
-    return Pool(theta, log_likelihood, log_joint(prior, theta, log_likelihood), tuple(proposals), counts, noise)
+    joint = log_joint(prior, drawn.theta, log_likelihood)
+    return Pool(drawn.theta, log_likelihood, joint, tuple(proposals), counts, noise, (drawn.recipe,))
 
 
 def correctable(answer: Answer) -> bool:

@@ -19,6 +19,7 @@ from jax import Array
 from fedbayes.correction.correct import Ask, Correction, LogDensities, pool_of, refitted
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Proposal, systematic
+from fedbayes.correction.recipe import Counts, draw
 from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.rounds.progress import Progress
 
@@ -113,9 +114,10 @@ def exact_chains(
     accepted = 0
     r_hat, effective = float("nan"), 0.0
     for turn in range(max_exchanges):
-        theta = np.stack([_shuffled(proposal, num_proposals, rng) for _ in pool.theta])
-        heard = ask(theta, _FIRST_TURN + turn)
-        batch = pool_of(theta, [(proposal,) for _ in theta], (num_proposals,), heard, prior)
+        proposals = [proposal] * len(pool.theta)
+        drawn = draw(Counts(shuffled=num_proposals), rng, mixtures=proposals)
+        heard = ask(drawn, _FIRST_TURN + turn)
+        batch = pool_of(drawn, [(each,) for each in proposals], (num_proposals,), heard, prior)
         here, path, moves = _walked(here, _Visited.of(batch), rng)
         visited.append(path)
         accepted += moves
@@ -155,14 +157,6 @@ def _proposal(pool: Pool, rng: np.random.Generator) -> Proposal:
     wide = [law for proposals in pool.proposals for law in proposals[1].laws]
     shares = [(1.0 - _WIDE) * share for share in fitted.shares]
     return Proposal([*fitted.laws, *wide], [*shares, *[_WIDE / len(wide)] * len(wide)])
-
-
-def _shuffled(proposal: Proposal, num: int, rng: np.random.Generator) -> np.ndarray:
-    """Independent draws: a random number of each law, in random order."""
-    counts = rng.multinomial(num, np.asarray(proposal.shares) / np.sum(proposal.shares))
-    parts = [law.draws(rng, count) for law, count in zip(proposal.laws, counts, strict=True)]
-    found: np.ndarray = rng.permutation(np.concatenate(parts))
-    return found
 
 
 def _start(pool: Pool, proposal: Proposal, rng: np.random.Generator) -> _Visited:

@@ -19,6 +19,7 @@ from fedbayes.compiling import jit_cheaply
 from fedbayes.correction.correct import Ask, LogDensities, pool_of
 from fedbayes.correction.pool import SHARE, Pool, largest_share, trusted
 from fedbayes.correction.proposal import Law, Proposal
+from fedbayes.correction.recipe import Counts, draw
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments, log_integrals
 from fedbayes.numerics.importance import pareto_smooth
@@ -73,10 +74,10 @@ def cavity_pool(pool: Pool, cavities: Gaussian, num: int, prior: LogDensities, a
     if fewest == 0:
         return pool
     laws = [own[:fewest] for own in laws]
-    theta = np.stack([np.concatenate([law.draws(rng, each, evenly=True) for law in own]) for own in laws])
-    heard = ask(theta, TURN)
+    drawn = draw(Counts(even=each * fewest), rng, mixtures=[Proposal(own, [1.0] * fewest) for own in laws])
+    heard = ask(drawn, TURN)
     proposals = [tuple(Proposal([law], [1.0]) for law in own) for own in laws]
-    more = pool_of(theta, proposals, (each,) * fewest, heard, prior)
+    more = pool_of(drawn, proposals, (each,) * fewest, heard, prior)
     return pool.extended(more)
 
 

@@ -9,6 +9,7 @@ from scipy.special import logsumexp
 
 from fedbayes.compiling import jit_cheaply
 from fedbayes.correction.proposal import Proposal, systematic
+from fedbayes.correction.recipe import Recipe
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.importance import pareto_smooth
 
@@ -40,6 +41,8 @@ class Pool:
         Draws in each batch.
     noise
         Mean relative variance of each client's estimates of its likelihood, shape ``(client,)``; zero without locals.
+    recipes
+        By which the clients have made the draws of each exchange; ``None``: they were sent.
     """
 
     theta: np.ndarray
@@ -48,6 +51,7 @@ class Pool:
     proposals: tuple[tuple[Proposal, ...], ...]
     counts: tuple[int, ...]
     noise: np.ndarray
+    recipes: tuple[Recipe | None, ...] = ()
 
     def extended(self, other: "Pool") -> "Pool":
         """With one more batch of draws."""
@@ -58,6 +62,7 @@ class Pool:
             tuple((*mine, *new) for mine, new in zip(self.proposals, other.proposals, strict=True)),
             self.counts + other.counts,
             np.maximum(self.noise, other.noise),
+            self.recipes + other.recipes,
         )
 
     @cached_property

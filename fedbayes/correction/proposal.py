@@ -85,6 +85,13 @@ class Proposal(NamedTuple):
             [law.draws(rng, count, evenly=True) for law, count in zip(self.laws, counts, strict=True)]
         )
 
+    def shuffled(self, rng: np.random.Generator, num: int) -> np.ndarray:
+        """``num`` independent draws: a random number of each law, in random order, shape ``(num, d)``."""
+        counts = rng.multinomial(num, np.asarray(self.shares) / np.sum(self.shares))
+        parts = [law.draws(rng, count) for law, count in zip(self.laws, counts, strict=True)]
+        found: np.ndarray = rng.permutation(np.concatenate(parts))
+        return found
+
     def log_density(self, points: np.ndarray) -> np.ndarray:
         """At each of the points ``(n, d)``, shape ``(n,)``."""
         parts = np.stack([law.log_density(points) for law in self.laws])

@@ -1,6 +1,6 @@
 """The end of a run: what a client is told, and its own posterior, which is computed and kept at the client."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,26 +10,31 @@ from fedbayes.client_locals import at_site, kind_of
 from fedbayes.computing import computing
 from fedbayes.errors import FederatedError
 from fedbayes.keys import Purpose, key_for
+from fedbayes.network.draws import by_recipe
 from fedbayes.network.messages import Message, unpack
+from fedbayes.network.remote import Tell
 from fedbayes.network.site import Session, Site
-from fedbayes.results.corrected import theta
+from fedbayes.results.corrected import recipes, theta
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.presented import Presentation, presented_client
 from fedbayes.rounds.wire import arrays_of
 
 
-def telling(fitted: Fitted) -> Callable[[int], tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """What each client is told at the end: the draws of the globals, and what it needs for its locals."""
+def telling(fitted: Fitted) -> Tell:
+    """What each client is told at the end: of the draws of the globals, and what it needs for its locals."""
     source, shown = fitted.answer.locals_from, fitted.shown.plain()
-    draws, personal = source.for_sites(theta(fitted), fitted.shown.num_draws), source.told()
+    of_globals, personal = theta(fitted), source.told()
+    draws = source.for_sites(of_globals, fitted.shown.num_draws)
+    making = recipes(fitted) if draws is of_globals else None
     plain = {name: value for name, value in attrs(fitted).items() if isinstance(value, str | int | float)}
     key = jax.random.key_data(key_for(fitted.key, Purpose.TOLD))
 
-    def tell(place: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def tell(place: int, made: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         kind = kind_of(source, int(fitted.roster.num_locals[place]))
         header = {"how": kind, "shown": shown, "attrs": plain, "update": fitted.run.updates[place]}
         mine = jax.tree.map(lambda leaf: np.asarray(leaf)[place], personal)
-        return header, {"shared": np.asarray(draws), "key": key, "personal": mine}
+        told = by_recipe(*making) if made and making is not None else {"shared": np.asarray(draws)}
+        return header, {**told, "key": key, "personal": mine}
 
     return tell
 

@@ -15,6 +15,7 @@ from fedbayes.algorithm import Key, Reply, Shared, Teams
 from fedbayes.errors import FederatedError, ResultCode, usable
 from fedbayes.network.charter import Seat, written_roster
 from fedbayes.network.described import elsewhere
+from fedbayes.network.draws import by_recipe
 from fedbayes.network.messages import Refusal, pack, unpack
 from fedbayes.network.register import Register
 from fedbayes.network.transport import Failure
@@ -27,6 +28,8 @@ from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays, named_a
 log = logging.getLogger(__name__)
 
 LARGEST = 1e30  # no natural parameter, sum or step of a sound client is larger
+# ``tell(place, made)``: a client's last message, header and arrays; ``made``: it makes the draws itself
+Tell = Callable[[int, bool], tuple[Mapping[str, Any], Mapping[str, Any]]]
 _CODES = {Failure.LATE: ResultCode.NO_REPLY, Failure.GONE: ResultCode.NO_REPLY, Failure.FAILED: ResultCode.FAILED}
 
 
@@ -80,6 +83,7 @@ class Remote(Executor):
         self._unrecorded: dict[int, list[int]] = {}  # the numbers of these, by client
         self._phase_key: Key
         self._begun: set[int] = set()
+        self._unlike: set[int] = set()  # clients that make other draws by a recipe than the server
         self.bytes_down = self.bytes_up = 0
         self.lenient = False
 
@@ -175,12 +179,17 @@ class Remote(Executor):
             if self._programs.after[order.updates[place]].stays:
                 raise elsewhere(self._problem.names[place])
 
-    def conclude(self, tell: Callable[[int], tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
-        """Send each client what its own posterior is computed from; ``tell(place)`` gives a header and arrays."""
+    def conclude(self, tell: Tell) -> None:
+        """Send each client what its own posterior is computed from."""
         self._order += 1
+        places, unlike = set(range(len(self._problem.names))), set(self._unlike)
+        self._conclude(places, tell)
+        self._conclude(self._unlike - unlike, tell)  # who can't make the draws is sent them
+
+    def _conclude(self, places: set[int], tell: Tell) -> None:
         requests = {}
-        for place in range(len(self._problem.names)):
-            header, arrays = tell(place)
+        for place in sorted(places):
+            header, arrays = tell(place, place not in self._unlike)
             told_last = {"phase_key": jax.random.key_data(self._phase_key), "broadcast": _part(self._first, place)}
             about = {**self._about(place), "phase": self._phase, "begun": place in self._begun, **header}
             about["records"], told_last["recorded"] = self._draws_for(place)
@@ -203,6 +212,9 @@ class Remote(Executor):
         arrays = {"shared": _part(order.shared, place), "personal": personal, "key": jax.random.key_data(order.key)}
         header = {**self._about(place), "update": order.updates[place]}
         if order.phase is None:
+            if order.recipe is not None and place not in self._unlike:
+                del arrays["shared"]
+                arrays |= by_recipe([order.recipe])
             return pack({"kind": "after", **header}, encode(arrays))
         begins = place not in self._begun
         if begins:
@@ -283,6 +295,8 @@ class Remote(Executor):
             if header["kind"] == "refusal":
                 reason = Refusal[str(header["reason"])]
                 log.warning("Site %s %s.", site, reason.value)
+                if reason is Refusal.DRAWS:
+                    self._unlike.add(place)
                 self._stop_where_changed(site, reason)
                 return ResultCode.FAILED
             if (header["run"], header["order"], header["site"]) != (self.run_name, self._order, site):

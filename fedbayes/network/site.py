@@ -10,10 +10,12 @@ import jax
 import numpy as np
 
 from fedbayes.computing import computing
+from fedbayes.correction.recipe import OtherDraws
 from fedbayes.errors import ClientDataError, FederatedError, ModelError
 from fedbayes.fit import updates_after
 from fedbayes.network.alone import Alone, after_template, told_template
 from fedbayes.network.charter import Hello, Seat, read_roster
+from fedbayes.network.draws import with_draws
 from fedbayes.network.messages import Message, Refusal, Refused, pack, unpack
 from fedbayes.network.naming import Config, site_folder, site_name
 from fedbayes.network.reading import OwnProblem, digest_of, own_problem, read_own
@@ -131,7 +133,7 @@ class Session:
         return self.executor.reply(self._after(message, name)).each
 
     def _after(self, message: Message, name: str) -> Round:
-        arrays = arrays_of(message.body)
+        arrays = with_draws(arrays_of(message.body))
         if self.programs.after[name].private:
             self._go_to_last(int(message.header["order"]))
         shared, personal = after_template(self.programs.after[name], arrays)
@@ -211,6 +213,9 @@ class Site:
         except Refused as refused:
             reason = refused.reason
             log.error("Site %s %s.", self.name, reason.value)
+        except OtherDraws as error:
+            reason = Refusal.DRAWS
+            log.warning("%s", error)
         except (ClientDataError, ModelError) as error:
             reason = Refusal.DATA if isinstance(error, ClientDataError) else Refusal.MODEL
             log.error("%s", error)
@@ -241,7 +246,7 @@ class Site:
         if kind == "after":
             return self._reply(header, {}, session.after(message))
         if kind == "conclude":
-            return self._conclude(session, message, request)
+            return self._conclude(session, message)
         raise Refused(Refusal.FORMAT)
 
     def _reply(self, header: Mapping[str, Any], told: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -295,9 +300,13 @@ class Site:
             self._sessions = {run: Session(self.study, own, charter, vault, self.vault.secret(run, data))}
         return self._sessions[run]
 
-    def _conclude(self, session: Session, message: Message, request: bytes) -> bytes:
-        """The last message of a run: keep what the client's own posterior is computed from."""
+    def _conclude(self, session: Session, message: Message) -> bytes:
+        """The last message of a run: keep what the client's own posterior is computed from.
+
+        The draws are kept, not their recipe, which a later version of NumPy may read otherwise.
+        """
         session.record_last(message)
-        session.vault.conclude(request)
+        told = encode(with_draws(arrays_of(message.body)))
+        session.vault.conclude(pack(message.header, told))
         log.info("The run has ended. `fedbayes client-posterior` writes the posterior of site %s.", self.name)
         return self._reply(message.header, {})

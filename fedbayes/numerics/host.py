@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Float, Key
+from jaxtyping import Float, Key, UInt32
 
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian
 
@@ -71,9 +71,18 @@ def gaussian_draws(
 ) -> Float[np.ndarray, "replicate {num} {posterior.size}"]:
     """Independent draws."""
     mean, _ = gaussian_moments(posterior)
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    noise = rng.standard_normal((len(mean), num, mean.shape[1]))
-    return mean[:, None] + noise @ whiteners(posterior.precision)
+    return normal_draws(mean, whiteners(posterior.precision), np.asarray(jax.random.key_data(key)), num)
+
+
+def normal_draws(
+    means: Float[np.ndarray, "replicate d"],
+    whites: Float[np.ndarray, "replicate d d"],
+    words: UInt32[np.ndarray, " word"],
+    num: int,
+) -> Float[np.ndarray, "replicate {num} d"]:
+    """Independent draws of Gaussians with these means and :func:`whiteners`; ``words`` are the data of a key."""
+    noise = np.random.default_rng(words).standard_normal((len(means), num, means.shape[1]))
+    return means[:, None] + noise @ whites
 
 
 def gaussian_log_density(

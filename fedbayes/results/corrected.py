@@ -5,6 +5,7 @@ Gaussian answer; importance weights by their answers measure its error, and corr
 trusted (:mod:`fedbayes.correction`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbayes.computing import computing
-from fedbayes.correction.correct import Correction, correct, correctable
+from fedbayes.correction.correct import Correction, correct, correctable, correctable_precision, keyed_draws
+from fedbayes.correction.recipe import Drawn, Recipe
 from fedbayes.keys import Purpose, key_for
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.results.checked import Checked
 from fedbayes.results.fitted import Fitted, once, was_asked
 
@@ -116,7 +119,7 @@ def approximate_log_likelihood(fitted: Fitted) -> np.ndarray:
         return found.pool.log_likelihood[:, : found.num]
     what = "posterior" if found is None else "approximate posterior"  # of which `idata` needs no more
     with computing():
-        return np.moveaxis(fitted.clients.log_likelihood(draws, what=what).replies.each, 0, -1)
+        return np.moveaxis(fitted.clients.log_likelihood(_with_recipe(fitted, draws), what=what).replies.each, 0, -1)
 
 
 @once
@@ -142,10 +145,29 @@ def single_log_likelihood(fitted: Fitted) -> np.ndarray:
     if found is not None:
         return found.at(found.pool.log_likelihood)
     with computing():
-        return _single(fitted, theta(fitted))
+        return _single(fitted, _with_recipe(fitted, theta(fitted)))
 
 
-def _single(fitted: Fitted, draws: np.ndarray, turn: int = 0) -> np.ndarray:
+def _single(fitted: Fitted, drawn: Drawn, turn: int = 0) -> np.ndarray:
     """Each client's log-likelihoods at draws ``(chain, draw, d)``, shape ``(chain, draw, client)``."""
-    heard = fitted.clients.log_likelihood(draws, turn, what="single log-likelihoods", single=True)
+    heard = fitted.clients.log_likelihood(drawn, turn, what="single log-likelihoods", single=True)
     return np.moveaxis(heard.replies.each, 0, -1)
+
+
+def recipes(fitted: Fitted) -> tuple[Sequence[Recipe], np.ndarray] | None:
+    """By which a client makes the draws of :func:`theta`, and which of them; ``None`` where they have to be sent."""
+    found = correction(fitted)
+    if found is not None and found.applied:
+        return [recipe for recipe in found.pool.recipes if recipe is not None], found.places
+    theta, recipe = _with_recipe(fitted, approximate_theta(fitted))
+    return None if recipe is None else ([recipe], np.tile(np.arange(theta.shape[1]), (len(theta), 1)))
+
+
+def _with_recipe(fitted: Fitted, theta: np.ndarray) -> Drawn:
+    """Draws with their recipe, where they are those of a Gaussian answer."""
+    with computing():
+        if isinstance(fitted.posterior, Gaussian) and np.all(correctable_precision(fitted.posterior)):
+            drawn = keyed_draws(fitted.posterior, theta.shape[1], key_for(fitted.key, Purpose.DRAWS))
+            if np.array_equal(drawn.theta, theta):
+                return drawn
+    return Drawn(theta)

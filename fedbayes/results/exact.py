@@ -26,9 +26,9 @@ def exact(fitted: Fitted, num_draws: int | None = None, *, max_exchanges: int = 
     have locals the answers are unbiased estimates, which are kept, so that the chains stay exact.
 
     The price: at most three exchanges to fit the proposal, of which the fit may have made some, and at most
-    ``max_exchanges`` more, of ``8 d S`` bytes to and ``8 S`` bytes from each client, for ``d`` globals and ``S``
-    draws, ``num_draws`` for each chain of the fit. The chains stop earlier where R-hat is below 1.01 with 100
-    effective draws a chain.
+    ``max_exchanges`` more, of ``8 S`` bytes from each client for ``S`` draws, ``num_draws`` for each chain of the
+    fit; to it goes the recipe by which it makes the draws (:mod:`fedbayes.correction.recipe`). The chains stop
+    earlier where R-hat is below 1.01 with 100 effective draws a chain.
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ from jax import Array
 from fedbayes.answer import Answer
 from fedbayes.client_locals import Personal, sampled
 from fedbayes.correction.correct import Correction
+from fedbayes.correction.recipe import Drawn, Recipe
 from fedbayes.kept import Kept
 from fedbayes.keys import Purpose, fingerprint, key_for
 from fedbayes.numerics.gaussian import Gaussian, unpacked
@@ -67,10 +68,8 @@ class Clients:
         self._kept_cavities: Kept[Gaussian] = Kept(1)
         self.exchanges: list[Asked] = []
 
-    def log_likelihood(
-        self, theta: np.ndarray, turn: int = 0, what: str = "posterior", *, single: bool = False
-    ) -> Heard:
-        """One more exchange: draws ``(chain, draw, d)`` go out, clients answer with their log-likelihoods.
+    def log_likelihood(self, drawn: Drawn, turn: int = 0, what: str = "posterior", *, single: bool = False) -> Heard:
+        """One more exchange: clients are told of draws ``(chain, draw, d)``, and answer with their log-likelihoods.
 
         In one process these are seen client by client. Over a network their sum is enough, unless ``single`` ones are
         asked for: all clients then stand as one. Each ``turn`` has random numbers of its own. ``what`` the exchange is
@@ -78,7 +77,7 @@ class Clients:
         """
         together = self._problem.elsewhere and not single
         name = "log_likelihood_sum" if together else "log_likelihood"
-        heard = self._ask(name, theta, np.arange(len(self._problem.names)), turn)
+        heard = self._ask(name, drawn.theta, np.arange(len(self._problem.names)), turn, drawn.recipe)
         self.exchanges.append(Asked(what, heard.bytes_down, heard.bytes_up))
         return _as_one(heard) if together else heard
 
@@ -122,20 +121,20 @@ class Clients:
         if not self._problem.roster.num_locals[place]:
             return Personal(correction.theta, attrs)
         asked = enumerate(correction.exchanged())
-        found = [self._ask("given", theta, np.asarray([place]), turn).replies.each[place] for turn, theta in asked]
+        found = [self._ask("given", each.theta, np.asarray([place]), turn).replies.each[place] for turn, each in asked]
         mine = correction.at(np.concatenate(found, axis=1))
         return Personal(np.concatenate([correction.theta, mine], axis=-1), attrs)
 
     def _drawn(self, place: int, theta: np.ndarray, num_draws: int) -> Personal:
         return self._answer.locals_from.draws(_Client(self, place), theta, num_draws)
 
-    def _ask(self, update: str, shared: Any, active: np.ndarray, turn: int = 0) -> Heard:
+    def _ask(self, update: str, shared: Any, active: np.ndarray, turn: int = 0, recipe: Recipe | None = None) -> Heard:
         key = jax.random.fold_in(self._key, turn) if turn else self._key
         roster = self._problem.roster
         personal = self._answer.locals_from.told()
         if update.startswith("log_likelihood") and not roster.num_locals.any():
             personal = ()  # without locals no client needs its cavity
-        order = Round(None, shared, personal, key, active, [update] * roster.num_clients)
+        order = Round(None, shared, personal, key, active, [update] * roster.num_clients, recipe)
         with memory_explained(f"The clients' answer '{update}'"):
             return self._executor.run(order)
 

@@ -28,6 +28,8 @@ class Round(NamedTuple):
         Places of the clients that take part.
     updates
         Update of each client, by name.
+    recipe
+        Arrays from which a client over a network makes ``shared`` itself; ``None``: it is sent.
     """
 
     phase: int | None
@@ -36,6 +38,7 @@ class Round(NamedTuple):
     key: Key
     active: np.ndarray
     updates: Sequence[str]
+    recipe: Any = None
 
 
 class Heard(NamedTuple):
@@ -115,6 +118,8 @@ class Collected:
         total = jax.tree.map(np.asarray, self._total)
         one = jax.tree.map(lambda leaf: leaf[0], (each, codes, infos, self._order.personal))
         shared, sent = self._order.shared, total
+        if self._order.recipe is not None:
+            shared = self._order.recipe
         if isinstance(shared, Teams):  # a client is told, and adds to, its own team's part
             shared, sent = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], (shared.shared, total))
         down = num_bytes((shared, one[3])) + num_bytes(jax.random.key_data(self._order.key))

@@ -79,6 +79,10 @@ CALLS: dict[str, tuple[Callable[[], Arguments], Callable[[], Arguments] | None]]
         lambda: (np.ones((1, D)), np.eye(D)[None].repeat(R, axis=0)),
     ),
     "host.gaussian_draws": (lambda: (proper(R), KEY, N), lambda: (proper(R), jax.random.split(KEY), N)),
+    "host.normal_draws": (
+        lambda: (np.ones((R, D)), np.ones((R, D, D)), np.ones(2, np.uint32), N),
+        lambda: (np.ones((R, D)), np.ones((R, D, D - 1)), np.ones(2, np.uint32), N),
+    ),
     "host.gaussian_log_density": (
         lambda: (proper(R), np.ones((R, N, D))),
         lambda: (proper(R), np.ones((1, N, D - 2))),

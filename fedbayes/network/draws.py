@@ -1,0 +1,43 @@
+"""Draws of the globals in a message: by their recipes, or, where there are none, as they are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedbayes.correction.recipe import Recipe
+
+_MADE = "recipes"
+
+
+def by_recipe(recipes: Sequence[Recipe], places: np.ndarray | None = None) -> dict[str, Any]:
+    """What tells a client of the draws that it makes itself; with ``places (chain, num)`` of some of them."""
+    return {_MADE: list(recipes)} | ({} if places is None else {"places": np.asarray(places, np.int32)})
+
+
+def with_draws(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a message with the draws of which it tells, ``shared`` of shape ``(chain, draw, d)``.
+
+    Raises
+    ------
+    OtherDraws
+        They can't be made here.
+    ValueError
+        It has no sound recipe.
+    """
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    others = {}
+    for name, array in arrays.items():
+        made, _, field = name.partition("/")
+        if made == _MADE:
+            number, _, field = field.partition("/")
+            parts.setdefault(number, {})[field] = array
+        else:
+            others[name] = array
+    if not parts:
+        return others
+    theta = np.concatenate([Recipe.read(parts[number]).draws() for number in sorted(parts, key=int)], axis=1)
+    places = others.pop("places", None)
+    if places is not None:
+        theta = np.take_along_axis(theta, places.astype(np.int64)[..., None], axis=1)
+    return {**others, "shared": theta}
