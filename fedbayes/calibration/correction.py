@@ -13,7 +13,7 @@ from jax import Array
 from fedbayes.correction.correct import Correction, LogDensities, correctable_precision, first_draws, pool_of, refitted
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.problem.prior import Prior
+from fedbayes.problem.program.prior import Prior
 from fedbayes.rounds.exchange import Heard
 
 Ask = Callable[[np.ndarray, int], Heard]  # draws (data set, n, d) to all clients, which answer with log-likelihoods

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes.computing import computing
 from fedbayes.correction.correct import Correction, correct, correctable
-from fedbayes.keys import Purpose, key_for
 from fedbayes.results.checked import Checked
 from fedbayes.results.fitted import Fitted, once, was_asked
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
     import xarray as xr
