@@ -44,11 +44,11 @@ def test_import_loads_no_heavy_or_optional_package(package, tmp_path):
 
 
 LAZY = """
-import sys, fedbayes, fedbayes.cli.main
+import sys, fedbayes, fedbayes.cli
 from typer.testing import CliRunner
 
 for arguments in (["--version"], ["--help"], ["demo", "--help"]):
-    assert CliRunner().invoke(fedbayes.cli.main.app, arguments).exit_code == 0
+    assert CliRunner().invoke(fedbayes.cli.app, arguments).exit_code == 0
 assert not {"jax", "numpyro", "numpy", "arviz"} & set(sys.modules)
 assert set(fedbayes.__all__) <= set(dir(fedbayes))
 """
