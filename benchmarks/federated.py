@@ -11,7 +11,8 @@ from problems import BenchmarkSet
 from scores import Moments
 
 import fedbayes
-from fedbayes.algorithm import Method, Reply
+from fedbayes.contract.algorithm import Method, Reply
+from fedbayes.contract.state import RunState
 from fedbayes.inference.local.after import AFTER
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments
@@ -20,7 +21,6 @@ from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs
-from fedbayes.rounds.state import RunState
 from fedbayes.rounds.wire import encode
 
 

@@ -82,7 +82,7 @@ def nuts() -> dict:
     import jax
     from numpyro.infer import MCMC, NUTS
 
-    from fedbayes.demo import pooled
+    from fedbayes.cli.demo import pooled
     from fedbayes.models import heart_disease
 
     clock, data = Clock(), pooled(heart_disease.clients())
@@ -106,10 +106,11 @@ def parts() -> dict:
     import numpy as np
 
     import fedbayes as fb
-    from fedbayes.inference.local import importance, moments
-    from fedbayes.inference.local.draws import by_importance
-    from fedbayes.inference.local.tilted import Tilted
+    from fedbayes.inference.local.density import moments
+    from fedbayes.inference.local.density.tilted import Tilted
+    from fedbayes.inference.local.sampling.draws import by_importance
     from fedbayes.models import heart_disease
+    from fedbayes.numerics import importance
     from fedbayes.numerics.gaussian import unpacked, whitener
     from fedbayes.problem.problem import make_problem
     from fedbayes.rounds.exchange import Round

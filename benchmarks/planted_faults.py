@@ -50,7 +50,7 @@ FAULTS = (
     # those that the tests once let pass
     Fault(
         "quadratic control variate without its mean",
-        "local/moments.py",
+        "local/density/moments.py",
         "residual * scores + 1.0, axis=1",
         "residual * scores, axis=1",
     ),
@@ -246,7 +246,7 @@ FAULTS = (
         "False",
     ),
     # the local solvers
-    Fault("no proposal density in the weights", "local/draws.py", "+ 0.5 * jnp.sum(noise**2, axis=1)", ""),
+    Fault("no proposal density in the weights", "local/sampling/draws.py", "+ 0.5 * jnp.sum(noise**2, axis=1)", ""),
     Fault(
         "smoothed weights in the wrong places",
         "../numerics/importance.py",
@@ -255,40 +255,44 @@ FAULTS = (
     ),
     Fault(
         "site of the first moment without the score",
-        "local/moments.py",
+        "local/density/moments.py",
         "slopes[0] + precision @ mean, precision",
         "precision @ mean, precision",
     ),
     Fault(
         "locals not integrated out of a Laplace site",
-        "local/tilted.py",
+        "local/density/tilted.py",
         "curvature[:size, :size] - half.T @ half",
         "curvature[:size, :size]",
     ),
     Fault(
         "evidence of a Laplace site with the sign of its determinant",
-        "local/tilted.py",
+        "local/density/tilted.py",
         "LOG_2PI - log_det(mode.white)",
         "LOG_2PI + log_det(mode.white)",
     ),
-    Fault("wide half of a nested proposal not in the weights", "local/nested.py", " - size * jnp.log(wide)", ""),
+    Fault(
+        "wide half of a nested proposal not in the weights", "local/sampling/nested.py", " - size * jnp.log(wide)", ""
+    ),
     Fault(
         "spread of the locals not in the nested weights",
-        "local/nested.py",
+        "local/sampling/nested.py",
         " + jax.vmap(Conditional.log_spread)(locals_)",
         "",
     ),
-    Fault("nested draws weighed evenly", "local/nested.py", "jnp.where(last, draws.weight, even)", "even"),
+    Fault("nested draws weighed evenly", "local/sampling/nested.py", "jnp.where(last, draws.weight, even)", "even"),
     Fault(
         "the cavity left in an opening site",
-        "local/tilted.py",
+        "local/density/tilted.py",
         "marginal @ mean[:size] - cavity.shift, marginal - cavity.precision",
         "marginal @ mean[:size], marginal",
     ),
-    Fault("the last Newton step not taken", "local/laplace.py", "jnp.where(done, after[0], position)", "position"),
+    Fault(
+        "the last Newton step not taken", "local/density/laplace.py", "jnp.where(done, after[0], position)", "position"
+    ),
     Fault(
         "noise of a site ten times too small",
-        "local/moments.py",
+        "local/density/moments.py",
         "jnp.sum(covariance * self.level) + 0.5 * entries",
         "0.01 * (jnp.sum(covariance * self.level) + 0.5 * entries)",
     ),

@@ -19,7 +19,7 @@ from problems import LOG_TAU_MEAN, LOG_TAU_SD, MU_SD, SETS, BenchmarkSet
 from scipy.stats import norm, qmc
 from scores import Moments, kl
 
-from fedbayes.inference.local.laplace import find_mode
+from fedbayes.inference.local.density.laplace import find_mode
 from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.problem.problem import make_problem
 

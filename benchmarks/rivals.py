@@ -15,7 +15,7 @@ from problems import BenchmarkSet
 from scores import Moments, of_draws
 
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.problem import Problem
 
 

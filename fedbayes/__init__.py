@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from fedbayes.calibration.calibrate import calibrate
     from fedbayes.calibration.result import Calibration
     from fedbayes.calibration.simulators import prior_simulator
-    from fedbayes.compiling import cache_programs
     from fedbayes.errors import (
         ClientDataError,
         FederatedError,
@@ -37,12 +36,13 @@ if TYPE_CHECKING:
         OneShot,
     )
     from fedbayes.numerics.gaussian import Gaussian
-    from fedbayes.problem.split import local
-    from fedbayes.problem.tables import clients_from_dataframe
+    from fedbayes.problem.data.tables import clients_from_dataframe
+    from fedbayes.problem.program.split import local
     from fedbayes.questions.fairness import fairness_report
     from fedbayes.questions.gain import federation_gain
     from fedbayes.questions.hypothesis import excludes, probability_of_direction
     from fedbayes.results.fit import FederatedFit
+    from fedbayes.runtime.compiling import cache_programs
 
     __version__: str
 
@@ -96,7 +96,7 @@ _HOMES = {
     "fedbayes.calibration.calibrate": ["calibrate"],
     "fedbayes.calibration.result": ["Calibration"],
     "fedbayes.calibration.simulators": ["prior_simulator"],
-    "fedbayes.compiling": ["cache_programs"],
+    "fedbayes.runtime.compiling": ["cache_programs"],
     "fedbayes.errors": [
         "ClientDataError",
         "FederatedError",
@@ -120,8 +120,8 @@ _HOMES = {
         "Laplace",
         "OneShot",
     ],
-    "fedbayes.problem.split": ["local"],
-    "fedbayes.problem.tables": ["clients_from_dataframe"],
+    "fedbayes.problem.program.split": ["local"],
+    "fedbayes.problem.data.tables": ["clients_from_dataframe"],
     "fedbayes.questions.fairness": ["fairness_report"],
     "fedbayes.questions.gain": ["federation_gain"],
     "fedbayes.questions.hypothesis": ["excludes", "probability_of_direction"],

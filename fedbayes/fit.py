@@ -12,15 +12,14 @@ import numpy as np
 from jax import Array
 
 import fedbayes.inference as inference
-from fedbayes.algorithm import Method, Update
-from fedbayes.computing import computing
+from fedbayes.contract.algorithm import Method, Update
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER, forming_cavities, in_sum
-from fedbayes.problem.explained import explaining
+from fedbayes.problem.data.explained import explaining
+from fedbayes.problem.duplicates import warn_of_twins
 from fedbayes.problem.problem import Problem, make_problem
-from fedbayes.problem.program import Model
+from fedbayes.problem.program.program import Model
 from fedbayes.problem.roster import Roster
-from fedbayes.problem.twins import warn_of_twins
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import fitted_by
 from fedbayes.results.presented import Presentation
@@ -30,6 +29,7 @@ from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Bar, Silent
+from fedbayes.runtime.precision import computing
 
 DEFAULT_METHOD = "ep"
 
@@ -139,7 +139,8 @@ def fit_federated(
     with computing():
         problem = problem_for(configured, model, clients, local, dtype)
         warn_of_twins(model, clients, problem.arrays, stacklevel=2)
-        programs = programs_for(configured, problem.roster, problem.programs, updates_after(configured, problem.roster))
+        after = updates_after(configured, problem.roster)
+        programs = programs_for(configured, problem.roster, problem.programs, after)
         for warning in programs.warnings:
             warnings.warn(warning, stacklevel=2)
         if programs.phases[-1].recording is not None and participation != 1.0:
@@ -197,7 +198,8 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     with computing():
         problem = problem_for(configured, model, clients, saved.shown.local, saved.dtype)
         check_same(folder, saved.about, about(problem.roster))
-        programs = programs_for(configured, problem.roster, problem.programs, updates_after(configured, problem.roster))
+        after = updates_after(configured, problem.roster)
+        programs = programs_for(configured, problem.roster, problem.programs, after)
         runner.connect(programs, problem, saved.key)
         run = Run(programs, problem.roster, runner, saved.key)
         current = state_file(folder, problem.description()).read(lambda phase: run.begin(phase, None), runner)

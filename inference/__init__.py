@@ -5,7 +5,7 @@ if __name__ != "fedbayes.inference":
 
 from collections.abc import Callable, Mapping
 
-from fedbayes.algorithm import Method
+from fedbayes.contract.algorithm import Method
 from fedbayes.inference.correlated.method import CorrelatedClients
 from fedbayes.inference.ep.method import EP
 from fedbayes.inference.fald.method import FALD

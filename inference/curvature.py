@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.inference.local.coordinates import Coordinates
+from fedbayes.inference.local.steps.coordinates import Coordinates
 from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import whitener
 

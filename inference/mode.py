@@ -15,18 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Method, Phase, Replies, Reply, Update, no_inputs
-from fedbayes.answer import REPLICATE, Diagnostic, GaussianAnswer
-from fedbayes.client_locals import FromCavity
+from fedbayes.contract.algorithm import Algorithm, Info, Method, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.answer import REPLICATE, Diagnostic, GaussianAnswer
+from fedbayes.contract.client_locals import FromCavity
+from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
+from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.marginal import integrate_locals
-from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.own_site import EVERYBODY, NEVER, Counted, Everybody, OwnSite, own_cavity, told_everybody
 from fedbayes.numerics.gaussian import Gaussian, eigenvectors, packed, symmetrised, unpacked, where, whitener
 from fedbayes.numerics.host import product_of
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 DIAGNOSTICS: Mapping[str, Diagnostic] = {
     "change": Diagnostic((REPLICATE,), "length of the Newton step, root mean square over the globals", "posterior sds"),
@@ -172,7 +172,7 @@ class Laplace(Method):
         return GaussianAnswer(posterior, FromCavity(told, posterior), run)
 
     def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
-        """See :class:`~fedbayes.algorithm.Method`."""
+        """See :class:`~fedbayes.contract.algorithm.Method`."""
         assert isinstance(private.site, OwnSite)  # noqa: S101
         return own_cavity(private.site, told)
 

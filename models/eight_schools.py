@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
 from fedbayes.models._random import generator
-from fedbayes.problem.split import local
+from fedbayes.problem.program.split import local
 
 SCHOOLS = ("A", "B", "C", "D", "E", "F", "G", "H")
 EFFECTS = (28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0)

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from fedbayes.models._hierarchical_linear_exact import exact_client_posterior, exact_posterior_mu, log_factor
 from fedbayes.models._random import generator, rows_of_each
-from fedbayes.problem.split import local
+from fedbayes.problem.program.split import local
 
 __all__ = [
     "YUE_MU",

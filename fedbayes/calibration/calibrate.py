@@ -8,17 +8,17 @@ import numpy as np
 from jax import Array
 from tqdm.auto import tqdm
 
-from fedbayes.algorithm import Method
 from fedbayes.calibration.fits import AtOnce, Fits, Fitter, OneByOne, Options, with_one_replicate
 from fedbayes.calibration.result import Calibration
 from fedbayes.calibration.rounds import why_not_at_once
 from fedbayes.calibration.simulators import Clients, Simulate, check_simulated, flat_truth
-from fedbayes.computing import computing
+from fedbayes.contract.algorithm import Method
 from fedbayes.errors import FederatedError
 from fedbayes.fit import DEFAULT_METHOD, check_arguments, method_of, problem_for
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program import Block, Model
+from fedbayes.problem.program.program import Block, Model
 from fedbayes.results.arviz import constrained
+from fedbayes.runtime.precision import computing
 
 _SIMULATED, _FITTED = 0, 1  # folded into the key
 

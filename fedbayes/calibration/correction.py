@@ -14,7 +14,7 @@ from fedbayes.correction.correct import Correction, LogDensities, correctable_pr
 from fedbayes.correction.recipe import Drawn
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.problem.prior import Prior
+from fedbayes.problem.program.prior import Prior
 from fedbayes.rounds.exchange import Heard
 
 Ask = Callable[[np.ndarray, int], Heard]  # draws (data set, n, d) to all clients, which answer with log-likelihoods

@@ -9,8 +9,8 @@ import numpy as np
 from fedbayes.calibration.simulators import Clients, check_same_shape
 from fedbayes.errors import ClientDataError
 from fedbayes.problem.buckets import Bucket
-from fedbayes.problem.clients import ClientArrays, prepare_like
-from fedbayes.problem.padding import pad
+from fedbayes.problem.data.padding import pad
+from fedbayes.problem.data.reading import ClientArrays, prepare_like
 from fedbayes.problem.problem import Problem
 
 DataSet = Sequence[ClientArrays]

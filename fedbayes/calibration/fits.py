@@ -9,24 +9,24 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Method
-from fedbayes.answer import Answer
 from fedbayes.calibration.correction import corrected_draws
 from fedbayes.calibration.data_sets import read_like_first, side_by_side
 from fedbayes.calibration.rounds import SimulatedRun, why_not_at_once
 from fedbayes.calibration.simulators import Clients
-from fedbayes.computing import computing
+from fedbayes.contract.algorithm import Method
+from fedbayes.contract.answer import Answer
 from fedbayes.errors import K_HAT_LIMIT, FederatedError, NotConvergedWarning, UnreliableWarning
 from fedbayes.fit import fit_federated, updates_after
-from fedbayes.keys import Purpose, key_for
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program import Model
+from fedbayes.problem.program.program import Model
 from fedbayes.results.fit import FederatedFit
 from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Silent
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 _WORK = 1 << 13  # rows times data sets of one compiled call, for whose draws a processor's cache has room
 

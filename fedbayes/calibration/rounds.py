@@ -4,13 +4,13 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Method, Phase
+from fedbayes.contract.algorithm import Method, Phase
+from fedbayes.contract.state import Record, RunState
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.exchange import Heard
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs
-from fedbayes.rounds.state import Record, RunState
 
 
 class SimulatedRun(Run):

@@ -9,14 +9,14 @@ import numpyro
 from jax import Array
 from numpyro.handlers import seed, substitute, trace
 
-from fedbayes.compiling import jit_quickly
-from fedbayes.computing import computing
 from fedbayes.errors import ClientDataError, ModelError
-from fedbayes.problem.clients import ClientArrays
-from fedbayes.problem.explained import explaining
+from fedbayes.problem.data.explained import explaining
+from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.problem import Problem, make_problem
-from fedbayes.problem.program import Block, Model, Program, Unobserved
-from fedbayes.problem.split import trace_sites
+from fedbayes.problem.program.program import Block, Model, Program, Unobserved
+from fedbayes.problem.program.split import trace_sites
+from fedbayes.runtime.compiling import jit_quickly
+from fedbayes.runtime.precision import computing
 
 Clients = Mapping[str, Mapping[str, Any]]
 Simulate = Callable[[Array], tuple[Clients, Mapping[str, Any]]]

@@ -26,13 +26,13 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import COORDINATE, Answer
+from fedbayes.contract.answer import COORDINATE, Answer
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.recipe import Counts, Drawn, draw
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments, log_joint, whiteners
-from fedbayes.problem.prior import Prior
+from fedbayes.problem.program.prior import Prior
 from fedbayes.rounds.exchange import Heard
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array
 from scipy.special import logsumexp
 
-from fedbayes.compiling import jit_cheaply
 from fedbayes.correction.correct import Ask, LogDensities, pool_of
 from fedbayes.correction.pool import SHARE, Pool, largest_share, trusted
 from fedbayes.correction.proposal import Law, Proposal
@@ -23,6 +22,7 @@ from fedbayes.correction.recipe import Counts, draw
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments, log_integrals
 from fedbayes.numerics.importance import pareto_smooth
+from fedbayes.runtime.compiling import jit_cheaply
 
 _DRAWS = 400  # of each client's cavity, all chains together, at least
 _WIDER, _TAILS = 1.1, 5.0  # scale and degrees of freedom of the cavities' draws

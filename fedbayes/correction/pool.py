@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
-from fedbayes.compiling import jit_cheaply
 from fedbayes.correction.proposal import Proposal, systematic
 from fedbayes.correction.recipe import Recipe
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.importance import pareto_smooth
+from fedbayes.runtime.compiling import jit_cheaply
 
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
 SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter

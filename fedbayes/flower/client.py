@@ -9,13 +9,13 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from fedbayes.flower.caller import Caller
 from fedbayes.flower.codes import NoAnswer, SiteFailure
 from fedbayes.flower.messages import ACTION, pack, unpack
+from fedbayes.flower.node.caller import Caller
+from fedbayes.flower.node.source import fingerprint, locate
+from fedbayes.flower.node.state import StateFolder
 from fedbayes.flower.programs import parts
-from fedbayes.flower.source import fingerprint, locate
-from fedbayes.flower.state import StateFolder
-from fedbayes.network.naming import Config
+from fedbayes.network.client.naming import Config
 
 logger = logging.getLogger(__name__)
 

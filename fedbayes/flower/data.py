@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedbayes.errors import ClientDataError
-from fedbayes.network.naming import Config
+from fedbayes.network.client.naming import Config
 
 Wanted = Mapping[str, str | Sequence[str]]
 Arrays = dict[str, np.ndarray]

@@ -61,7 +61,7 @@ def server_app(
         import jax
 
         from fedbayes.network.fit import fit_over
-        from fedbayes.network.remote import Patience
+        from fedbayes.network.server.remote import Patience
         from fedbayes.network.study import Study
 
         settings = Settings.of(context.run_config)

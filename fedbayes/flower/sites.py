@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbayes.errors import ClientDataError, FederatedError
-from fedbayes.network.naming import Config, site_folder, site_name
+from fedbayes.network.client.naming import Config, site_folder, site_name
 
 if TYPE_CHECKING:
     from fedbayes.network.site import Site

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedbayes.problem.clients import ClientArrays
-from fedbayes.problem.local_latents import LocalLatents
-from fedbayes.problem.prior import Prior
-from fedbayes.problem.program import Block
+from fedbayes.problem.data.reading import ClientArrays
+from fedbayes.problem.program.local_latents import LocalLatents
+from fedbayes.problem.program.prior import Prior
+from fedbayes.problem.program.program import Block
 from fedbayes.problem.roster import Roster
 
 
@@ -88,7 +88,7 @@ class Joined:
     row_arguments
         The arguments whose leading axis does.
     independent
-        See :attr:`fedbayes.problem.clients.Client.independent`.
+        See :attr:`fedbayes.problem.client.Client.independent`.
     """
 
     row_axes: dict[str, int] | None

@@ -6,18 +6,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedbayes.client_locals import at_site, kind_of
-from fedbayes.computing import computing
+from fedbayes.contract.client_locals import at_site, kind_of
 from fedbayes.errors import FederatedError
-from fedbayes.keys import Purpose, key_for
 from fedbayes.network.draws import by_recipe
 from fedbayes.network.messages import Message, unpack
-from fedbayes.network.remote import Tell
+from fedbayes.network.server.remote import Tell
 from fedbayes.network.site import Session, Site
 from fedbayes.results.corrected import recipes, theta
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.presented import Presentation, presented_client
 from fedbayes.rounds.wire import arrays_of
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 
 def telling(fitted: Fitted) -> Tell:
@@ -70,26 +70,26 @@ def client_posterior(site: Site) -> Any:
 
 
 class _Here:
-    """The client at its own site, as :class:`~fedbayes.client_locals.AtClient`."""
+    """The client at its own site, as :class:`~fedbayes.contract.locals_from.AtClient`."""
 
     def __init__(self, session: Session, message: Message) -> None:
         self._session, self._message = session, message
 
     @property
     def update(self) -> str:
-        """See :class:`~fedbayes.client_locals.AtClient`."""
+        """See :class:`~fedbayes.contract.locals_from.AtClient`."""
         return str(self._message.header["update"])
 
     def reply(self, update: str, shared: Any) -> Any:
-        """See :class:`~fedbayes.client_locals.AtClient`."""
+        """See :class:`~fedbayes.contract.locals_from.AtClient`."""
         return self._session.own_reply(self._message, update)
 
     def private(self) -> Any:
-        """See :class:`~fedbayes.client_locals.AtClient`."""
+        """See :class:`~fedbayes.contract.locals_from.AtClient`."""
         return self._session.last_private(self._message)
 
     def recorded(self, num: int) -> np.ndarray:
-        """See :class:`~fedbayes.client_locals.AtClient`.
+        """See :class:`~fedbayes.contract.locals_from.AtClient`.
 
         Raises
         ------

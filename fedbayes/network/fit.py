@@ -14,18 +14,16 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.computing import computing
 from fedbayes.errors import FederatedError
-from fedbayes.files import replace_file
 from fedbayes.fit import check_arguments, updates_after, warn_of_trouble
 from fedbayes.network.charter import Hello, Joined, Seat
 from fedbayes.network.conclusion import telling
-from fedbayes.network.described import Described, described_problem, seats
 from fedbayes.network.messages import Refusal, pack, unpack
-from fedbayes.network.register import Register
-from fedbayes.network.remote import Patience, Remote
+from fedbayes.network.server.described import Described, described_problem, seats
+from fedbayes.network.server.register import Register
+from fedbayes.network.server.remote import Patience, Remote
+from fedbayes.network.server.terminal import Terminal
 from fedbayes.network.study import Study
-from fedbayes.network.terminal import Terminal
 from fedbayes.network.transport import Address, Failure, Transport
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import fitted_by
@@ -35,6 +33,8 @@ from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Progress, Silent
+from fedbayes.runtime.files import replace_file
+from fedbayes.runtime.precision import computing
 
 log = logging.getLogger(__name__)
 

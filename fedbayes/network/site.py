@@ -9,23 +9,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedbayes.computing import computing
 from fedbayes.correction.recipe import OtherDraws
 from fedbayes.errors import ClientDataError, FederatedError, ModelError
 from fedbayes.fit import updates_after
-from fedbayes.network.alone import Alone, after_template, told_template
 from fedbayes.network.charter import Hello, Seat, read_roster
+from fedbayes.network.client.alone import Alone, after_template, told_template
+from fedbayes.network.client.naming import Config, site_folder, site_name
+from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
+from fedbayes.network.client.vault import RunVault, Vault
 from fedbayes.network.draws import with_draws
 from fedbayes.network.messages import Message, Refusal, Refused, pack, unpack
-from fedbayes.network.naming import Config, site_folder, site_name
-from fedbayes.network.reading import OwnProblem, digest_of, own_problem, read_own
 from fedbayes.network.study import Study
-from fedbayes.network.vault import RunVault, Vault
-from fedbayes.problem.clients import ClientArrays
+from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.problem import Problem
 from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.programs import Programs, programs_for
 from fedbayes.rounds.wire import arrays_of, encode, from_arrays
+from fedbayes.runtime.precision import computing
 
 LoadData = Callable[[Config], Mapping[str, Any]]
 log = logging.getLogger(__name__)

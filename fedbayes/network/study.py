@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.algorithm import Method
+from fedbayes.contract.algorithm import Method
 from fedbayes.fit import DEFAULT_METHOD, method_of
 from fedbayes.problem.problem import Options
-from fedbayes.problem.program import Model
-from fedbayes.sources import described
+from fedbayes.problem.program.program import Model
+from fedbayes.rounds.description import described
 
 _LINES = 40  # of a difference that are shown
 

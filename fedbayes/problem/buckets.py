@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.problem.clients import Client, ClientArrays
-from fedbayes.problem.padding import num_rows, pad
-from fedbayes.problem.program import Program
+from fedbayes.problem.client import Client
+from fedbayes.problem.data.padding import num_rows, pad
+from fedbayes.problem.data.reading import ClientArrays
+from fedbayes.problem.program.program import Program
 
 
 @dataclass(frozen=True)

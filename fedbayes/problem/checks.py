@@ -11,14 +11,15 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import constraints
 
-from fedbayes.compiling import jit_cheaply
 from fedbayes.errors import ClientDataError, ModelError
-from fedbayes.kept import Kept
 from fedbayes.problem.buckets import Bucket
-from fedbayes.problem.clients import Client, ClientArrays
-from fedbayes.problem.padding import pad
-from fedbayes.problem.program import Arrays, Outcome, Program
-from fedbayes.problem.tracing import Traced, last_trace
+from fedbayes.problem.client import Client
+from fedbayes.problem.data.padding import pad
+from fedbayes.problem.data.reading import ClientArrays
+from fedbayes.problem.program.program import Arrays, Outcome, Program
+from fedbayes.problem.program.tracing import Traced, last_trace
+from fedbayes.runtime.compiling import jit_cheaply
+from fedbayes.runtime.lru import Kept
 
 _MANY = 8  # clients that a check of the program looks at
 

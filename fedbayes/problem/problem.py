@@ -12,20 +12,21 @@ import numpy as np
 from jax import Array
 
 from fedbayes.errors import ModelError
-from fedbayes.kept import Kept
 from fedbayes.problem import checks
 from fedbayes.problem.buckets import Bucket, make_bucket
-from fedbayes.problem.clients import Client, ClientArrays, prepare_clients
-from fedbayes.problem.concrete import mixes_precisions, needs_value, precision_refusal, refusal, with_sizes
-from fedbayes.problem.local_latents import LocalLatents, local_latents
-from fedbayes.problem.padding import bucket_lengths, num_rows, pad, row_arguments
-from fedbayes.problem.prior import Prior, make_prior
-from fedbayes.problem.prior_terms import with_prior_terms
-from fedbayes.problem.program import Block, Model, Program
+from fedbayes.problem.client import Client
+from fedbayes.problem.data.padding import bucket_lengths, num_rows, pad, row_arguments
+from fedbayes.problem.data.reading import ClientArrays, prepare_clients
+from fedbayes.problem.program.concrete import mixes_precisions, needs_value, precision_refusal, refusal, with_sizes
+from fedbayes.problem.program.local_latents import LocalLatents, local_latents
+from fedbayes.problem.program.prior import Prior, make_prior
+from fedbayes.problem.program.prior_terms import with_prior_terms
+from fedbayes.problem.program.program import Block, Model, Program
+from fedbayes.problem.program.same_model import model_key
+from fedbayes.problem.program.split import split, trace_sites
+from fedbayes.problem.program.tracing import Traced, traced
 from fedbayes.problem.roster import Roster
-from fedbayes.problem.same_model import model_key
-from fedbayes.problem.split import split, trace_sites
-from fedbayes.problem.tracing import Traced, traced
+from fedbayes.runtime.lru import Kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,9 +168,9 @@ def make_problem(
     Raises
     ------
     ClientDataError
-        See :func:`~fedbayes.problem.clients.prepare_clients` and :mod:`fedbayes.problem.checks`.
+        See :func:`~fedbayes.problem.data.reading.prepare_clients` and :mod:`fedbayes.problem.checks`.
     ModelError
-        See :func:`~fedbayes.problem.split.split` and :mod:`fedbayes.problem.checks`.
+        See :func:`~fedbayes.problem.program.split.split` and :mod:`fedbayes.problem.checks`.
     """
     if isinstance(local, str):
         raise TypeError(

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedbayes.problem.local_latents import LocalLatents
-from fedbayes.problem.prior import Prior
-from fedbayes.problem.program import Block
+from fedbayes.problem.program.local_latents import LocalLatents
+from fedbayes.problem.program.prior import Prior
+from fedbayes.problem.program.program import Block
 
 
 class Roster(NamedTuple):

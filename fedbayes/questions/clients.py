@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.answer import shortened
-from fedbayes.client_locals import Question, check
-from fedbayes.computing import computing
-from fedbayes.problem.program import Program
+from fedbayes.contract.answer import shortened
+from fedbayes.contract.locals_from import Question, check
+from fedbayes.problem.program.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.conditional import Rows, rows_of, rows_of_newcomer
 from fedbayes.results.corrected import correction, theta
@@ -20,6 +19,7 @@ from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.personal import like_first, newcomer
 from fedbayes.results.posterior import idata
 from fedbayes.results.presented import presented_client
+from fedbayes.runtime.precision import computing
 
 Client = str | Mapping[str, Any]  # a client of the fit by its name, or the arguments of one that was no part of it
 

@@ -27,13 +27,13 @@ import jax
 import numpy as np
 from scipy import stats
 
-from fedbayes.answer import CLIENT, COORDINATE, shortened
-from fedbayes.computing import computing
+from fedbayes.contract.answer import CLIENT, COORDINATE, shortened
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import whiteners
 from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.roster import Roster
 from fedbayes.results.fitted import Fitted
+from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
     import xarray as xr

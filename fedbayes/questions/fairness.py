@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.problem.groups import Groups, partition
+from fedbayes.problem.data.groups import Groups, partition
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.predictive import check_held_out, flat_densities
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from fedbayes.errors import FederatedError, NotConvergedWarning
 from fedbayes.fit import fit_federated
-from fedbayes.keys import Purpose, key_for
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.predictive import check_held_out, flat_densities
+from fedbayes.runtime.keys import Purpose, key_for
 
 if TYPE_CHECKING:
     import xarray as xr

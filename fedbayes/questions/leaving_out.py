@@ -10,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import shortened
-from fedbayes.compiling import jit_cheaply
-from fedbayes.computing import computing
+from fedbayes.contract.answer import shortened
 from fedbayes.correction.left_out import by_normalisers, cavity_pool, left_out
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.keys import Purpose, key_for
 from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.questions.clients import latents
 from fedbayes.results.arviz import CLIENTS
@@ -23,6 +20,9 @@ from fedbayes.results.corrected import single_correction, single_log_likelihood
 from fedbayes.results.fitted import Fitted, once
 from fedbayes.results.posterior import single_idata
 from fedbayes.results.predictive import log_densities_of_draws
+from fedbayes.runtime.compiling import jit_cheaply
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from fedbayes.computing import computing
-from fedbayes.keys import Purpose, fingerprint, key_for
-from fedbayes.problem.program import Program
+from fedbayes.problem.program.program import Program
 from fedbayes.questions.clients import Client, latents, own_rows
 from fedbayes.results import arviz
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.personal import like_first
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
+from fedbayes.runtime.keys import Purpose, fingerprint, key_for
+from fedbayes.runtime.precision import computing
 
 
 def predict(fitted: Fitted, /, client: Client | None = None, *, key: Array | None = None, **arguments: Any) -> Any:

@@ -15,16 +15,16 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import shortened
-from fedbayes.client_locals import Question, check
-from fedbayes.computing import computing
-from fedbayes.keys import Purpose, key_for
+from fedbayes.contract.answer import shortened
+from fedbayes.contract.locals_from import Question, check
 from fedbayes.questions.replicates import Replicates, observed_outcomes, observed_rows, replicates
 from fedbayes.results import arviz
 from fedbayes.results.arviz import CLIENTS
 from fedbayes.results.corrected import theta
 from fedbayes.results.fitted import Fitted
 from fedbayes.results.predictive import predictive_draws
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -9,9 +9,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
-from fedbayes.computing import computing
-from fedbayes.keys import Purpose, key_for
-from fedbayes.problem.program import Arrays, Program
+from fedbayes.problem.program.program import Arrays, Program
 from fedbayes.questions.clients import own_rows, posterior_for
 from fedbayes.results import arviz
 from fedbayes.results.conditional import Rows
@@ -19,6 +17,8 @@ from fedbayes.results.corrected import theta
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.posterior import idata
 from fedbayes.results.predictive import predictive_draws
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 _AT_MOST = 100  # replicates of a chain by default
 

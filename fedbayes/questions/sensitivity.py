@@ -18,18 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.client_locals import Question, check
-from fedbayes.compiling import jit_cheaply
-from fedbayes.computing import computing
-from fedbayes.kept import Kept
+from fedbayes.contract.locals_from import Question, check
 from fedbayes.numerics.importance import pareto_smooth
-from fedbayes.problem.program import Arrays, Program
+from fedbayes.problem.program.program import Arrays, Program
 from fedbayes.questions.hypothesis import SAMPLES
 from fedbayes.results import arviz
 from fedbayes.results.arviz import CLIENTS
 from fedbayes.results.corrected import log_likelihood, single_log_likelihood, theta
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.posterior import idata
+from fedbayes.runtime.compiling import jit_cheaply
+from fedbayes.runtime.lru import Kept
+from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
     import xarray as xr

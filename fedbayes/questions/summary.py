@@ -1,7 +1,7 @@
 """What a fit says of itself in words: what is wrong with it, and its ``repr``."""
 
-from fedbayes.answer import shortened
-from fedbayes.client_locals import Question
+from fedbayes.contract.answer import shortened
+from fedbayes.contract.locals_from import Question
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.questions.conflict import conflict, disagreeing
 from fedbayes.results.corrected import check_is_due, checked

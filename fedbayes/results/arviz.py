@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.compiling import jit_quickly
-from fedbayes.kept import Kept
 from fedbayes.problem.checks import perturbed
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program import Arrays, Program
-from fedbayes.problem.split import trace_sites
+from fedbayes.problem.program.program import Arrays, Program
+from fedbayes.problem.program.split import trace_sites
+from fedbayes.runtime.compiling import jit_quickly
+from fedbayes.runtime.lru import Kept
 
 Groups = Mapping[str, Mapping[str, np.ndarray]]
 

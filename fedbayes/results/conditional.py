@@ -9,13 +9,13 @@ import numpy as np
 from jax import Array
 from numpyro.handlers import seed, substitute, trace
 
-from fedbayes.kept import Kept
-from fedbayes.problem.clients import ClientArrays
-from fedbayes.problem.padding import num_rows, pad
+from fedbayes.problem.data.padding import num_rows, pad
+from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program import Program, Unobserved
-from fedbayes.problem.row_process import Given, OfRows, RowProcess
-from fedbayes.problem.tracing import digest_of
+from fedbayes.problem.program.program import Program, Unobserved
+from fedbayes.problem.program.row_process import Given, OfRows, RowProcess
+from fedbayes.problem.program.tracing import digest_of
+from fedbayes.runtime.lru import Kept
 
 _COMPILED: Kept[Any] = Kept(32)
 _ROWS = 64  # a newcomer's rows are padded to a multiple of this, so that newcomers share a program

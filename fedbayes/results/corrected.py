@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes.computing import computing
 from fedbayes.correction.correct import Correction, correct, correctable, correctable_precision, keyed_draws
 from fedbayes.correction.recipe import Drawn, Recipe
-from fedbayes.keys import Purpose, key_for
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.results.checked import Checked
 from fedbayes.results.fitted import Fitted, once, was_asked
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.client_locals import Question, check
-from fedbayes.computing import computing
+from fedbayes.contract.locals_from import Question, check
 from fedbayes.correction.exact import ExactChains, exact_chains
 from fedbayes.errors import UnreliableWarning
-from fedbayes.keys import Purpose, key_for
 from fedbayes.results.corrected import weighed
 from fedbayes.results.fitted import Fitted
 from fedbayes.results.posterior import of_globals
 from fedbayes.rounds.progress import Bar, Silent
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 
 def exact(fitted: Fitted, num_draws: int | None = None, *, max_exchanges: int = 10, progress: bool = True) -> Any:

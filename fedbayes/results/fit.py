@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
-from fedbayes.algorithm import Method
+from fedbayes.contract.algorithm import Method
 from fedbayes.correction.correct import Correction
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.low_rank import LowRankGaussian

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Method
-from fedbayes.answer import Answer, Verdict
-from fedbayes.client_locals import no_matrix
-from fedbayes.computing import computing
+from fedbayes.contract.algorithm import Method
+from fedbayes.contract.answer import Answer, Verdict
+from fedbayes.contract.client_locals import no_matrix
+from fedbayes.contract.state import RunState
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments
 from fedbayes.numerics.low_rank import LowRankGaussian
@@ -31,7 +31,7 @@ from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved import SavedPosterior
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.programs import Programs
-from fedbayes.rounds.state import RunState
+from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
     import xarray as xr

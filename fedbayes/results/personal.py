@@ -7,24 +7,25 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import Answer
-from fedbayes.client_locals import Personal, sampled
+from fedbayes.contract.answer import Answer
+from fedbayes.contract.client_locals import sampled
+from fedbayes.contract.locals_from import Personal
+from fedbayes.contract.state import RunState
 from fedbayes.correction.correct import Correction
 from fedbayes.correction.recipe import Drawn, Recipe
-from fedbayes.kept import Kept
-from fedbayes.keys import Purpose, fingerprint, key_for
 from fedbayes.numerics.gaussian import Gaussian, unpacked
 from fedbayes.numerics.host import gaussian_moments
 from fedbayes.problem.checks import same_globals
-from fedbayes.problem.clients import ClientArrays, prepare_like
-from fedbayes.problem.explained import explaining
+from fedbayes.problem.data.explained import explaining
+from fedbayes.problem.data.reading import ClientArrays, prepare_like
 from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.results.rounds import Communication
 from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Batched, Executor
 from fedbayes.rounds.memory import memory_explained
 from fedbayes.rounds.programs import Programs
-from fedbayes.rounds.state import RunState
+from fedbayes.runtime.keys import Purpose, fingerprint, key_for
+from fedbayes.runtime.lru import Kept
 
 _KEPT = 64  # clients whose draws are kept
 
@@ -140,26 +141,26 @@ class Clients:
 
 
 class _Client:
-    """One of the clients, as :class:`~fedbayes.client_locals.AtClient`."""
+    """One of the clients, as :class:`~fedbayes.contract.locals_from.AtClient`."""
 
     def __init__(self, clients: Clients, place: int) -> None:
         self._clients, self._place = clients, place
 
     @property
     def update(self) -> str:
-        """See :class:`~fedbayes.client_locals.AtClient`."""
+        """See :class:`~fedbayes.contract.locals_from.AtClient`."""
         return self._clients._run.updates[self._place]
 
     def reply(self, update: str, shared: Any) -> Any:
-        """See :class:`~fedbayes.client_locals.AtClient`."""
+        """See :class:`~fedbayes.contract.locals_from.AtClient`."""
         return _of(self._place, self._clients._ask(update, shared, np.asarray([self._place])))
 
     def private(self) -> Any:
-        """See :class:`~fedbayes.client_locals.AtClient`."""
+        """See :class:`~fedbayes.contract.locals_from.AtClient`."""
         return self._clients._executor.private(self._place)
 
     def recorded(self, num: int) -> np.ndarray:
-        """See :class:`~fedbayes.client_locals.AtClient`."""
+        """See :class:`~fedbayes.contract.locals_from.AtClient`."""
         return self._clients._executor.recorded(self._place)[-num:]
 
 

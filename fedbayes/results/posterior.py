@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedbayes.computing import computing
 from fedbayes.numerics.host import log_joint
 from fedbayes.results import arviz, corrected
 from fedbayes.results.fitted import Fitted, attrs, cost_of_posterior, once, rounds
 from fedbayes.results.presented import presented
 from fedbayes.results.saved import Saved, about, check_savable, write_fit
+from fedbayes.runtime.precision import computing
 
 
 @once

@@ -14,13 +14,13 @@ from jax.scipy.special import logsumexp
 from numpyro.handlers import seed, substitute, trace
 
 from fedbayes.errors import ClientDataError
-from fedbayes.kept import Kept
-from fedbayes.problem.clients import prepare_like
+from fedbayes.problem.data.reading import prepare_like
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program import Model, Program, Unobserved
-from fedbayes.problem.split import trace_sites
-from fedbayes.problem.tracing import digest_of
+from fedbayes.problem.program.program import Model, Program, Unobserved
+from fedbayes.problem.program.split import trace_sites
+from fedbayes.problem.program.tracing import digest_of
 from fedbayes.results.conditional import Rows, conditional_draws, conditional_log_densities
+from fedbayes.runtime.lru import Kept
 
 _PREDICTORS: Kept[Any] = Kept(32)
 _AT_ONCE = 64  # draws whose probabilities are computed side by side

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import Array
 
-from fedbayes.client_locals import Personal
-from fedbayes.computing import computing
-from fedbayes.keys import Purpose, key_for
+from fedbayes.contract.locals_from import Personal
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program import Program
+from fedbayes.problem.program.program import Program
 from fedbayes.results import arviz
 from fedbayes.results.conditional import integrated_draws, rows_of
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.precision import computing
 
 
 class Presentation(NamedTuple):

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
+from fedbayes.contract.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
+from fedbayes.contract.state import Record
 from fedbayes.errors import ResultCode, usable
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import Record
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Method
-from fedbayes.answer import shortened
+from fedbayes.contract.algorithm import Method
+from fedbayes.contract.answer import shortened
+from fedbayes.contract.state import RunState
 from fedbayes.problem.roster import Roster
 from fedbayes.results.arviz import from_netcdf
 from fedbayes.results.checked import Checked
@@ -20,7 +21,6 @@ from fedbayes.results.presented import Presentation
 from fedbayes.results.rounds import Communication
 from fedbayes.rounds.checkpoint import Advice, Checkpoint, fingerprint
 from fedbayes.rounds.executors import Executor
-from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Info, Key, Phase, Private, Recording, Replies, Reply, State, Update
-from fedbayes.compiling import num_bytes
+from fedbayes.contract.algorithm import Info, Key, Phase, Private, Recording, Replies, Reply, State, Update
 from fedbayes.errors import usable
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.rounds.exchange import sum_of_used
 from fedbayes.rounds.programs import client_key
+from fedbayes.runtime.compiling import num_bytes
 
 _BLOCKS = 50  # of a run: after each, progress, checkpoint and diagnostics
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedbayes.files import replace_file
+from fedbayes.contract.state import Record, RunState
+from fedbayes.rounds.description import described, without_places
 from fedbayes.rounds.executors import Executor
-from fedbayes.rounds.state import Record, RunState
 from fedbayes.rounds.wire import arrays_of, decode, encode
-from fedbayes.sources import described, without_places
+from fedbayes.runtime.files import replace_file
 
 _META = {"fingerprint", "phase", "rounds_in_phase", "updates", "converged", "num_records"}
 _CONTENT = {"meta", "settled", "state", "private", "history", "draws"}

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Key, Personal, Replies, Reply, Shared, Teams
-from fedbayes.compiling import num_bytes
+from fedbayes.contract.algorithm import Key, Personal, Replies, Reply, Shared, Teams
 from fedbayes.errors import ResultCode, usable
+from fedbayes.runtime.compiling import num_bytes
 
 
 class Round(NamedTuple):
@@ -64,7 +64,7 @@ class Heard(NamedTuple):
 
 
 def told(shared: Shared, places: Array | np.ndarray) -> Shared:
-    """What some clients are told by :class:`~fedbayes.algorithm.Teams`, along a leading axis of these clients."""
+    """What some clients are told by :class:`~fedbayes.contract.algorithm.Teams`, along a leading axis of clients."""
     team = jnp.asarray(shared.team)[:, places]
     pick = jax.vmap(lambda parts, which: parts[which], out_axes=1)  # over the replicates
     return jax.tree.map(lambda leaf: pick(jnp.asarray(leaf), team), shared.shared)

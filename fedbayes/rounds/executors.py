@@ -16,15 +16,15 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from fedbayes.algorithm import Key, Personal, Private, Reply, Shared, State, Teams, Update
-from fedbayes.compiling import jit_quickly
+from fedbayes.contract.algorithm import Key, Personal, Private, Reply, Shared, State, Teams, Update
 from fedbayes.errors import usable
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.problem import Problem, naming
 from fedbayes.rounds.chains import fused_block
 from fedbayes.rounds.exchange import Collected, Heard, Round, sum_of_used, sums_by_team, told
 from fedbayes.rounds.programs import Programs, client_key, client_secrets
 from fedbayes.rounds.wire import arrays_of, decode, encode
+from fedbayes.runtime.compiling import jit_quickly
 
 # Rows of one compiled call: with some hundred draws each, the working set stays in a processor's cache, or fills an
 # accelerator without filling its memory.

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import CONTROL, Phase, Recording, everybody
+from fedbayes.contract.algorithm import CONTROL, Phase, Recording, everybody
+from fedbayes.contract.state import Record, RunState
 from fedbayes.errors import FederatedError, ResultCode
-from fedbayes.keys import Purpose, key_for
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.chains import Pace, pace, summary
 from fedbayes.rounds.checkpoint import Checkpoint
@@ -19,7 +19,7 @@ from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.memory import memory_explained
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Progress
-from fedbayes.rounds.state import Record, RunState
+from fedbayes.runtime.keys import Purpose, key_for
 
 Participation = float | Callable[[int, Array], np.ndarray]
 

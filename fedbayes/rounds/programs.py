@@ -13,12 +13,13 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Key, Method, Phase, Update, replicated, replicated_update
-from fedbayes.compiling import CHEAPLY, jit_by_size, jit_cheaply
-from fedbayes.kept import Kept
-from fedbayes.keys import Purpose, key_for
-from fedbayes.problem.program import Program
+from fedbayes.contract.algorithm import Key, Method, Phase, Update
+from fedbayes.problem.program.program import Program
 from fedbayes.problem.roster import Roster
+from fedbayes.rounds.replicates import replicated, replicated_update
+from fedbayes.runtime.compiling import CHEAPLY, jit_by_size, jit_cheaply
+from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.lru import Kept
 
 T = TypeVar("T")
 

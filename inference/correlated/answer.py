@@ -8,19 +8,19 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
-from fedbayes.client_locals import FromServer
+from fedbayes.contract.answer import CLIENT, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
+from fedbayes.contract.client_locals import FromServer
+from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.client import Told
 from fedbayes.inference.correlated.gibbs import Draws, first_position, long_chain, turned
 from fedbayes.inference.correlated.options import Layout, Options, by_client
 from fedbayes.inference.correlated.server import State, chain_key, convex
-from fedbayes.kept import Kept
 from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.numerics.gaussian import Gaussian, packed
 from fedbayes.numerics.host import normal_from_moments
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
+from fedbayes.runtime.lru import Kept
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -105,7 +105,7 @@ class BayesAnswer:
         return _MOST_NUMBERS // (self._config.num_chains * self._layout.num_clients**2) >= _FEW_DRAWS
 
     def draws(self, key: Array, num: int) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`; fewer than ``num`` where Omega's draws would fill the memory."""
+        """See :class:`~fedbayes.contract.answer.Answer`; fewer than ``num`` where Omega would fill the memory."""
         most = _MOST_NUMBERS // (self._config.num_chains * self._layout.num_clients**2)
         self._shown = min(num, most) if self._with_omega else num
         return self._drawn().phi
@@ -123,7 +123,7 @@ class BayesAnswer:
 
     @property
     def locals_from(self) -> FromServer:
-        """See :class:`~fedbayes.answer.Answer`."""
+        """See :class:`~fedbayes.contract.answer.Answer`."""
         drawn, state = self._drawn(), self._run.state
         sites = packed(jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), state.sites))
         told = Told(np.moveaxis(drawn.theta, 2, 0), sites)
@@ -141,7 +141,7 @@ class BayesAnswer:
         return {"lp": log_likelihood.sum(axis=-1)}
 
     def log_evidence(self) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`: the chains give none."""
+        """See :class:`~fedbayes.contract.answer.Answer`: the chains give none."""
         return np.full(self._config.num_chains, np.nan)
 
     @cached_property

@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Reply, Update
+from fedbayes.contract.algorithm import Reply, Update
 from fedbayes.errors import K_HAT_LIMIT, ResultCode
 from fedbayes.inference.correlated.options import Layout
 from fedbayes.inference.ep.client import matched
 from fedbayes.inference.local.after import Personal
-from fedbayes.inference.local.conditional import find_conditional
+from fedbayes.inference.local.density.conditional import find_conditional
+from fedbayes.inference.local.density.tilted import Tilted, Warm, cold_chains, cold_start
 from fedbayes.inference.local.solvers import Solver
-from fedbayes.inference.local.tilted import Tilted, Warm, cold_chains, cold_start
 from fedbayes.numerics.gaussian import LOG_2PI, STRUCTURE, Gaussian, packed, unpacked
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 
 _LOCAL_DRAWS = 32  # that integrate out the other locals at each draw
 _NEWTON = 12  # steps to their mode

@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbayes.algorithm import Algorithm, Method, Phase, Update, keep
-from fedbayes.answer import Diagnostic
+from fedbayes.contract.algorithm import Algorithm, Method, Phase, Update, keep
+from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.answer import DIAGNOSTICS, BayesAnswer
 from fedbayes.inference.correlated.client import after, begin, update
 from fedbayes.inference.correlated.options import Layout, Options, layout_of
 from fedbayes.inference.correlated.server import aggregate, broadcast, init
 from fedbayes.inference.local import solvers
-from fedbayes.inference.local.moments import score_regression
+from fedbayes.inference.local.density.moments import score_regression
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedbayes.answer import shortened
+from fedbayes.contract.answer import shortened
 from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.inference.options import HUGE, TINY, check_choices, check_ranges, check_whole
 from fedbayes.problem.roster import Roster

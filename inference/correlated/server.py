@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Info, Replies
+from fedbayes.contract.algorithm import Info, Replies
 from fedbayes.inference.correlated.client import Own, Shared, SiteMessage
 from fedbayes.inference.correlated.gibbs import Moments, first_position, short_chain, turned
 from fedbayes.inference.correlated.options import Layout
-from fedbayes.inference.local.moments import score_regression
+from fedbayes.inference.local.density.moments import score_regression
+from fedbayes.inference.local.density.tilted import Tilted, cold_chains
 from fedbayes.inference.local.solvers import importance
-from fedbayes.inference.local.tilted import Tilted, cold_chains
 from fedbayes.numerics.gaussian import (
     Gaussian,
     eigenvectors,
@@ -25,7 +25,7 @@ from fedbayes.numerics.gaussian import (
     where,
     whitener,
 )
-from fedbayes.problem.prior import Prior
+from fedbayes.problem.program.prior import Prior
 
 _WIDE = 0.01  # precision of what is not known yet
 _LEAST = 1e-3  # share of its posterior's precision that a client is told by the others, in any direction

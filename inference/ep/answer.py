@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer
-from fedbayes.client_locals import FromCavity
+from fedbayes.contract.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer
+from fedbayes.contract.client_locals import FromCavity
+from fedbayes.contract.state import Record, RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import HOPELESS, EPState, posterior_of
 from fedbayes.inference.own_site import told_everybody
-from fedbayes.rounds.state import Record, RunState
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -106,7 +106,7 @@ class EPAnswer(GaussianAnswer):
         return [*([at_noise] if noisy else []), *super()._remarks(rounds)]
 
     def _advice(self, last: "xr.Dataset") -> list[str]:
-        """See :class:`~fedbayes.answer.GaussianAnswer`."""
+        """See :class:`~fedbayes.contract.answer.GaussianAnswer`."""
         change, noise = float(last["change"].max()), float(last["monte_carlo_noise"].max())
         if np.any(last["code"] == ResultCode.LOST):
             return ["A client keeps its site between rounds: give it a folder that stays (`state-dir` of its node)."]

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Info, Reply
+from fedbayes.contract.algorithm import Info, Reply
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import smallest_eigenvalue
+from fedbayes.inference.local.density.tilted import Tilted, Warm, laplace_evidence, site_of_gaussian
 from fedbayes.inference.local.solvers import Solver
-from fedbayes.inference.local.tilted import Tilted, Warm, laplace_evidence, site_of_gaussian
 from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, packed, unpacked, where, whitener
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 
 _IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
 
@@ -109,7 +109,7 @@ class Matched(NamedTuple):
     Attributes
     ----------
     site
-        With its scale, see :func:`~fedbayes.inference.local.tilted.with_evidence`.
+        With its scale, see :func:`~fedbayes.inference.local.density.tilted.with_evidence`.
     white
         Whitener of cavity times site, shape ``(d, d)``.
     noise
@@ -196,7 +196,7 @@ def local_update(
     most_noise
         The client's share of the noise that is aimed at, from which its reply is called noisy.
     shared, told, own, client, inputs
-        See :class:`~fedbayes.algorithm.Update`.
+        See :class:`~fedbayes.contract.algorithm.Update`.
     """
     kept, lost = own.site.settled(told.counted)
     site, everybody = kept.at(told.counted), unpacked(shared.global_)
@@ -225,9 +225,9 @@ def _scaled(
 ) -> tuple[Gaussian, Array, Array, Array]:
     """The site with its scale, the whitener of cavity times site, the client's influence, and if the cavity is proper.
 
-    The scale is that of :func:`~fedbayes.inference.local.tilted.with_evidence`. The influence is how far the client
-    moves everybody else's mean, in the cavity's sds (root mean square). All need the same few factorisations, made side
-    by side.
+    The scale is that of :func:`~fedbayes.inference.local.density.tilted.with_evidence`. The influence is how far the
+    client moves everybody else's mean, in the cavity's sds (root mean square). All need the same few factorisations,
+    made side by side.
     """
     together = cavity.precision + site.precision
     nearly = cavity.precision + _IMPROPER_SLACK * everybody

@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedbayes.algorithm import Method, Phase
-from fedbayes.answer import Diagnostic
+from fedbayes.contract.algorithm import Method, Phase
+from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.state import RunState
 from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.client import Own
 from fedbayes.inference.ep.options import Options
@@ -29,7 +30,6 @@ from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.own_site import EVERYBODY, Everybody, own_cavity
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,5 +87,5 @@ class EP(Options, Method):
         return EPAnswer(run, self.tolerance, has_locals=bool(np.any(roster.num_locals)))
 
     def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
-        """See :class:`~fedbayes.algorithm.Method`."""
+        """See :class:`~fedbayes.contract.algorithm.Method`."""
         return own_cavity(private.site, told)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Update
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.client import Change, Family, Own, Shared, Told, local_update
 from fedbayes.inference.ep.options import Options
@@ -26,8 +26,13 @@ from fedbayes.inference.ep.step import (
     taken_back,
 )
 from fedbayes.inference.local import solvers
-from fedbayes.inference.local.moments import Estimator, covariance_inversion, diagonal_regression, score_regression
-from fedbayes.inference.local.tilted import (
+from fedbayes.inference.local.density.moments import (
+    Estimator,
+    covariance_inversion,
+    diagonal_regression,
+    score_regression,
+)
+from fedbayes.inference.local.density.tilted import (
     LocalSite,
     Tilted,
     cold_chains,
@@ -39,8 +44,8 @@ from fedbayes.inference.mode import Own as OfMode
 from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, where, whitener
 from fedbayes.numerics.host import whiteners
-from fedbayes.problem.clients import Client
-from fedbayes.problem.prior import Prior
+from fedbayes.problem.client import Client
+from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
 
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS

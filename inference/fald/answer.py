@@ -8,15 +8,15 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, shortened
-from fedbayes.client_locals import FromRecord
+from fedbayes.contract.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, shortened
+from fedbayes.contract.client_locals import FromRecord
+from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
 from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import log_joint, normal_from_moments
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -95,12 +95,12 @@ class ChainsAnswer:
         return normal_from_moments(means, np.stack(covariances))
 
     def draws(self, key: Array, num: int) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`: all draws of the chains, whatever ``num``."""
+        """See :class:`~fedbayes.contract.answer.Answer`: all draws of the chains, whatever ``num``."""
         return np.swapaxes(self.theta, 0, 1)
 
     @cached_property
     def locals_from(self) -> FromRecord:
-        """See :class:`~fedbayes.answer.Answer`: the chains' Gaussians are wide enough for a search for locals."""
+        """See :class:`~fedbayes.contract.answer.Answer`: the chains' Gaussians are wide enough to look for locals."""
 
         def for_each(leaf: np.ndarray) -> np.ndarray:
             return np.broadcast_to(leaf[:, None], (len(leaf), self._roster.num_clients, *leaf.shape[1:]))
@@ -113,11 +113,11 @@ class ChainsAnswer:
         return {"lp": lp, "energy": -lp}
 
     def log_evidence(self) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`: chains don't estimate it."""
+        """See :class:`~fedbayes.contract.answer.Answer`: chains don't estimate it."""
         return np.full(self.theta.shape[1], np.nan)
 
     def report(self) -> dict[str, float]:
-        """See :class:`~fedbayes.answer.Answer`."""
+        """See :class:`~fedbayes.contract.answer.Answer`."""
         return dict(self._numbers)
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Reply
+from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fald.options import Options
-from fedbayes.inference.local.coordinates import Coordinates, LocalCoordinates, local_coordinates
-from fedbayes.inference.local.energy import Energy
-from fedbayes.problem.clients import Client
-from fedbayes.problem.prior import Prior
+from fedbayes.inference.local.steps.coordinates import Coordinates, LocalCoordinates, local_coordinates
+from fedbayes.inference.local.steps.energy import Energy
+from fedbayes.problem.client import Client
+from fedbayes.problem.program.prior import Prior
 
 
 class Shared(NamedTuple):

@@ -8,9 +8,9 @@ posterior with the prior counted once,
     v_c <- v_c + eta grad_v log f_c               + sqrt(2 eta tau) zeta_c
 
 with noise ``xi`` shared by all clients and ``xi_c``, ``zeta_c`` private. ``u`` are the globals in the federation's
-shared coordinates and ``v`` the client's locals in its own (:mod:`fedbayes.inference.local.coordinates`); ``own_c`` and
-``total`` are the control variate: the client's and everybody's gradient at an anchor. A local enters one client's
-energy only, so its step is that of the joint target: no ``1 / p_c``, neither in its gradient nor in its noise.
+shared coordinates and ``v`` the client's locals in its own (:mod:`fedbayes.inference.local.steps.coordinates`);
+``own_c`` and ``total`` are the control variate: the client's and everybody's gradient at an anchor. A local enters one
+client's energy only, so its step is that of the joint target: no ``1 / p_c``, neither in its gradient nor in its noise.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbayes.algorithm import Method, Phase
-from fedbayes.answer import Diagnostic
+from fedbayes.contract.algorithm import Method, Phase
+from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.state import RunState
 from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
 from fedbayes.inference.fald.options import Options, check_roster
 from fedbayes.inference.fald.recording import plan_of, recording
@@ -28,7 +29,6 @@ from fedbayes.inference.fald.server import langevin
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.options import client_weights
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)

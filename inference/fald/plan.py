@@ -21,7 +21,7 @@ from jax import Array
 from fedbayes.inference.curvature import client_energies, largest_eigenvalue
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.participation import participation_bias
-from fedbayes.inference.local.coordinates import Coordinates
+from fedbayes.inference.local.steps.coordinates import Coordinates
 from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import whitener
 

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.algorithm import Recording
+from fedbayes.contract.algorithm import Recording
+from fedbayes.contract.state import RunState
 from fedbayes.errors import FederatedError, ResultCode
 from fedbayes.inference.fald.client import locals_of
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.plan import Plan
 from fedbayes.inference.fald.server import position
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 _DIVERGED = {True: 1e6, False: 1e30}  # in posterior sds where coordinates are whitened, else in the model's units
 

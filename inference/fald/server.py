@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Update
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.inference.curvature import shared_coordinates
 from fedbayes.inference.fald.client import Message, Shared, anchor_moves, init_client, local_update
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.plan import Plan, make_plan, no_plan
-from fedbayes.inference.local.coordinates import Coordinates
+from fedbayes.inference.local.steps.coordinates import Coordinates
 from fedbayes.inference.mode import ModeState
 from fedbayes.problem.roster import Roster
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, Verdict, shortened
+from fedbayes.contract.answer import CLIENT, REPLICATE, Diagnostic, Verdict, shortened
+from fedbayes.contract.state import RunState
 from fedbayes.inference.fed_ensemble.options import Options
 from fedbayes.inference.fedavg.answer import DIAGNOSTICS as MEMBERS
 from fedbayes.inference.fedavg.answer import PointAnswer
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -48,11 +48,11 @@ class EnsembleAnswer(PointAnswer):
         self._config = config
 
     def draws(self, key: Array, num: int) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`: the modes, whatever ``num``, shape ``(1, K, d)``."""
+        """See :class:`~fedbayes.contract.answer.Answer`: the modes, whatever ``num``, shape ``(1, K, d)``."""
         return np.asarray(self._run.state.modes.position)
 
     def log_evidence(self) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`: points have none."""
+        """See :class:`~fedbayes.contract.answer.Answer`: points have none."""
         return np.full(1, np.nan)
 
     @property

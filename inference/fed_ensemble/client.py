@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Reply, Update, no_inputs
+from fedbayes.contract.algorithm import Algorithm, Reply, Update, no_inputs
 from fedbayes.errors import usable
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 
 
 def start_every_mode(averaging: Algorithm, num: int, client: Client, shared: Any, key: Array) -> Any:

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbayes.algorithm import Method, Phase
-from fedbayes.answer import Diagnostic
+from fedbayes.contract.algorithm import Method, Phase
+from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.state import RunState
 from fedbayes.inference.fed_ensemble.answer import DIAGNOSTICS, EnsembleAnswer
 from fedbayes.inference.fed_ensemble.options import Options, check_roster
 from fedbayes.inference.fed_ensemble.perturbation import Perturbed
@@ -26,7 +27,6 @@ from fedbayes.inference.fedavg.probe import probed
 from fedbayes.inference.fedavg.server import averaging
 from fedbayes.inference.options import client_weights
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from jax import Array
 from fedbayes.errors import ModelError
 from fedbayes.inference.fedavg.client import Own, Shared, start_own
 from fedbayes.inference.options import DENSE_LIMIT
-from fedbayes.problem.clients import Client
-from fedbayes.problem.prior import Prior
-from fedbayes.problem.program import Arrays, Program
+from fedbayes.problem.client import Client
+from fedbayes.problem.program.prior import Prior
+from fedbayes.problem.program.program import Arrays, Program
 
 _OFF_DIAGONAL = 1e-6  # of a random product with the prior's Hessian, relative, that counts as none
 

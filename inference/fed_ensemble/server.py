@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Teams, everybody
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Teams, everybody
 from fedbayes.inference.fed_ensemble.client import keys_of_modes, start_every_mode, train_every_mode
 from fedbayes.inference.fed_ensemble.options import Options
 from fedbayes.inference.fed_ensemble.teams import Assignment, first_assignment, next_assignment

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.inference.fed_ensemble.options import Options
-from fedbayes.keys import Purpose, key_for
+from fedbayes.runtime.keys import Purpose, key_for
 
 
 class Assignment(NamedTuple):

@@ -7,13 +7,14 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, Verdict, bad_clients
-from fedbayes.client_locals import FromCavity, FromOwnPoint, FromStart, LocalsFrom
+from fedbayes.contract.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, Verdict, bad_clients
+from fedbayes.contract.client_locals import FromCavity, FromOwnPoint, FromStart
+from fedbayes.contract.locals_from import LocalsFrom
+from fedbayes.contract.state import RunState
 from fedbayes.inference.fedavg.client import Own
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, log_joint, product_of, spread_of_means
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -252,12 +253,12 @@ class PointAnswer:
         self._ended = _Ended(run, tolerance, steady=steady)
 
     def draws(self, key: Array, num: int) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`: one for each replicate, whatever ``num``."""
+        """See :class:`~fedbayes.contract.answer.Answer`: one for each replicate, whatever ``num``."""
         return np.asarray(self._run.state.position)[:, None]
 
     @property
     def locals_from(self) -> LocalsFrom:
-        """See :class:`~fedbayes.answer.Answer`: with ``GIFAIR(personalised=True)`` each client has ended by itself."""
+        """See :class:`~fedbayes.contract.answer.Answer`: ``GIFAIR(personalised=True)`` ends each client by itself."""
         if self._personalised:
             return FromOwnPoint(own_point, self._around())
         return FromStart(self._around(), self.draws(None, 0).shape[1])  # type: ignore[arg-type]  # nothing is drawn
@@ -278,11 +279,11 @@ class PointAnswer:
         return {"lp": log_joint(self._roster.prior.log_densities, theta, log_likelihood)}
 
     def log_evidence(self) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`: a point has none."""
+        """See :class:`~fedbayes.contract.answer.Answer`: a point has none."""
         return np.full(len(self._run.state.position), np.nan)
 
     def report(self) -> dict[str, float]:
-        """See :class:`~fedbayes.answer.Answer`."""
+        """See :class:`~fedbayes.contract.answer.Answer`."""
         return {}
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:

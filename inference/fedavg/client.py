@@ -10,18 +10,18 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedbayes.algorithm import Reply
+from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
-from fedbayes.inference.local.descent import Descended, descend, make_batches
-from fedbayes.inference.local.laplace import find_mode
+from fedbayes.inference.local.density.laplace import find_mode
+from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.marginal import integrate_locals, profile_locals
-from fedbayes.inference.local.tilted import cold_start
+from fedbayes.inference.local.steps.descent import Descended, descend, make_batches
 from fedbayes.inference.options import DENSE_LIMIT
 from fedbayes.numerics.gaussian import whitener
-from fedbayes.problem.clients import Client
-from fedbayes.problem.prior import Prior
+from fedbayes.problem.client import Client
+from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
 
 _ITERATIONS = 20  # of the power method

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update, no_inputs
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Reply, Update, no_inputs
 from fedbayes.inference.fedavg.client import start_locals
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.fedavg.server import FedAvgState
 from fedbayes.inference.mode import expanded
 from fedbayes.numerics.gaussian import Gaussian, unpacked, where, whitener
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.inference.options import check_choices, is_number
-from fedbayes.problem.groups import Groups, check_groups, partition
+from fedbayes.problem.data.groups import Groups, check_groups, partition
 from fedbayes.problem.roster import Roster
 
 

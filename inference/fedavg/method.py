@@ -18,8 +18,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbayes.algorithm import Method, Phase, Private
-from fedbayes.answer import Diagnostic
+from fedbayes.contract.algorithm import Method, Phase, Private
+from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.state import RunState
 from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer, own_point
 from fedbayes.inference.fedavg.client import is_personalised
 from fedbayes.inference.fedavg.curvature import expanding
@@ -28,7 +29,6 @@ from fedbayes.inference.fedavg.probe import probed
 from fedbayes.inference.fedavg.server import averaging
 from fedbayes.inference.options import DENSE_LIMIT, check_choices, check_whole, client_weights
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)

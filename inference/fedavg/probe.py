@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedavg.client import largest_curvature, make_energy, start_locals
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.fedavg.server import ProbeState, first_position
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 
 def probed(config: Options, rounds: Algorithm, roster: Roster, weights: np.ndarray) -> list[Phase]:

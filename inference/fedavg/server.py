@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Update, its_key, no_inputs
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update, its_key, no_inputs
 from fedbayes.inference.fedavg.client import (
     Message,
     Own,
@@ -23,9 +23,9 @@ from fedbayes.inference.fedavg.client import (
 )
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
-from fedbayes.inference.local.tilted import cold_start
+from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.options import given_start
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
 _STEP = 0.5  # of plain gradient steps by default, over the largest curvature at the start

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
+from fedbayes.contract.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic
+from fedbayes.contract.state import RunState
 from fedbayes.inference.fedpa.low_rank_merge import low_rank_product
 from fedbayes.inference.merging.answer import DIAGNOSTICS as MERGING
 from fedbayes.inference.merging.answer import MergedAnswer
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
 from fedbayes.inference.options import DENSE_LIMIT
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 DIAGNOSTICS: Mapping[str, Diagnostic] = {
     **MODE,

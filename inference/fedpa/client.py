@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Reply, its_key
+from fedbayes.contract.algorithm import Reply, its_key
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedpa.shrinkage import shrunk_precision
-from fedbayes.inference.local.coordinates import Coordinates
+from fedbayes.inference.local.steps.coordinates import Coordinates
 from fedbayes.inference.merging.client import LocalSummary
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 
 Private = Any
 

@@ -7,16 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import no_inputs
+from fedbayes.contract.algorithm import no_inputs
 from fedbayes.inference.fedpa.client import Clients, Delta, LocalDelta, Samples, Shared, shrunk_gaussian
 from fedbayes.inference.fedpa.options import Options
 from fedbayes.inference.fedpa.shrinkage import shrunk_delta
+from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary, samplers
-from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merging.client import LocalSummary
 from fedbayes.inference.merging.estimators import ESTIMATORS, affordable
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Reply, Update
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Reply, Update
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedpa.client import Clients, Factor, LocalFactor, Private, Shared
 from fedbayes.numerics.low_rank import LowRankGaussian
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
 

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Method, Phase
-from fedbayes.answer import Diagnostic
+from fedbayes.contract.algorithm import Method, Phase
+from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.state import RunState
 from fedbayes.inference.fedpa.answer import DIAGNOSTICS, merged_answer
 from fedbayes.inference.fedpa.client import Clients, Shared
 from fedbayes.inference.fedpa.drawing import drawing_clients
@@ -41,7 +42,6 @@ from fedbayes.inference.merging.server import merging
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.options import DENSE_LIMIT, client_weights
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Update
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.errors import usable
 from fedbayes.inference.curvature import largest_curvature, shared_coordinates
 from fedbayes.inference.fedavg.server import server_step

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedbayes.algorithm import its_key
+from fedbayes.contract.algorithm import its_key
 from fedbayes.inference.fedpa.client import (
     Clients,
     Delta,
@@ -20,16 +20,16 @@ from fedbayes.inference.fedpa.client import (
 )
 from fedbayes.inference.fedpa.options import Options
 from fedbayes.inference.fedpa.shrinkage import shrunk_delta, shrunk_factor
-from fedbayes.inference.local.coordinates import LocalCoordinates, local_coordinates
-from fedbayes.inference.local.descent import descend
-from fedbayes.inference.local.energy import Energy
-from fedbayes.inference.local.moments import TiltedDraws, covariance_inversion
-from fedbayes.inference.local.sgd import Steps, covariance_factor, gradient_samples, step_keys
+from fedbayes.inference.local.density.moments import TiltedDraws, covariance_inversion
+from fedbayes.inference.local.steps.coordinates import LocalCoordinates, local_coordinates
+from fedbayes.inference.local.steps.descent import descend
+from fedbayes.inference.local.steps.energy import Energy
+from fedbayes.inference.local.steps.sgd import Steps, covariance_factor, gradient_samples, step_keys
 from fedbayes.inference.local.subposterior import Summary
 from fedbayes.inference.merging.client import LocalSummary
 from fedbayes.inference.merging.estimators import affordable
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
 

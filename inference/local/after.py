@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Inputs, Method, Private, Reply, Shared, Update, no_inputs
-from fedbayes.client_locals import Wanted
+from fedbayes.contract.algorithm import Inputs, Method, Private, Reply, Shared, Update, no_inputs
+from fedbayes.contract.locals_from import Wanted
 from fedbayes.errors import ResultCode
-from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
+from fedbayes.inference.local.density.tilted import Tilted, cold_chains
 from fedbayes.inference.local.log_factors import locals_given, log_factors
-from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
-from fedbayes.inference.local.tilted import Tilted, cold_chains
+from fedbayes.inference.local.sampling.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
+from fedbayes.inference.local.sampling.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.numerics.gaussian import STRUCTURE, Gaussian, packed
 from fedbayes.numerics.importance import random_shift
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 
 
 class Personal(NamedTuple):

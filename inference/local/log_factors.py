@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.inference.local.conditional import find_conditional
-from fedbayes.inference.local.tilted import Tilted
+from fedbayes.inference.local.density.conditional import find_conditional
+from fedbayes.inference.local.density.tilted import Tilted
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, whitener
 from fedbayes.numerics.importance import log_mean_exp, quasi_normal
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 
 _LOCAL_DRAWS = 64  # that integrate out the locals at each draw of the globals
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.inference.local.conditional import find_conditional
+from fedbayes.inference.local.density.conditional import find_conditional
 from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import balanced_normal, log_mean_exp, pareto_smooth
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 
 
 class Marginal(NamedTuple):

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.inference.local.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
-from fedbayes.inference.local.laplace import Mode
-from fedbayes.inference.local.moments import Estimator, SiteError
-from fedbayes.inference.local.nested import nested_site
-from fedbayes.inference.local.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian
+from fedbayes.inference.local.density.laplace import Mode
+from fedbayes.inference.local.density.moments import Estimator, SiteError
+from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian
+from fedbayes.inference.local.sampling.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
+from fedbayes.inference.local.sampling.nested import nested_site
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import quasi_normal
 

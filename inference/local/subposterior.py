@@ -8,13 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.inference.local.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
-from fedbayes.inference.local.moments import Estimator
-from fedbayes.inference.local.resampling import Resampling, equal_weights, pool_size, resampling
-from fedbayes.inference.local.tilted import Tilted, cold_chains, laplace_evidence, site_of_gaussian, with_evidence
+from fedbayes.inference.local.density.moments import Estimator
+from fedbayes.inference.local.density.tilted import (
+    Tilted,
+    cold_chains,
+    laplace_evidence,
+    site_of_gaussian,
+    with_evidence,
+)
+from fedbayes.inference.local.sampling.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
+from fedbayes.inference.local.sampling.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.problem.clients import Client
-from fedbayes.problem.prior import Prior
+from fedbayes.problem.client import Client
+from fedbayes.problem.program.prior import Prior
 
 
 class Subposterior(NamedTuple):
@@ -50,7 +56,7 @@ class Subposterior(NamedTuple):
         return self.client.groups
 
     def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
-        """See :class:`~fedbayes.problem.clients.Client`."""
+        """See :class:`~fedbayes.problem.client.Client`."""
         return self.client.at_many(function, points)
 
     def log_factor(self, position: Array) -> Array:

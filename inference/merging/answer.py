@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
-from fedbayes.client_locals import FromCavity, FromStart, LocalsFrom
+from fedbayes.contract.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
+from fedbayes.contract.client_locals import FromCavity, FromStart
+from fedbayes.contract.locals_from import LocalsFrom
+from fedbayes.contract.state import RunState
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, gaussian_draws, gaussian_log_density, log_integrals, spread_of_means
 from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -82,7 +83,7 @@ class MergedAnswer:
         self._num_replicates = jax.tree.leaves(posterior)[0].shape[0]
 
     def draws(self, key: Array, num: int) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`; where draws were merged, no more than there are."""
+        """See :class:`~fedbayes.contract.answer.Answer`; where draws were merged, no more than there are."""
         if isinstance(self.posterior, LowRankGaussian):
             return np.asarray(_sample_low_rank(self.posterior, key, num))
         merged = np.asarray(self._run.state.draws)
@@ -93,7 +94,7 @@ class MergedAnswer:
 
     @cached_property
     def locals_from(self) -> LocalsFrom:
-        """See :class:`~fedbayes.answer.Answer`; if the posterior has low rank its clients have no locals."""
+        """See :class:`~fedbayes.contract.answer.Answer`; if the posterior has low rank its clients have no locals."""
         if isinstance(self.posterior, LowRankGaussian):
             return FromStart(None)
         state = self._run.state
@@ -112,13 +113,13 @@ class MergedAnswer:
         return {"lp": gaussian_log_density(self.posterior, theta)}
 
     def log_evidence(self) -> np.ndarray:
-        """See :class:`~fedbayes.answer.Answer`."""
+        """See :class:`~fedbayes.contract.answer.Answer`."""
         if isinstance(self.posterior, LowRankGaussian):
             return np.full(self._num_replicates, np.nan)
         return log_integrals(self.posterior)
 
     def report(self) -> dict[str, float]:
-        """See :class:`~fedbayes.answer.Answer`."""
+        """See :class:`~fedbayes.contract.answer.Answer`."""
         return {}
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Phase, Replies, Reply, Update
+from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, Update
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.log_factors import log_factors
 from fedbayes.inference.merging.server import MergeState
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, whitener
 from fedbayes.numerics.importance import fixed_normal, pareto_smooth, random_shift
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
 _NUM_DRAWS = 512

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Reply
+from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.subposterior import Summary
 from fedbayes.numerics.gaussian import Gaussian, packed
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 
 
 class LocalSummary(NamedTuple):
@@ -22,7 +22,7 @@ class LocalSummary(NamedTuple):
     run
         ``(shared, private, client, inputs) -> (summary, private)``.
     inputs
-        As of an :class:`~fedbayes.algorithm.Update`.
+        As of an :class:`~fedbayes.contract.algorithm.Update`.
     """
 
     run: Callable[[Any, Any, Client, Any], tuple[Summary, Any]]

@@ -3,7 +3,12 @@
 import warnings
 
 from fedbayes.errors import ClientDataError, MergeWarning
-from fedbayes.inference.local.moments import Estimator, covariance_inversion, proper_regression, shrunk_covariance
+from fedbayes.inference.local.density.moments import (
+    Estimator,
+    covariance_inversion,
+    proper_regression,
+    shrunk_covariance,
+)
 from fedbayes.problem.roster import Roster
 
 ESTIMATORS: dict[str, Estimator] = {

@@ -21,10 +21,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.algorithm import Method, Phase
-from fedbayes.answer import Diagnostic
+from fedbayes.contract.algorithm import Method, Phase
+from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.state import RunState
+from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary, samplers
-from fedbayes.inference.local.tilted import cold_start
 from fedbayes.inference.merging.answer import DIAGNOSTICS, MergedAnswer
 from fedbayes.inference.merging.check import check_phase
 from fedbayes.inference.merging.client import LocalSummary
@@ -32,9 +33,8 @@ from fedbayes.inference.merging.combinations import COMBINATIONS
 from fedbayes.inference.merging.estimators import ESTIMATORS, affordable, check_subposteriors
 from fedbayes.inference.merging.options import Options, num_kept, shares_of
 from fedbayes.inference.merging.server import merging
-from fedbayes.problem.clients import Client
+from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
-from fedbayes.rounds.state import RunState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.algorithm import Algorithm, Info, Replies, Update
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.errors import ResultCode
 from fedbayes.inference.merging.client import LocalSummary, local_update
 from fedbayes.inference.merging.combinations import Combination
 from fedbayes.numerics.gaussian import Gaussian, unpacked, where
-from fedbayes.problem.clients import Client
-from fedbayes.problem.prior import Prior
+from fedbayes.problem.client import Client
+from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
 
 

@@ -81,7 +81,7 @@ class GaussianProcess(Process):
         super().__init__(kernel, x, noise, mean, real)
 
     def of_rows(self, mask: Array) -> "GaussianProcess":
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`."""
         given = self.kernel, self.x, self.noise, self.center
         return GaussianProcess(*given, jitter=self.jitter, max_rows=self.max_rows, real=self.also_of(mask))
 

@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from fedbayes.models.gp.kernels import as_rows
-from fedbayes.problem.row_process import RowProcess
+from fedbayes.problem.program.row_process import RowProcess
 
 
 class NormalRows(RowProcess):
@@ -21,7 +21,7 @@ class NormalRows(RowProcess):
 
     @property
     def marginals(self) -> dist.Normal:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`."""
         return dist.Normal(self.mean, jnp.sqrt(self.variance))
 
 

@@ -57,7 +57,7 @@ class SparseGaussianProcess(Process):
         super().__init__(kernel, x, noise, mean, real)
 
     def of_rows(self, mask: Array) -> "SparseGaussianProcess":
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`."""
         given = self.kernel, self.x, self.noise, self.inducing, self.center
         return SparseGaussianProcess(*given, jitter=self.jitter, real=self.also_of(mask))
 

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from fedbayes.errors import ModelError
 from fedbayes.models.penalised.mixtures import elastic_net_variance, horseshoe_variance, laplace_variance
 from fedbayes.models.penalised.regression import NormalRegression
-from fedbayes.problem.split import local
+from fedbayes.problem.program.split import local
 
 Error = Literal["shared", "own"]
 

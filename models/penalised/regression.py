@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from fedbayes.errors import ModelError
 from fedbayes.models.penalised.standardised import log_evidence, whitener_of_coefficients
 from fedbayes.numerics.gaussian import LOG_2PI
-from fedbayes.problem.row_process import RowProcess
+from fedbayes.problem.program.row_process import RowProcess
 
 
 class NormalRegression(RowProcess):
@@ -77,7 +77,7 @@ class NormalRegression(RowProcess):
         super().__init__(batch_shape=(), event_shape=self.x.shape[:1], validate_args=False)
 
     def of_rows(self, mask: Array) -> "NormalRegression":
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`."""
         both = mask if self.real is None else self.real & mask
         given = self.x, self.scale, self.noise, self.center
         return NormalRegression(*given, name=self.name, intercept=self.intercept, real=both)
@@ -110,17 +110,17 @@ class NormalRegression(RowProcess):
 
     @property
     def marginals(self) -> dist.Normal:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`."""
         variance = jnp.sum((self.x * self.scale) ** 2, axis=1) + self.noise**2
         return dist.Normal(self.x @ self.center, jnp.sqrt(variance))
 
     @property
     def integrated_names(self) -> tuple[str, ...]:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`."""
         return (self.name, "intercept") if self.intercept else (self.name,)
 
     def integrated(self, value: Array, key: Array) -> dict[str, Array]:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`: the coefficients, and the intercept."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`: the coefficients, and the intercept."""
         mean, factor = self.coefficients(value)
         drawn = mean + factor @ jax.random.normal(key, mean.shape, mean.dtype)
         return {self.name: drawn[:-1], "intercept": drawn[-1]} if self.intercept else {self.name: drawn}
@@ -133,7 +133,7 @@ class NormalRegression(RowProcess):
         return self.center + factor @ (white @ (self.scale / self.noise * projected)), factor
 
     def given(self, seen: Any, value: Array) -> "KnownRegression":
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`."""
         mean, factor = seen.coefficients(value)
         return KnownRegression(self.x, mean, factor, self.noise)
 
@@ -183,7 +183,7 @@ class KnownRegression(RowProcess):
 
     @property
     def marginals(self) -> dist.Normal:
-        """See :class:`~fedbayes.problem.row_process.RowProcess`."""
+        """See :class:`~fedbayes.problem.program.row_process.RowProcess`."""
         variance = jnp.sum((self.x @ self.factor) ** 2, axis=1) + self.noise**2
         return dist.Normal(self.x @ self.known, jnp.sqrt(variance))
 

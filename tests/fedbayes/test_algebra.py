@@ -20,8 +20,8 @@ from fedbayes.numerics.gaussian import (
     whitener_for,
 )
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
-from fedbayes.problem.clients import ClientArrays
-from fedbayes.problem.padding import _WORTH_A_BUCKET, bucket_lengths, num_rows, pad, row_arguments
+from fedbayes.problem.data.padding import _WORTH_A_BUCKET, bucket_lengths, num_rows, pad, row_arguments
+from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.rounds.wire import decode, encode, named_arrays
 
 

@@ -8,8 +8,8 @@ import xarray as xr
 from typer.testing import CliRunner
 
 import fedbayes
-from fedbayes import demo
-from fedbayes.cli import app, comparison_table, rounds_table, summary_table
+from fedbayes.cli import demo
+from fedbayes.cli.main import app, comparison_table, rounds_table, summary_table
 from fedbayes.models import linear
 from fedbayes.questions.comparison import compare
 from fedbayes.results.arviz import to_arviz

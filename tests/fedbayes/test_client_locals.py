@@ -5,17 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedbayes.client_locals import (
+from fedbayes.contract.client_locals import (
     FromCavity,
     FromOwnPoint,
     FromRecord,
     FromServer,
     FromStart,
-    Question,
     at_site,
-    check,
     kind_of,
 )
+from fedbayes.contract.locals_from import Question, check
 from fedbayes.numerics.gaussian import Gaussian
 
 CHAINS, DRAWS, SIZE, CLIENTS, LOCALS = 2, 3, 2, 4, 1

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes import compiling
+from fedbayes.runtime import compiling
 
 PROGRAM = """
 import jax, fedbayes

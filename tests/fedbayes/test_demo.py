@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedbayes import demo
+from fedbayes.cli import demo
 from fedbayes.models import heart_disease
 from fedbayes.questions.comparison import compare, flat_draws
 from fedbayes.results.arviz import to_arviz

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedbayes.kept import Kept
+from fedbayes.runtime.lru import Kept
 
 
 class Builder:

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes
-from fedbayes.algorithm import CONTROL, Replies, Teams, replicated
+from fedbayes.contract.algorithm import CONTROL, Replies, Teams
 from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.method import CorrelatedClients
 from fedbayes.inference.ep.method import EP
@@ -25,9 +25,9 @@ from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.merging.method import OneShot
 from fedbayes.inference.mode import Laplace
 from fedbayes.network.fit import joined
-from fedbayes.network.register import Register
 from fedbayes.network.rehearsal import Rehearsal
-from fedbayes.network.remote import Patience
+from fedbayes.network.server.register import Register
+from fedbayes.network.server.remote import Patience
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
 from fedbayes.problem.problem import make_problem
@@ -37,6 +37,7 @@ from fedbayes.rounds.executors import Batched, Loopback, Sequential
 from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs, client_secrets
 from fedbayes.rounds.progress import Silent
+from fedbayes.rounds.replicates import replicated
 
 # Fed-ensemble's of unequal clients; laws hold for these too
 pytestmark = pytest.mark.filterwarnings("ignore:The clients' weights differ")

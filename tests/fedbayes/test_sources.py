@@ -7,7 +7,7 @@ from importlib import import_module
 import optax
 import pytest
 
-from fedbayes.sources import described
+from fedbayes.rounds.description import described
 
 FILES = {
     "__init__.py": "",

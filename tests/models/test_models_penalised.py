@@ -12,12 +12,12 @@ from scipy import stats
 
 import fedbayes as fb
 from fedbayes.calibration.fits import AtOnce, Options
-from fedbayes.computing import computing
 from fedbayes.errors import ModelError
 from fedbayes.models import penalised
 from fedbayes.models.penalised import mixtures
 from fedbayes.models.penalised.standardised import log_evidence
 from fedbayes.problem.problem import make_problem
+from fedbayes.runtime.precision import computing
 
 FEW = np.array([3.0, 1.5, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0])
 

@@ -103,17 +103,20 @@ def test_a_planted_circle_is_found(case, tmp_path):
 # The order of the rooms, from the ground up. A module imports from its own room and from the floors below, never from
 # beside or above. Where a name begins another (`inference`, `inference.ep`), a module belongs to the longest.
 FLOORS = [
-    {"numerics", "errors", "rounds.state", "compiling", "computing", "files", "kept", "keys", "sources", "theory"},
-    {"client_locals", "problem"},
-    {"answer", "models"},
-    {"algorithm"},
+    {"numerics", "errors", "runtime", "theory"},
+    {"problem.data"},
+    {"problem.program"},
+    {"problem"},
+    {"contract", "models"},
     {"rounds"},
     {"correction"},
     {"results"},
     {"questions"},
     {"results.fit"},  # the face, whose methods are the questions
     {"pictures", "questions.fairness"},  # what compares several fits takes faces
-    {"inference.local", "inference.options"},
+    {"inference.local.density", "inference.options"},
+    {"inference.local.sampling", "inference.local.steps"},
+    {"inference.local"},
     {"inference.own_site"},
     {"inference.mode"},
     {"inference.curvature"},
@@ -122,16 +125,19 @@ FLOORS = [
     {"inference.correlated"},
     {"inference"},
     {"fit"},
-    {"calibration", "demo", "network", "questions.gain"},
+    {"network.charter", "network.messages", "network.study", "network.transport"},  # what both halves know
+    {"network.client", "network.server"},  # neither knows the other
+    {"calibration", "cli.demo", "network", "questions.gain"},
+    {"flower.codes"},
+    {"flower.node"},
     {"flower"},
-    {"cli_network"},
     {"cli"},
     {"executors", "plots", "comparison", "privacy"},  # public names, passed on
     {""},  # the package itself: it passes on all the others
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
-MAY_USE_METHODS = {"", "fit", "demo", "plots", "privacy"}
+MAY_USE_METHODS = {"", "fit", "cli.demo", "plots", "privacy"}
 
 
 def room_of(module: str) -> str:
@@ -169,11 +175,17 @@ def test_only_the_public_call_and_users_stand_on_the_methods():
 
 
 UPWARD = {
-    "to the floor above": ("problem.planted", "from fedbayes.algorithm import Update", {"algorithm"}),
+    "to the floor above": ("problem.planted", "from fedbayes.contract.algorithm import Update", {"contract.algorithm"}),
     "to the top": ("results.planted", "from fedbayes import EP", {""}),
     "beside": ("network.planted", "import fedbayes.calibration.fits", {"calibration.fits"}),
     "by the name of a module": ("fit.planted", "from fedbayes.questions import gain, errors", {"questions.gain"}),
-    "from below the contract": ("rounds.state", "from fedbayes.rounds.loop import run", {"rounds.loop"}),
+    "from the contract": ("contract.state", "from fedbayes.rounds.loop import run", {"rounds.loop"}),
+    "from data to programs": (
+        "problem.data.planted",
+        "import fedbayes.problem.program.split",
+        {"problem.program.split"},
+    ),
+    "between the halves": ("network.server.site", "import fedbayes.network.client.vault", {"network.client.vault"}),
     "inside a function": ("rounds.planted", "def f():\n    from fedbayes.results.fit import x", {"results.fit"}),
     "for type checkers": ("fit", "if TYPE_CHECKING:\n    from fedbayes.network.fit import x", {"network.fit"}),
     "between methods": ("inference.fald.planted", "from fedbayes.inference import ep", {"inference.ep"}),
@@ -268,12 +280,13 @@ def test_the_face_of_a_fit_is_thin():
 
 
 LOCALS_FROM = re.compile(r"\bFrom(?:Cavity|Start|Record|Server|OwnPoint)\b")
-ENDS = ("fedbayes.client_locals", "fedbayes.answer")  # where they are defined, and the answer that most methods share
+# where they are defined, and the answer that most methods share
+ENDS = ("fedbayes.contract.client_locals", "fedbayes.contract.answer")
 
 
 def test_nobody_asks_which_class_says_where_locals_come_from():
     """The five classes are named where they are defined, and where an answer makes one."""
-    text = installed()["fedbayes.client_locals"].read_text()
+    text = installed()["fedbayes.contract.client_locals"].read_text()
     names = re.findall(r"^class (From\w+)\(LocalsFrom\)", text, re.MULTILINE)
     assert len(names) == 5
     assert all(map(LOCALS_FROM.fullmatch, names))
@@ -332,7 +345,7 @@ MAY_NAME = {
     "fedbayes.fit": {"ep"},  # the default method, and the example in messages on `method`
     "fedbayes.privacy": {"fald"},  # passes on what is known of the privacy of this one method
     "fedbayes.plots": {"correlated", "ep", "merging"},  # passes on the pictures that stand beside their methods
-    "fedbayes.demo": {"ep", "expectationpropagation"},  # a user like any other: it chooses a method and says which
+    "fedbayes.cli.demo": {"ep", "expectationpropagation"},  # a user like any other: it chooses a method and says which
 }
 
 

@@ -1,5 +1,6 @@
 """What is in the checkout is what gets installed, under its one name."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -116,6 +117,35 @@ def test_every_file_of_the_checkout_is_installed(folder):
     missing = [str(path) for path in files if path.suffix != ".pyc" and not (installed / path).exists()]
     assert files
     assert not missing, f"not installed: {missing}; name the package in pyproject.toml, or install again"
+
+
+MOST = 14  # Python files in a folder: a reader takes in at a glance what it holds
+
+
+def numbers_of_files(folder: Path) -> dict[str, int]:
+    """Of Python files, in a folder and in each folder below it."""
+    walk = os.walk(folder, followlinks=True)
+    return {os.path.relpath(path, folder): sum(name.endswith(".py") for name in files) for path, _, files in walk}
+
+
+def crowded(folder: Path) -> dict[str, int]:
+    return {path: number for path, number in numbers_of_files(folder).items() if number > MOST}
+
+
+def test_no_folder_is_crowded():
+    installed = Path(find_spec("fedbayes").submodule_search_locations[0])
+    assert len(numbers_of_files(installed)) > 20
+    assert crowded(installed) == {}
+
+
+def test_a_planted_file_too_many_is_found(tmp_path):
+    (tmp_path / "room" / "below").mkdir(parents=True)
+    (tmp_path / "room" / "data.csv").touch()
+    for number in range(MOST):
+        (tmp_path / "room" / f"module_{number}.py").touch()
+    assert crowded(tmp_path) == {}
+    (tmp_path / "room" / "one_more.py").touch()
+    assert crowded(tmp_path) == {"room": MOST + 1}
 
 
 HALVES = {"__init__.py", "options.py", "method.py", "server.py", "client.py", "answer.py", "DESIGN.md"}

@@ -8,13 +8,13 @@ import pytest
 import xarray as xr
 
 import fedbayes as fb
-from fedbayes.answer import GaussianAnswer
 from fedbayes.calibration.calibrate import _dataset
+from fedbayes.contract.answer import GaussianAnswer
 from fedbayes.errors import FederatedError
 from fedbayes.models import hierarchical_linear, linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import product_of
-from fedbayes.problem.program import Block
+from fedbayes.problem.program.program import Block
 
 KEY = jax.random.key(0)
 LEVEL = 2e-4  # of the adjusted p-values, the least of which is 1.5e-4 for three of them

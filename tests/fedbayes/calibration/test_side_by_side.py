@@ -10,9 +10,9 @@ import pytest
 import fedbayes as fb
 from fedbayes.calibration.fits import AtOnce, Options
 from fedbayes.calibration.rounds import why_not_at_once
-from fedbayes.computing import computing
 from fedbayes.fit import problem_for
 from fedbayes.models import eight_schools, heart_disease
+from fedbayes.runtime.precision import computing
 
 NUM = 5
 hospitals = partial(heart_disease.simulate, rows=(15, 25, 40), intercept=0.3, beta=np.array([1.0, -0.5]))

@@ -291,7 +291,7 @@ class Federation:
         for name, config in zip(self.names, self.configs, strict=True):
             path = Path(config["state-dir"]) / "worker.pid"
             pid = path.read_text().strip() if path.exists() else ""
-            if pid and b"fedbayes.flower.worker" in command_line(pid):
+            if pid and b"fedbayes.flower.node.worker" in command_line(pid):
                 found[name] = int(pid)
         return found
 

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 pytest.importorskip("pandas")
 
 import fedbayes as fb
-from fedbayes.cli import app
+from fedbayes.cli.main import app
 from fedbayes.errors import ClientDataError
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.sites import read_config
@@ -135,7 +135,7 @@ def test_without_flower_the_commands_say_what_to_install(words, tmp_path):
     program = (
         "import sys, importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'flwr' else find(name, *rest)\n"
-        "from fedbayes.cli import app; app()"
+        "from fedbayes.cli.main import app; app()"
     )
     done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1

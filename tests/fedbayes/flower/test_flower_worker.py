@@ -17,10 +17,10 @@ pytest.importorskip("flwr")
 
 from federation import wait_until
 
-from fedbayes.flower.caller import Caller
 from fedbayes.flower.codes import NoAnswer, SiteFailure
-from fedbayes.flower.source import fingerprint, locate
-from fedbayes.flower.state import StateFolder
+from fedbayes.flower.node.caller import Caller
+from fedbayes.flower.node.source import fingerprint, locate
+from fedbayes.flower.node.state import StateFolder
 
 APP = """
 import json, os, time
@@ -246,6 +246,6 @@ def test_an_app_is_found_in_its_module(tmp_path, monkeypatch):
 def test_the_worker_and_its_caller_import_neither_jax_nor_flower(tmp_path):
     import subprocess
 
-    program = "import sys, fedbayes.flower.worker, fedbayes.flower.caller; print({'jax', 'flwr'} & set(sys.modules))"
+    program = "import sys; from fedbayes.flower.node import caller, worker; print({'jax', 'flwr'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr

@@ -12,7 +12,7 @@ import pytest
 import fedbayes as fb
 from fedbayes.network.fit import fit_over
 from fedbayes.network.rehearsal import Rehearsal
-from fedbayes.network.remote import Patience
+from fedbayes.network.server.remote import Patience
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
 

@@ -14,7 +14,7 @@ import fedbayes as fb
 from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
 from fedbayes.network.conclusion import client_posterior
 from fedbayes.network.messages import pack, unpack
-from fedbayes.network.remote import Patience
+from fedbayes.network.server.remote import Patience
 from fedbayes.network.transport import Failure, NodeKey
 from fedbayes.rounds.programs import client_secrets
 from fedbayes.rounds.wire import arrays_of, encode
@@ -92,7 +92,7 @@ def test_a_client_that_is_away_after_the_rounds_costs_the_check_and_not_the_post
 def test_a_restarted_client_goes_on_from_its_disk(federation, tmp_path, monkeypatch):
     """Each request may meet a new process, as it does with Flower: the answer is the same bit for bit."""
     world = federation(fb.EP(solver="importance", num_samples=64, num_replicates=2))
-    monkeypatch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: "ab" * size)
+    monkeypatch.setattr("fedbayes.network.server.remote.secrets.token_hex", lambda size: "ab" * size)
     expected = world.fit(num_rounds=4, correct=False)
     world.folder = tmp_path / "again"
     world.same_secrets(tmp_path / "sites")
@@ -251,7 +251,9 @@ def test_a_server_killed_at_any_moment_goes_on_to_the_same_answer(federation, na
         interrupted = world.network(before=partial(kill_at, moment))
         run = {"checkpoint": folder / "fit.npz", **options}
         with pytest.MonkeyPatch.context() as patch:  # the same run's name, of which secrets are made
-            patch.setattr("fedbayes.network.remote.secrets.token_hex", lambda size: expected.fitted.executor.run_name)
+            patch.setattr(
+                "fedbayes.network.server.remote.secrets.token_hex", lambda size: expected.fitted.executor.run_name
+            )
             with pytest.raises(Killed):
                 world.fit(interrupted, **run)
             resumed = world.network()

@@ -15,13 +15,13 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.algorithm import Phase
+from fedbayes.contract.algorithm import Phase
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference import METHODS
 from fedbayes.inference.mode import Laplace
 from fedbayes.network.fit import fit_over
 from fedbayes.network.rehearsal import Rehearsal
-from fedbayes.network.remote import Remote
+from fedbayes.network.server.remote import Remote
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.errors import ModelError
-from fedbayes.problem.explained import explaining, odd_one_out
+from fedbayes.problem.data.explained import explaining, odd_one_out
 
 RNG = np.random.default_rng(0)
 KEYWORDS = {"method": "laplace", "key": jax.random.key(0), "progress": False}

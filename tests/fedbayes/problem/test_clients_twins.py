@@ -9,8 +9,8 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.problem.clients import prepare_clients
-from fedbayes.problem.twins import warn_of_twins
+from fedbayes.problem.data.reading import prepare_clients
+from fedbayes.problem.duplicates import warn_of_twins
 
 RNG = np.random.default_rng(0)
 

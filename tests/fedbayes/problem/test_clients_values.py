@@ -16,7 +16,7 @@ import scipy.sparse
 import xarray as xr
 
 import fedbayes as fb
-from fedbayes.problem.clients import prepare_clients
+from fedbayes.problem.data.reading import prepare_clients
 
 FLOAT = np.dtype(np.float64)
 

@@ -9,9 +9,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from fedbayes.computing import computing
 from fedbayes.problem.problem import make_problem
-from fedbayes.problem.same_model import model_key
+from fedbayes.problem.program.same_model import model_key
+from fedbayes.runtime.precision import computing
 
 CLIENTS = {"a": {"y": np.array([0.1, 0.4])}, "b": {"y": np.array([0.2, 0.3])}}
 CELL = """

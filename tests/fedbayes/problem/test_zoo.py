@@ -95,7 +95,9 @@ def test_planted_bugs_are_seen(monkeypatch):
     theta, z = jnp.asarray(x[:2]), jnp.asarray(x[2:])
     masked, prior = client.log_factor(jnp.asarray(x)), problem.prior.log_density(theta)
     assert abs(client.program.log_factor(theta, z, client.data, None) - masked) > 1e-2
-    monkeypatch.setattr("fedbayes.problem.program.Program._prior_terms", lambda self, terms: terms["mu"] + terms["tau"])
+    monkeypatch.setattr(
+        "fedbayes.problem.program.program.Program._prior_terms", lambda self, terms: terms["mu"] + terms["tau"]
+    )
     assert abs(client.program.log_prior(theta, client.data) - prior) > 1e-2
 
 

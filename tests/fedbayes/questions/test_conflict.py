@@ -11,12 +11,12 @@ import pytest
 from scipy import linalg, stats
 
 import fedbayes as fb
-from fedbayes.answer import GaussianAnswer
-from fedbayes.client_locals import FromCavity, FromRecord, FromServer
+from fedbayes.contract.answer import GaussianAnswer
+from fedbayes.contract.client_locals import FromCavity, FromRecord, FromServer
 from fedbayes.models import heart_disease, linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, product_of
-from fedbayes.problem.program import Block
+from fedbayes.problem.program.program import Block
 from fedbayes.questions import conflict
 from fedbayes.questions.conflict import agreement, conflict_of, gaussians_of, holm
 

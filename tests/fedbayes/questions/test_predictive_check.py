@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import fedbayes as fb
-from fedbayes.client_locals import FromServer
+from fedbayes.contract.client_locals import FromServer
 from fedbayes.models import linear
 from fedbayes.questions.predictive_check import placed, predictive_check
 from fedbayes.results import arviz

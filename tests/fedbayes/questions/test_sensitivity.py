@@ -10,8 +10,7 @@ from scipy import stats
 from scipy.special import ndtri
 
 import fedbayes as fb
-from fedbayes.client_locals import FromServer
-from fedbayes.computing import computing
+from fedbayes.contract.client_locals import FromServer
 from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.questions.sensitivity import (
     CONFLICT,
@@ -25,6 +24,7 @@ from fedbayes.questions.sensitivity import (
     scalars,
 )
 from fedbayes.results.arviz import shapes_of
+from fedbayes.runtime.precision import computing
 
 ALPHAS = (0.99, 1.01)
 

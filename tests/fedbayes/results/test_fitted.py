@@ -10,8 +10,8 @@ import pytest
 import xarray as xr
 
 import fedbayes as fb
-from fedbayes.inference.local.moments import TiltedDraws
-from fedbayes.inference.local.resampling import equal_weights, pool_size, resampling
+from fedbayes.inference.local.density.moments import TiltedDraws
+from fedbayes.inference.local.sampling.resampling import equal_weights, pool_size, resampling
 from fedbayes.models import hierarchical_linear as hm2
 from fedbayes.numerics.importance import quasi_normal, random_shift
 

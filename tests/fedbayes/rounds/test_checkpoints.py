@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import fedbayes as fb
+from fedbayes.contract.state import RunState
 from fedbayes.inference.ep.method import EP
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fedpa.method import FedPA
@@ -22,7 +23,6 @@ from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.loop import Run
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Silent
-from fedbayes.rounds.state import RunState
 from fedbayes.rounds.wire import arrays_of, encode
 
 KEY = jax.random.key(2)

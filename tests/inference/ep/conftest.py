@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedbayes.algorithm import Phase
+from fedbayes.contract.algorithm import Phase
 from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.numerics.gaussian import Gaussian

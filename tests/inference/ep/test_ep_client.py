@@ -11,9 +11,9 @@ import fedbayes as fb
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.client import Family, Own, Shared, Told, local_update
 from fedbayes.inference.ep.server import _in_family
-from fedbayes.inference.local.laplace import Mode
+from fedbayes.inference.local.density.laplace import Mode
+from fedbayes.inference.local.density.tilted import LocalSite, cold_chains
 from fedbayes.inference.local.solvers import Solver
-from fedbayes.inference.local.tilted import LocalSite, cold_chains
 from fedbayes.inference.mode import Own as OfMode
 from fedbayes.inference.own_site import NEVER, Counted, OwnSite
 from fedbayes.models import linear

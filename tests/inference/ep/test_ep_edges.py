@@ -12,7 +12,7 @@ from scipy.linalg import helmert
 import fedbayes as fb
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import noise_limited
-from fedbayes.inference.local import moments
+from fedbayes.inference.local.density import moments
 
 KEY = jax.random.key(0)
 

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.inference.local.tilted import Tilted
+from fedbayes.inference.local.density.tilted import Tilted
 from fedbayes.models import hierarchical_linear as hm2
 from fedbayes.models import linear
 from fedbayes.numerics.gaussian import packed

@@ -15,10 +15,10 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.inference.ep import client, server
-from fedbayes.inference.local import moments
-from fedbayes.inference.local.moments import SiteError, TiltedDraws, covariance_inversion, score_regression
+from fedbayes.inference.local.density import moments
+from fedbayes.inference.local.density.moments import SiteError, TiltedDraws, covariance_inversion, score_regression
+from fedbayes.inference.local.density.tilted import LocalSite
 from fedbayes.inference.local.solvers import Solver
-from fedbayes.inference.local.tilted import LocalSite
 from fedbayes.numerics.gaussian import Gaussian, packed, whitener
 
 V = 0.05**2 / 100

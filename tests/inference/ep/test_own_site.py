@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedbayes as fb
-from fedbayes.algorithm import Replies
+from fedbayes.contract.algorithm import Replies
 from fedbayes.inference.ep import server
 from fedbayes.inference.ep.client import Change, Family
 from fedbayes.inference.ep.step import EPState

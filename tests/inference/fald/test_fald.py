@@ -15,7 +15,7 @@ from fedbayes.inference.fald import client as fald
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.fald.participation import participation_bias, participation_share
 from fedbayes.inference.local.after import AFTER
-from fedbayes.inference.local.energy import Energy
+from fedbayes.inference.local.steps.energy import Energy
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.loop import Run

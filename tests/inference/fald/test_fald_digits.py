@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
-from fedbayes.inference.local.energy import Energy
+from fedbayes.inference.local.steps.energy import Energy
 
 datasets = pytest.importorskip("sklearn.datasets")
 pytestmark = [pytest.mark.slow, pytest.mark.optimised]

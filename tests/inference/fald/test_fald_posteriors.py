@@ -9,7 +9,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 import fedbayes as fb
-from fedbayes.inference.local.energy import Energy
+from fedbayes.inference.local.steps.energy import Energy
 from fedbayes.models import heart_disease
 
 KEY = jax.random.key(11)

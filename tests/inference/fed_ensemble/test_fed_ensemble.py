@@ -15,8 +15,8 @@ import fedbayes as fb
 from fedbayes.inference.fed_ensemble import perturbation
 from fedbayes.inference.fed_ensemble.teams import first_assignment, next_assignment
 from fedbayes.models import heart_disease
-from fedbayes.problem.prior import make_prior
 from fedbayes.problem.problem import make_problem
+from fedbayes.problem.program.prior import make_prior
 from fedbayes.theory import ensemble as theory
 
 KEY = jax.random.key(0)

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import fedbayes as fb
-from fedbayes.inference.local.descent import make_batches
+from fedbayes.inference.local.steps.descent import make_batches
 from fedbayes.models import eight_schools, heart_disease, linear
 
 KEY = jax.random.key(0)

@@ -12,7 +12,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.inference.fedpa import method as fedpa
-from fedbayes.inference.local.sgd import covariance_factor
+from fedbayes.inference.local.steps.sgd import covariance_factor
 from fedbayes.models import hierarchical_linear as hm2
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.low_rank import LowRankGaussian

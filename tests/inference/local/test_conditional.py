@@ -11,11 +11,11 @@ import pytest
 from scipy.special import roots_hermite
 
 import fedbayes as fb
-from fedbayes.inference.local import moments
-from fedbayes.inference.local.conditional import Conditional, find_conditional
-from fedbayes.inference.local.moments import TiltedDraws, control_variates, score_regression
-from fedbayes.inference.local.nested import nested_site
-from fedbayes.inference.local.tilted import Tilted, cold_chains
+from fedbayes.inference.local.density import moments
+from fedbayes.inference.local.density.conditional import Conditional, find_conditional
+from fedbayes.inference.local.density.moments import TiltedDraws, control_variates, score_regression
+from fedbayes.inference.local.density.tilted import Tilted, cold_chains
+from fedbayes.inference.local.sampling.nested import nested_site
 from fedbayes.inference.mode import expansion
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem

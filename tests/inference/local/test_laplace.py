@@ -9,10 +9,10 @@ import pytest
 from scipy.optimize import minimize
 
 import fedbayes as fb
-from fedbayes.inference.local import laplace
-from fedbayes.inference.local.laplace import find_mode
+from fedbayes.inference.local.density import laplace
+from fedbayes.inference.local.density.laplace import find_mode
+from fedbayes.inference.local.density.tilted import Tilted, cold_chains, cold_start
 from fedbayes.inference.local.solvers import laplace as laplace_solver
-from fedbayes.inference.local.tilted import Tilted, cold_chains, cold_start
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 

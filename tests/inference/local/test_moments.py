@@ -5,8 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.inference.local import moments
-from fedbayes.inference.local.moments import TiltedDraws, covariance_inversion, score_regression, symmetric_slope
+from fedbayes.inference.local.density import moments
+from fedbayes.inference.local.density.moments import (
+    TiltedDraws,
+    covariance_inversion,
+    score_regression,
+    symmetric_slope,
+)
 from fedbayes.numerics.gaussian import Gaussian
 
 SIZE = 4

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import fedbayes as fb
-from fedbayes.answer import Answer
+from fedbayes.contract.answer import Answer
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fedpa.method import FedPA, make_clients
 from fedbayes.inference.merging.answer import MergedAnswer

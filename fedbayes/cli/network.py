@@ -1,0 +1,87 @@
+"""The commands of ``fedbayes`` for fits over a network; they need the extra ``flower``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fedbayes.network.site import Site
+
+
+def new(folder: Annotated[Path, typer.Argument(help="A folder that is empty or not there yet.")]) -> None:
+    """Write a project for a fit over a network: the heart study of four hospitals, to run and then to edit."""
+    with _plain_errors():
+        from fedbayes.flower.project import write_project
+
+        written = write_project(folder)
+    typer.echo(
+        f"{len(written)} files are in {folder}. The study is {folder / 'app' / 'study.py'}; begin with README.md."
+    )
+
+
+def client_posterior(
+    config: Annotated[
+        str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
+    ],
+    project: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="The project's folder, as it was in the run.")
+    ] = Path(),
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="A NetCDF file.  [default: SITE.nc]")] = None,
+) -> None:
+    """At a site: write its own posterior after its last run, its local latents and the globals, for ArviZ.
+
+    It is computed from the site's data and from what the site has kept; nothing is sent.
+    """
+    with _plain_errors():
+        from fedbayes.flower.sites import open_site, read_config
+        from fedbayes.network.conclusion import client_posterior as own_posterior
+        from fedbayes.runtime.compiling import cache_programs
+
+        cache_programs()
+        settings = read_config(config)
+        site = open_site(project, settings)
+        idata = own_posterior(site)
+        path = output or Path(f"{site.name}.nc")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        idata.to_netcdf(str(path))
+    _tell(site, idata, path)
+
+
+def _tell(site: "Site", idata: object, path: Path) -> None:
+    """What was written, in few lines."""
+    posterior = idata["posterior"]  # type: ignore[index]  # of either generation of ArviZ
+    typer.echo(f"The posterior of site {site.name}, given all sites' data, is in {path}.")
+    typer.echo(f"It has {posterior.sizes['chain']} chains of {posterior.sizes['draw']} draws:")
+    for name, values in posterior.data_vars.items():
+        shape = list(values.shape[2:])
+        mean, sd = values.mean(("chain", "draw")), values.std(("chain", "draw"))
+        numbers = f"mean {float(mean):.3g}, sd {float(sd):.3g}" if not shape else f"shape {shape}"
+        typer.echo(f"  {name}: {numbers}")
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What the user can put right is said in words, without a traceback."""
+    import logging
+
+    from fedbayes.errors import ClientDataError, FederatedError, ModelError
+
+    logging.getLogger("fedbayes").addHandler(logging.NullHandler())  # it is said below, and only once
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        _fail(error if error.name == "flwr" else ModuleNotFoundError(f"{error}: install it in this environment"))
+    except (ClientDataError, FederatedError, ModelError, OSError) as error:
+        _fail(error)
+    except Exception as error:
+        if type(error).__name__ != "Refused":
+            raise
+        _fail(error.__cause__ or error)
+
+
+def _fail(error: BaseException) -> None:
+    typer.secho(str(error) or type(error).__name__, fg="red", err=True)
+    raise typer.Exit(1) from None

@@ -1,0 +1,228 @@
+"""What a fit ends with: the posterior of the globals, whether it can be trusted, and what diagnostics mean."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from jax import Array
+
+from fedbayes.contract.client_locals import FromCavity
+from fedbayes.contract.locals_from import LocalsFrom
+from fedbayes.contract.state import RunState
+from fedbayes.errors import ResultCode
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_draws, gaussian_log_density, log_integrals, spread_of_means
+from fedbayes.numerics.low_rank import LowRankGaussian
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+CLIENT, REPLICATE, COORDINATE = "client", "replicate", "coordinate"
+
+
+class Diagnostic(NamedTuple):
+    """What a number in ``fit.rounds`` is.
+
+    Attributes
+    ----------
+    dims
+        Its dimensions, in the order of the arrays: of ``"client"``, ``"replicate"``, ``"coordinate"``, or the method's
+        own.
+    meaning
+        In words.
+    unit
+        Such as ``"posterior sds"``.
+    """
+
+    dims: tuple[str, ...]
+    meaning: str
+    unit: str = ""
+
+
+class Verdict(NamedTuple):
+    """Whether an answer can be trusted.
+
+    Attributes
+    ----------
+    converged
+        As far as the fit can tell.
+    error
+        Monte Carlo error of the means, in posterior sds (root mean square over the globals); NaN where it is not known.
+    headline
+        Lines for ``repr``.
+    trouble
+        What kept the fit from converging, with the clients it concerns and what to try; empty if nothing did.
+    remarks
+        What qualifies a fit that has converged, such as importance weights that can't be trusted; short, without a full
+        stop.
+    """
+
+    converged: bool
+    error: float
+    headline: Sequence[str]
+    trouble: str
+    remarks: Sequence[str] = ()
+
+
+class Answer(Protocol):
+    """What a method has found out about the unconstrained globals."""
+
+    @property
+    def locals_from(self) -> LocalsFrom:
+        """Where a client's own posterior comes from."""
+        ...
+
+    @property
+    def posterior(self) -> Gaussian | LowRankGaussian | None:
+        """The Gaussian, or the one with the draws' moments; leading axis of replicates or chains."""
+        ...
+
+    def draws(self, key: Array, num: int) -> np.ndarray:
+        """Draws of the globals, shape ``(chain, draw, d)``."""
+        ...
+
+    def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
+        """ArviZ's group of that name; ``log_likelihood`` has the shape ``(chain, draw, client)``."""
+        ...
+
+    def log_evidence(self) -> np.ndarray:
+        """Estimates of the log marginal likelihood, shape ``(replicate,)``; NaN where there is none."""
+        ...
+
+    def verdict(self, rounds: "xr.Dataset") -> Verdict:
+        """Whether it can be trusted; ``rounds`` are the fit's diagnostics."""
+        ...
+
+    def report(self) -> dict[str, float]:
+        """Numbers for the attributes of ``fit.rounds``: what the method has chosen, and what theory predicts."""
+        ...
+
+    def attrs(self) -> dict[str, Any]:
+        """What draws and chains are, for every ArviZ object."""
+        ...
+
+
+class GaussianAnswer:
+    """One Gaussian per replicate of the fit.
+
+    Parameters
+    ----------
+    posterior
+        Over the unconstrained globals, leading axis of replicates.
+    locals_from
+        See :class:`Answer`.
+    run
+        How the rounds went.
+    """
+
+    def __init__(self, posterior: Gaussian, locals_from: FromCavity, run: RunState) -> None:
+        self._posterior, self._locals_from, self._run = posterior, locals_from, run
+
+    @property
+    def posterior(self) -> Gaussian:
+        """See :class:`Answer`."""
+        return self._posterior
+
+    def draws(self, key: Array, num: int) -> np.ndarray:
+        """See :class:`Answer`."""
+        return gaussian_draws(self.posterior, key, num)
+
+    @property
+    def locals_from(self) -> FromCavity:
+        """See :class:`Answer`."""
+        return self._locals_from
+
+    def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
+        """``lp``: log density of the Gaussian."""
+        return {"lp": gaussian_log_density(self.posterior, theta)}
+
+    def log_evidence(self) -> np.ndarray:
+        """See :class:`Answer`."""
+        return log_integrals(self.posterior)
+
+    def report(self) -> dict[str, float]:
+        """See :class:`Answer`."""
+        return {}
+
+    def verdict(self, rounds: "xr.Dataset") -> Verdict:
+        """Whether the rounds have converged with every client heard, and what qualifies that."""
+        error = spread_of_means(self.posterior)
+        trouble = "" if self._run.converged else self._trouble(rounds)
+        remarks = self._remarks(rounds) if self._run.converged else []
+        return Verdict(self._run.converged, error, self._headline(rounds, error), trouble, remarks)
+
+    def _remarks(self, rounds: "xr.Dataset") -> list[str]:
+        """Whose importance weights can't be trusted."""
+        unreliable = (rounds["code"][-1] == ResultCode.UNRELIABLE).mean("replicate").to_series()
+        bad = list(unreliable.index[unreliable > 0.5])  # in most replicates; a single one tells of chance
+        return [f"but not to be trusted: k-hat above 0.7 for {shortened(bad)}"] if bad else []
+
+    def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:
+        """The last change, the error, the clients' updates."""
+        lines = [f"  last      changed the global by {float(rounds['change'][-1].max()):.2g} posterior sds"]
+        if (num := self.posterior.shift.shape[0]) > 1:
+            lines.append(f"  error     Monte Carlo {error:.2g} posterior sds, from {num} replicates")
+        if "k_hat" in rounds and (k_hat := rounds["k_hat"][-1]).notnull().any():
+            worst = str(k_hat.max("replicate").idxmax("client").item())
+            solvers, counts = np.unique(rounds["solver"][-1].values, return_counts=True)
+            used = ", ".join(f"{count} {name}" for name, count in zip(solvers, counts, strict=True))
+            lines.append(f"  solvers   {used}; k-hat at most {float(k_hat.max()):.2f} (client '{worst}')")
+        return lines
+
+    def _trouble(self, rounds: "xr.Dataset") -> str:
+        """The last round's change, and the clients whose messages were no good."""
+        changes = rounds["change"].max("replicate").dropna("round")
+        if not changes.size:
+            return "The fit did not converge: no client took part in any round. Check `participation`."
+        last = rounds.sel(round=changes["round"][-1])
+        change = float(last["change"].max())
+        moved = f"changed the global by {change:.3g} posterior sds" if np.isfinite(change) else "could take no step"
+        parts = [
+            f"The fit did not converge in {rounds.sizes['round']} rounds: the last one {moved}.",
+            *bad_clients(last),
+            *self._advice(last),
+        ]
+        return " ".join(parts)
+
+    def _advice(self, last: "xr.Dataset") -> list[str]:
+        """What to try, from the last round's diagnostics."""
+        return ["Raise `num_rounds`."]
+
+    def attrs(self) -> dict[str, Any]:
+        """What draws and chains are."""
+        return {
+            "inference": "gaussian-sites",
+            "draws": "independent draws of a Gaussian in unconstrained space",
+            "chains": "replicates of the whole fit with other keys: R-hat and MCSE measure its Monte Carlo error, "
+            "not the error of the Gaussian approximation",
+        }
+
+
+_WORTH_NAMING = (
+    ResultCode.NOT_FINITE,
+    ResultCode.IMPROPER,
+    ResultCode.UNRELIABLE,
+    ResultCode.LOST,
+    ResultCode.NO_CAVITY,
+)
+
+
+def bad_clients(last: "xr.Dataset") -> list[str]:
+    """The clients with other codes than OK in the last round, in words."""
+    parts = []
+    for code in _WORTH_NAMING:
+        if clients := _clients_with(code, last):
+            parts.append(f"Clients {shortened(clients)}: {code.meaning}.")
+    return parts
+
+
+def _clients_with(code: ResultCode, last: "xr.Dataset") -> list[str]:
+    """The clients whose worst code in the last round is this one."""
+    codes = last["code"].max("replicate").to_series()
+    return list(codes.index[codes == code])
+
+
+def shortened(names: Sequence[str], most: int = 6) -> str:
+    """The first few names, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, ... ({len(names) - most} more)"

@@ -1,0 +1,274 @@
+"""Where a client's own posterior comes from once the rounds are over.
+
+Every answer holds one of the five final classes below. Nobody asks which one: all other modules read its fields, tell
+the clients what it has for them, draw through it, and show its refusals. One more way to couple clients is one more
+class.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbayes.contract.locals_from import AtClient, LocalsFrom, Personal, Private, Question, Variables, Wanted
+from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_moments
+
+
+class FromCavity(LocalsFrom):
+    """Clients are independent given the globals, and what all others know of these is a Gaussian, the cavity.
+
+    A client samples ``p(y_k | theta, z) p(z | theta)`` times its cavity, which it forms itself where it has kept its
+    own site.
+
+    Parameters
+    ----------
+    told
+        What each client is told of the others, leading axes client and replicate: what
+        :meth:`fedbayes.contract.algorithm.Method.own_cavity` reads.
+    posterior
+        Of the globals, leading axis of replicates.
+    others
+        The cavities, leading axes replicate and client, where the server knows them; they are then what clients are
+        told.
+    """
+
+    kind = "given"
+    has_cavities = True
+
+    def __init__(self, told: Any, posterior: Gaussian, others: Gaussian | None = None) -> None:
+        self._told, self._posterior, self.others = told, posterior, others
+
+    @classmethod
+    def known(cls, others: Gaussian, posterior: Gaussian) -> "FromCavity":
+        """Of a server that knows all sites."""
+        return cls(_clients_first(others), posterior, others)
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`."""
+        return self._told
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return sampled(at.reply, gaussian_moments(self._posterior)[0], theta.shape[:2])
+
+
+class FromStart(LocalsFrom):
+    """The answer says nothing of what the others know: points, and posteriors of low rank.
+
+    A client samples its locals given the point.
+
+    Parameters
+    ----------
+    start
+        A Gaussian around the points, where locals are looked for, leading axes replicate and client; ``None``: the
+        clients have no locals.
+    num_points
+        In a chain.
+    """
+
+    kind = "given"
+
+    def __init__(self, start: Gaussian | None, num_points: int = 1) -> None:
+        self._start, self._num_points = start, num_points
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`."""
+        return () if self._start is None else _clients_first(self._start)
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`: the point itself, with draws of the locals."""
+        drawn = sampled(at.reply, theta[:, 0], (len(theta), num_draws))
+        point = np.broadcast_to(theta, (len(theta), num_draws, theta.shape[-1]))
+        return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
+
+    def for_sites(self, theta: np.ndarray, num_draws: int) -> np.ndarray:
+        """See :class:`LocalsFrom`: the point, as often as draws are wanted."""
+        return np.repeat(theta, num_draws, axis=1) if self._num_points == 1 and self._start is not None else theta
+
+    def own_posterior(self, num_locals: int) -> bool:
+        """See :class:`LocalsFrom`: it has the globals of all."""
+        return num_locals > 0
+
+    def refuses(self, question: Question) -> str:
+        """See :class:`LocalsFrom`."""
+        if question is not Question.CLIENT_POSTERIOR:
+            return ""
+        if self._start is None:
+            return no_matrix("client_posterior")
+        if self._num_points > 1:
+            return (
+                f"This fit is an ensemble of {self._num_points} points, and a client's local latents differ from "
+                "point to point: it has no posterior of its own. Fit by a method that ends with one point, or with a "
+                "posterior."
+            )
+        return ""
+
+
+class FromRecord(LocalsFrom):
+    """The clients have kept a draw of their locals for each draw of the globals, as Markov chains do.
+
+    Parameters
+    ----------
+    start
+        A Gaussian that is wide enough to look for locals in, leading axes replicate and client.
+    """
+
+    kind = "recorded"
+
+    def __init__(self, start: Gaussian) -> None:
+        self._start = start
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`."""
+        return _clients_first(self._start)
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _recorded(at, theta)
+
+
+class FromServer(LocalsFrom):
+    """The server has draws of the locals by which the method couples the clients.
+
+    Parameters
+    ----------
+    told
+        What each client is told of them, leading axes client and chain; the draws among it.
+    variables, coords
+        See :class:`LocalsFrom`.
+    method
+        Its name, for messages.
+    """
+
+    kind = "given_coupled"
+
+    def __init__(self, told: Any, variables: Variables, coords: Mapping[str, Sequence], method: str) -> None:
+        self._told, self.variables, self.coords, self._method = told, variables, coords, method
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`."""
+        return self._told
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _coupled(at, theta)
+
+    def refuses(self, question: Question) -> str:
+        """See :class:`LocalsFrom`."""
+        prior = f"{self._method} couples the clients by a prior that is no part of the program, so that the program's"
+        sentences = {
+            Question.NEW_CLIENT: f"{self._method} couples the clients by a covariance that has no entry for a client "
+            "that was no part of the fit. Name one of the clients, or fit with the new client among them.",
+            Question.EXACT: _DEPENDENT,
+            Question.SENSITIVITY: f"{prior} prior is not the whole prior. Fit by a method without it.",
+            Question.PRIOR_REPLICATES: f"{prior} prior can't be checked in its place. Write `prior=False`.",
+        }
+        return sentences.get(question, "")
+
+
+class FromOwnPoint(LocalsFrom):
+    """Each client has ended at globals and locals of its own, in its private state.
+
+    Parameters
+    ----------
+    of
+        ``(private) -> (chain, draw, d + m)``: the points in a client's private state.
+    start
+        As for :class:`FromStart`, at the globals of all.
+    """
+
+    kind = "own"
+
+    def __init__(self, of: Callable[[Private], np.ndarray], start: Gaussian | None = None) -> None:
+        self._of, self._start = of, start
+
+    def told(self) -> Any:
+        """See :class:`LocalsFrom`: where locals are looked for at the common point."""
+        return () if self._start is None else _clients_first(self._start)
+
+    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _own(at, self._of)
+
+    def refuses(self, question: Question) -> str:
+        """See :class:`LocalsFrom`."""
+        return _DEPENDENT if question is Question.EXACT else ""
+
+
+def no_matrix(what: str) -> str:
+    """Why a question by this name can't be answered without a dense Gaussian."""
+    return (
+        f"`fit.{what}` needs the precision of all globals as a matrix, which this posterior does not have: it has low "
+        "rank, or is a point. Without local latents a client's posterior is `fit.idata`."
+    )
+
+
+_DEPENDENT = "`fit.exact()` is for clients that depend on each other by the globals alone."
+
+
+def at_site(kind: str, at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+    """A client's own posterior, computed and kept at its own site.
+
+    Each draw of the globals gets one draw of the client's locals given it and the client's data: together they are
+    draws of the joint posterior, ``p(theta | all data) p(z | theta, own data)``.
+
+    Parameters
+    ----------
+    kind
+        From the last message: :attr:`LocalsFrom.kind`, or ``"globals"`` for a client without locals.
+    at
+        The client.
+    theta
+        From the same message, :meth:`LocalsFrom.for_sites`.
+    of
+        The points in a private state, :meth:`fedbayes.contract.algorithm.Method.own_draws`.
+    """
+    if kind == FromCavity.kind:
+        locals_ = np.asarray(at.reply("given", theta))
+        return Personal(np.concatenate([theta, locals_], axis=-1), {"solver": "importance weights given the globals"})
+    if kind == FromRecord.kind:
+        return _recorded(at, theta)
+    if kind == FromServer.kind:
+        return _coupled(at, theta)
+    if kind == FromOwnPoint.kind:
+        return _own(at, of)
+    return Personal(theta, {"solver": "none: the client has no latents of its own"})
+
+
+def kind_of(source: LocalsFrom, num_locals: int) -> str:
+    """What a client with so many locals does by itself at the end, for :func:`at_site`."""
+    by_locals = source.kind in (FromCavity.kind, FromRecord.kind)
+    alone = bool(source.refuses(Question.CLIENT_POSTERIOR))
+    return "globals" if by_locals and (alone or not num_locals) else source.kind
+
+
+def sampled(reply: Callable[[str, Any], Any], mean: np.ndarray, shape: tuple[int, ...]) -> Personal:
+    """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
+    chains, num_draws = shape
+    wanted = Wanted(mean, np.zeros((chains, -(-num_draws // 4) * 4)))
+    found = reply("resampled", wanted)
+    k_hat, solver = float(np.max(found.k_hat)), "importance"
+    if not k_hat <= K_HAT_LIMIT:
+        found, solver = reply("chained", wanted), "nuts"
+    return Personal(np.asarray(found.draws)[:, :num_draws], {"k_hat": k_hat, "solver": solver})
+
+
+def _recorded(at: AtClient, theta: np.ndarray) -> Personal:
+    mine = np.swapaxes(at.recorded(theta.shape[1]), 0, 1)
+    return Personal(np.concatenate([theta, mine], axis=-1), {"solver": at.update})
+
+
+def _coupled(at: AtClient, theta: np.ndarray) -> Personal:
+    found = at.reply("given_coupled", theta)
+    return Personal(np.asarray(found.draws), {"solver": "server", "k_hat": float(np.max(found.k_hat))})
+
+
+def _own(at: AtClient, of: Callable[[Private], np.ndarray]) -> Personal:
+    return Personal(np.asarray(of(at.private())), {"solver": "own steps"})
+
+
+def _clients_first(gaussian: Gaussian | None) -> Any:
+    return jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), gaussian)

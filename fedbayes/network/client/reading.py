@@ -1,0 +1,129 @@
+"""A client's side of a problem: its own data, read as if all clients' were there."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbayes.network.charter import Joined, Seat
+from fedbayes.network.study import Study
+from fedbayes.problem.buckets import Bucket, make_bucket
+from fedbayes.problem.data.explained import explaining
+from fedbayes.problem.data.padding import pad
+from fedbayes.problem.data.reading import ClientArrays, cast, read_clients
+from fedbayes.problem.problem import Problem, make_problem, prior_of
+from fedbayes.problem.program.concrete import with_sizes
+from fedbayes.problem.program.prior import Prior
+from fedbayes.problem.roster import Roster
+
+
+def read_own(study: Study, site: str, data: Mapping[str, Any]) -> ClientArrays:
+    """A client's arguments, checked.
+
+    Whole numbers count as data, unless the model needs them as sizes: a client can't know whether the others have the
+    same ones, and what is no size does not leave it.
+
+    Raises
+    ------
+    ClientDataError
+        As :func:`~fedbayes.problem.data.reading.read_clients`.
+    """
+    numbers = (
+        {
+            name: np.asarray(value) if isinstance(value, int) and not isinstance(value, bool) else value
+            for name, value in data.items()
+        }
+        if isinstance(data, Mapping)
+        else data
+    )
+    return with_sizes(study.model, read_clients({site: numbers}))[site]
+
+
+def digest_of(client: ClientArrays) -> str:
+    """Of a client's data, for itself."""
+    digest = hashlib.sha256(repr(sorted(client.static.items())).encode())
+    for name, array in sorted(client.arrays.items()):
+        digest.update(repr((name, array.shape, array.dtype.str)).encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class OwnProblem:
+    """One client's part of a problem.
+
+    Attributes
+    ----------
+    client
+        Its arrays.
+    bucket
+        The same, padded as seated, as the only member of its bucket.
+    seat
+        Its seat.
+    prior
+        Of the globals.
+    """
+
+    client: ClientArrays
+    bucket: Bucket
+    seat: Seat
+    prior: Prior
+
+    @property
+    def joined(self) -> Joined:
+        """What the server needs to know of the client's program."""
+        program = self.bucket.clients.program
+        axes = dict(program.row_axes) if program.row_arguments else None
+        return Joined(axes, program.row_arguments, self.bucket.clients.independent)
+
+    def problem(self, roster: Roster) -> Problem:
+        """A problem of all clients, of which this one alone has data."""
+        nothing, place = ClientArrays({}, {}), self.seat.place
+        arrays = tuple(self.client if at == place else nothing for at in range(roster.num_clients))
+        return Problem(roster.names, roster.globals, roster.prior, (self.bucket,), arrays)
+
+
+def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat) -> OwnProblem:
+    """Check the model on a client's data, split it, and pad the rows as seated.
+
+    What the others' numbers of rows mean for the program is found out by copies of the client, cut to the fewest rows
+    and filled up to the most.
+
+    Raises
+    ------
+    ClientDataError, ModelError
+        As :func:`~fedbayes.problem.problem.make_problem`.
+    """
+    dtype = np.dtype(study.dtype)
+    mine = cast(site, client, {name: np.dtype(kind) for name, kind in seat.kinds.items()}, dtype)
+    clients = {site: mine}
+    if seat.row_arguments:
+        clients |= {f"{site}, with {rows} rows": _resized(mine, seat, rows) for rows in (seat.shortest, seat.longest)}
+    given = {name: {**each.static, **each.arrays} for name, each in clients.items()}
+    with explaining(given):
+        whole = make_problem(
+            study.model,
+            given,
+            local=study.local,
+            dtype=dtype,
+            rows=study.configured.needs_rows,
+            only_locals=study.configured.only_locals,
+        )
+    b, at = whole.locate(0)
+    found = whole.buckets[b].clients
+    if found.program.row_arguments and seat.row_arguments:
+        bucket = make_bucket(found.program, [mine], [seat.place], found.program.row_arguments, seat.padded)
+        bucket = replace(bucket, clients=replace(bucket.clients, independent=found.independent))
+    else:
+        alone = jax.tree.map(lambda leaf: leaf[at : at + 1], found)
+        place = np.asarray([seat.place])
+        bucket = Bucket(replace(alone, index=place), place)
+    return OwnProblem(mine, bucket, seat, prior_of(found.program, seat.shapes()))
+
+
+def _resized(client: ClientArrays, seat: Seat, rows: int) -> ClientArrays:
+    """A client cut or filled up to so many rows."""
+    cut = {name: array[:rows] if name in seat.row_arguments else array for name, array in client.arrays.items()}
+    return replace(client, arrays=pad(cut, seat.row_arguments, rows))

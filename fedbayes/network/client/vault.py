@@ -1,0 +1,145 @@
+"""What a client keeps on its own disk, readable by its owner only: its secret, and per run its private states.
+
+Losing it costs time and not correctness: a client without its state starts from the broadcast, as in its first round.
+"""
+
+import hashlib
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedbayes.errors import ClientDataError
+from fedbayes.runtime.files import private_folder, replace_private_file
+
+_STATE = re.compile(r"state-(\d+)-(\d+)\.npz")
+_DRAW = re.compile(r"draw-(\d+)-(\d+)\.npz")
+_KEPT_RUNS = 20  # folders of earlier runs
+
+
+class Vault:
+    """A client's folder.
+
+    Parameters
+    ----------
+    folder
+        It is made where there is none, with mode 0700.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = private_folder(folder)
+
+    def claim(self, site: str) -> None:
+        """Make the folder that of one site.
+
+        Raises
+        ------
+        ClientDataError
+            It is another's.
+        """
+        file = self.folder / "site"
+        if not file.exists():
+            replace_private_file(file, site.encode())
+        if (owner := file.read_text()) != site:
+            raise ClientDataError(
+                f"The folder '{self.folder}' keeps the private states of site '{owner}', and this is site '{site}'. "
+                "Give each site a `state-dir` of its own."
+            )
+
+    def secret(self, run: str, data: str) -> str:
+        """The client's secret for a run and its present data, as hexadecimal digits; nobody else knows it.
+
+        Another run, or other data, have another one: noise that hides the data is never used twice.
+        """
+        file = self.folder / "secret"
+        if not file.exists():
+            replace_private_file(file, secrets.token_hex(32).encode())
+        return hashlib.sha256(f"{file.read_text()} {run} {data}".encode()).hexdigest()
+
+    def run(self, name: str) -> "RunVault":
+        """What belongs to one run; the folders of the oldest runs make room."""
+        if not re.fullmatch(r"[0-9a-f]{1,64}", name):
+            raise ValueError(f"A run is called {name!r}; expected hexadecimal digits.")
+        folder = private_folder(private_folder(self.folder / "runs") / name)
+        for old in self.runs()[_KEPT_RUNS:]:
+            shutil.rmtree(old.folder, ignore_errors=True)
+        return RunVault(folder)
+
+    def runs(self) -> list["RunVault"]:
+        """The runs that are kept, the latest first."""
+        folders = [each for each in (self.folder / "runs").glob("*") if each.is_dir()]
+        return [RunVault(each) for each in sorted(folders, key=lambda each: each.stat().st_mtime, reverse=True)]
+
+
+class RunVault:
+    """The part of a vault that belongs to one run.
+
+    Orders are numbered, and each state is kept under the number of the order that it came from: an order that comes
+    again, since the server was restarted, finds the state before it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def last_order(self, phase: int, order: int) -> int | None:
+        """The last order of a phase before this one, whose state is kept; ``None`` where there is none."""
+        return max((seq for at, seq, _ in self._states() if at == phase and seq < order), default=None)
+
+    def state_before(self, phase: int, order: int) -> bytes | None:
+        """The private state of a phase before an order; ``None`` where there is none."""
+        last = self.last_order(phase, order)
+        return None if last is None else (self.folder / f"state-{phase}-{last}.npz").read_bytes()
+
+    def keep_state(self, phase: int, order: int, content: bytes, oldest: int) -> None:
+        """Write the state after an order.
+
+        States from which no order can be asked for again are removed: those of a future that was given up, and those
+        before the last one at ``oldest``, the earliest order to which the server may go back.
+        """
+        replace_private_file(self.folder / f"state-{phase}-{order}.npz", content)
+        before = max(((at, seq) for at, seq, _ in self._states() if seq <= oldest), default=(0, 0))
+        for at, seq, file in self._states():
+            if seq > order or (at, seq) < before:
+                file.unlink(missing_ok=True)
+
+    def keep_draw(self, number: int, order: int, content: bytes) -> None:
+        """Write the client's own part of a draw, of which an order has told; what an earlier one has told of stays."""
+        if all(known != number for known, _, _ in self._draws()):
+            replace_private_file(self.folder / f"draw-{number}-{order}.npz", content)
+
+    def forget_draws(self, order: int) -> None:
+        """Forget the draws that were recorded from an order on: it is asked for again."""
+        for _, told, file in self._draws():
+            if told >= order:
+                file.unlink(missing_ok=True)
+
+    def draws(self) -> list[bytes]:
+        """The client's own parts of all draws."""
+        return [file.read_bytes() for _, _, file in sorted(self._draws())]
+
+    def same_data(self, digest: str) -> bool:
+        """Whether the client's data are those with which it came into the run."""
+        file = self.folder / "data"
+        if not file.exists():
+            replace_private_file(file, digest.encode())
+        return file.read_text() == digest
+
+    def conclude(self, content: bytes) -> None:
+        """Keep the server's last message, from which the client computes its own posterior."""
+        replace_private_file(self.folder / "conclusion", content)
+
+    def conclusion(self) -> bytes | None:
+        """The server's last message; ``None`` before it has come."""
+        file = self.folder / "conclusion"
+        return file.read_bytes() if file.exists() else None
+
+    def _states(self) -> Iterator[tuple[int, int, Path]]:
+        for file in self.folder.glob("state-*"):
+            if found := _STATE.fullmatch(file.name):
+                yield int(found[1]), int(found[2]), file
+
+    def _draws(self) -> Iterator[tuple[int, int, Path]]:
+        for file in self.folder.glob("draw-*"):
+            if found := _DRAW.fullmatch(file.name):
+                yield int(found[1]), int(found[2]), file

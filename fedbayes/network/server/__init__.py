@@ -1,0 +1,1 @@
+"""The server's half of a fit over a network."""

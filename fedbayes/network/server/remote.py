@@ -1,0 +1,392 @@
+"""The executor of a server: clients are asked over a transport; who does not answer is left out of the round."""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbayes.contract.algorithm import Key, Reply, Shared, Teams
+from fedbayes.errors import FederatedError, ResultCode, usable
+from fedbayes.network.charter import Seat, written_roster
+from fedbayes.network.draws import by_recipe
+from fedbayes.network.messages import Refusal, pack, unpack
+from fedbayes.network.server.described import elsewhere
+from fedbayes.network.server.register import Register
+from fedbayes.network.transport import Failure
+from fedbayes.problem.problem import Problem
+from fedbayes.rounds.exchange import Collected, Heard, Round, told
+from fedbayes.rounds.executors import Executor, summed
+from fedbayes.rounds.programs import Programs
+from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays, named_arrays
+
+log = logging.getLogger(__name__)
+
+LARGEST = 1e30  # no natural parameter, sum or step of a sound client is larger
+# ``tell(place, made)``: a client's last message, header and arrays; ``made``: it makes the draws itself
+Tell = Callable[[int, bool], tuple[Mapping[str, Any], Mapping[str, Any]]]
+_CODES = {Failure.LATE: ResultCode.NO_REPLY, Failure.GONE: ResultCode.NO_REPLY, Failure.FAILED: ResultCode.FAILED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a server waits, and for how many.
+
+    Attributes
+    ----------
+    round_timeout
+        Seconds that a client has for one answer.
+    min_clients
+        A round that fewer clients have answered is not used: the server asks the others again.
+    give_up_after
+        Seconds after which it stops to do so; the state of the last round is in the checkpoint.
+    """
+
+    round_timeout: float = 600.0
+    min_clients: int = 1
+    give_up_after: float = 3600.0
+
+
+class Remote(Executor):
+    """Clients that are other processes.
+
+    Parameters
+    ----------
+    register
+        Who they are.
+    seats
+        How each reads its data.
+    patience
+        How long to wait.
+    resumable
+        Whether a checkpoint is written after the rounds, to which the server may go back.
+
+    Attributes
+    ----------
+    lenient
+        Whether what follows the rounds may do without clients that are not there: NaN then stands for their answers.
+    bytes_down, bytes_up
+        Sent to and by all clients.
+    """
+
+    def __init__(self, register: Register, seats: tuple[Seat, ...], patience: Patience, *, resumable: bool) -> None:
+        self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
+        self.run_name = secrets.token_hex(8)
+        self._order = self._saved = self._phase = 0
+        self._first: Shared = ()
+        self._broadcasts: dict[int, Shared] = {}  # at the draws of which some client has yet to hear
+        self._unrecorded: dict[int, list[int]] = {}  # the numbers of these, by client
+        self._phase_key: Key
+        self._begun: set[int] = set()
+        self._unlike: set[int] = set()  # clients that make other draws by a recipe than the server
+        self.bytes_down = self.bytes_up = 0
+        self.lenient = False
+
+    def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
+        """See :class:`~fedbayes.rounds.executors.Executor`; the clients' secrets are their own."""
+        super().connect(programs, problem, key)
+        self._impl = str(jax.random.key_impl(key))
+        self._charter = {**written_roster(problem.roster), "impl": self._impl}
+
+    def begin(self, phase: int, shared: Shared, key: Key) -> None:
+        """See :class:`~fedbayes.rounds.executors.Executor`: the first broadcast goes out with the first order."""
+        self._phase, self._first, self._phase_key = phase, jax.tree.map(np.asarray, shared), key
+        self._begun, self._broadcasts, self._unrecorded = set(), {}, {}
+
+    def record(self, phase: int, shared: Shared) -> None:
+        """See :class:`~fedbayes.rounds.executors.Executor`: each client is told with its next order.
+
+        Its private state does not change before that, however many rounds go on without it.
+        """
+        mine = np.flatnonzero(self._problem.roster.num_locals).tolist()
+        if mine:
+            self._broadcasts[self._order] = jax.tree.map(np.asarray, shared)
+        for place in mine:
+            self._unrecorded.setdefault(place, []).append(self._order)
+
+    def recorded(self, place: int) -> NoReturn:
+        """Refused: a client's own draws are at the client."""
+        raise elsewhere(self._problem.names[place])
+
+    def private(self, place: int) -> NoReturn:
+        """Refused: a client's private state is at the client."""
+        raise elsewhere(self._problem.names[place])
+
+    def snapshot(self) -> bytes:
+        """See :class:`~fedbayes.rounds.executors.Executor`."""
+        self._saved = self._order
+        known = np.frombuffer(bytes.fromhex(self.run_name), np.uint8)
+        begun = np.asarray(sorted(self._begun), np.int64)
+        pending = [(place, number) for place, numbers in self._unrecorded.items() for number in numbers]
+        draws = {
+            "numbers": np.asarray(sorted(self._broadcasts), np.int64),
+            "unrecorded": np.asarray(pending, np.int64).reshape(-1, 2),
+            "broadcasts": [self._broadcasts[number] for number in sorted(self._broadcasts)],
+        }
+        return encode({"run": known, "order": np.asarray(self._order), "begun": begun, "first": self._first, **draws})
+
+    def restore(self, saved: bytes) -> None:
+        """See :class:`~fedbayes.rounds.executors.Executor`."""
+        arrays = arrays_of(saved)
+        told = {name: array for name, array in arrays.items() if name.split("/")[0] in ("first", "broadcasts")}
+        numbers = arrays["numbers"].tolist()
+        found = from_arrays(told, {"first": self._first, "broadcasts": [self._first] * len(numbers)})
+        self._first, self._broadcasts = found["first"], dict(zip(numbers, found["broadcasts"], strict=True))
+        self._unrecorded = {}
+        for place, number in arrays["unrecorded"].tolist():
+            self._unrecorded.setdefault(place, []).append(number)
+        self.run_name = arrays["run"].tobytes().hex()
+        self._order = self._saved = int(arrays["order"])
+        self._begun = set(arrays["begun"].tolist())
+
+    def run(self, order: Round) -> Heard:
+        """See :class:`~fedbayes.rounds.executors.Executor`.
+
+        Raises
+        ------
+        FederatedError
+            Fewer clients than needed have answered for longer than the server's patience.
+        """
+        if order.phase is None:
+            self._refuse_private(order)
+        self._order += 1
+        active = order.active.tolist()
+        answers = self._answers(order, active)
+        if order.phase is not None:
+            self._heard_of({place for place in active if not isinstance(answers[place], ResultCode)})
+        heard = Collected(order, len(self._problem.names))
+        for place in active:
+            reply, places = answers[place], np.asarray([place])
+            alone = self._nothing(order, place, reply) if isinstance(reply, ResultCode) else reply
+            alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
+            heard.add(places, alone._replace(total=summed(alone, np.ones(1, bool), order.shared, places)))
+        return heard.finish()
+
+    def _heard_of(self, places: set[int]) -> None:
+        """These clients have begun the phase, and know of all draws."""
+        self._begun |= places
+        self._unrecorded = {place: numbers for place, numbers in self._unrecorded.items() if place not in places}
+        waiting = {number for numbers in self._unrecorded.values() for number in numbers}
+        self._broadcasts = {number: each for number, each in self._broadcasts.items() if number in waiting}
+
+    def _refuse_private(self, order: Round) -> None:
+        for place in order.active.tolist():
+            if self._programs.after[order.updates[place]].stays:
+                raise elsewhere(self._problem.names[place])
+
+    def conclude(self, tell: Tell) -> None:
+        """Send each client what its own posterior is computed from."""
+        self._order += 1
+        places, unlike = set(range(len(self._problem.names))), set(self._unlike)
+        self._conclude(places, tell)
+        self._conclude(self._unlike - unlike, tell)  # who can't make the draws is sent them
+
+    def _conclude(self, places: set[int], tell: Tell) -> None:
+        requests = {}
+        for place in sorted(places):
+            header, arrays = tell(place, place not in self._unlike)
+            told_last = {"phase_key": jax.random.key_data(self._phase_key), "broadcast": _part(self._first, place)}
+            about = {**self._about(place), "phase": self._phase, "begun": place in self._begun, **header}
+            about["records"], told_last["recorded"] = self._draws_for(place)
+            requests[place] = pack({"kind": "conclude", **about}, encode({**arrays, **told_last}))
+        for place, answer in self._send(requests, self._checked):
+            if isinstance(answer, ResultCode):
+                log.warning(
+                    "Site %s does not have the run's end: it can't compute its own posterior.",
+                    self._problem.names[place],
+                )
+
+    def _about(self, place: int) -> dict[str, Any]:
+        seat = asdict(self._seats[place])
+        study = self._register.study.digest
+        return {"study": study, "run": self.run_name, "order": self._order, "seat": seat, "charter": self._charter}
+
+    def _request(self, order: Round, place: int) -> bytes:
+        """All that a client needs for a round, also one that has just been started."""
+        personal = jax.tree.map(lambda leaf: np.asarray(leaf)[place], order.personal)
+        arrays = {"shared": _part(order.shared, place), "personal": personal, "key": jax.random.key_data(order.key)}
+        header = {**self._about(place), "update": order.updates[place]}
+        if order.phase is None:
+            if order.recipe is not None and place not in self._unlike:
+                del arrays["shared"]
+                arrays |= by_recipe([order.recipe])
+            return pack({"kind": "after", **header}, encode(arrays))
+        begins = place not in self._begun
+        if begins:
+            arrays["first"] = _part(self._first, place)
+        oldest = self._saved if self._resumable else self._order - 1
+        header |= {"phase": order.phase, "begins": begins, "oldest": oldest}
+        header["records"], arrays["recorded"] = self._draws_for(place)
+        arrays["phase_key"] = jax.random.key_data(self._phase_key)
+        return pack({"kind": "round", **header}, encode(arrays))
+
+    def _draws_for(self, place: int) -> tuple[list[int], list[Shared]]:
+        """The draws of which a client has yet to hear: their numbers, and the broadcasts there."""
+        numbers = self._unrecorded.get(place, [])
+        return numbers, [_part(self._broadcasts[number], place) for number in numbers]
+
+    def _answers(self, order: Round, active: list[int]) -> dict[int, Reply | ResultCode]:
+        """Each active client's reply, or why there is none; those without one are asked again where too few answer."""
+        found: dict[int, Reply | ResultCode] = dict.fromkeys(active, ResultCode.NO_REPLY)
+        needed = len(active) if order.phase is None else min(self._patience.min_clients, len(active))
+        templates = {place: self._template(order, place) for place in active}
+        started = time.monotonic()
+        while True:
+            missing = [place for place in active if isinstance(found[place], ResultCode)]
+            requests = {place: self._request(order, place) for place in missing}
+            for place, answer in self._send(
+                requests, lambda place, content: self._reply(place, content, templates, order)
+            ):
+                found[place] = answer
+            answered = [place for place in active if not isinstance(found[place], ResultCode)]
+            if len(answered) >= needed:
+                return found
+            if not self._wait(order, answered, needed, started):
+                return found
+
+    def _wait(self, order: Round, answered: list[int], needed: int, started: float) -> bool:
+        """Whether to ask again."""
+        absent = [name for place, name in enumerate(self._problem.names) if place not in answered]
+        waited = time.monotonic() - started
+        what = "a round" if order.phase is not None else "what follows the rounds"
+        if waited > self._patience.give_up_after:
+            if order.phase is None and self.lenient:
+                return False
+            raise FederatedError(
+                f"{len(answered)} clients have answered for {what}, and {needed} are needed: nothing was heard of "
+                f"{absent} for {waited:.0f} s. The checkpoint, where one was asked for, holds the state after the last "
+                "round: start the same run again when they are back."
+            )
+        log.warning("Waiting for %s: %d of %d clients that are needed have answered.", absent, len(answered), needed)
+        time.sleep(min(1.0, self._patience.give_up_after / 10.0))
+        return True
+
+    def _send(
+        self, requests: Mapping[int, bytes], read: Callable[[int, bytes], Any]
+    ) -> Iterator[tuple[int, Any | ResultCode]]:
+        """Each client's answer, read, as it comes in, or why there is none."""
+        names = self._problem.names
+        there = self._register.look()
+        places = {there[names[place]]: place for place in requests if names[place] in there}
+        sent = {address: requests[place] for address, place in places.items()}
+        self.bytes_down += sum(map(len, sent.values()))
+        for address, answer in self._register.transport.send(sent, self._patience.round_timeout) if sent else ():
+            place = places.pop(address, None)
+            if place is None:  # a second answer to one request
+                continue
+            if isinstance(answer, Failure):
+                log.warning("Site %s %s.", names[place], answer.value)
+                yield place, _CODES[answer]
+                continue
+            self.bytes_up += len(answer)
+            yield place, read(place, answer)
+
+    def _checked(self, place: int, content: bytes) -> Any:
+        """An answer's message if it is one to this order, else why it can't be used."""
+        site = self._problem.names[place]
+        try:
+            message = unpack(content)
+            header = message.header
+            if header["kind"] == "refusal":
+                reason = Refusal[str(header["reason"])]
+                log.warning("Site %s %s.", site, reason.value)
+                if reason is Refusal.DRAWS:
+                    self._unlike.add(place)
+                self._stop_where_changed(site, reason)
+                return ResultCode.FAILED
+            if (header["run"], header["order"], header["site"]) != (self.run_name, self._order, site):
+                log.warning("Site %s has answered for another round, or another site; the answer is not used.", site)
+                return ResultCode.REFUSED
+            return message
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("The answer of site %s can't be read (%s); it is not used.", site, type(error).__name__)
+            return ResultCode.REFUSED
+
+    def _stop_where_changed(self, site: str, reason: Refusal) -> None:
+        if reason is Refusal.CHANGED:
+            raise FederatedError(
+                f"Site '{site}' has other data than when this run began: what it has said so far is of the old ones. "
+                "Give it back its old data, or start a new run, in another folder."
+            )
+
+    def _reply(self, place: int, content: bytes, templates: Mapping[int, Any], order: Round) -> Reply | ResultCode:
+        """A reply that has the names, shapes and dtypes expected, and numbers that can be meant."""
+        site, message = self._problem.names[place], self._checked(place, content)
+        if isinstance(message, ResultCode):
+            return message
+        try:
+            reply: Reply = decode(message.body, templates[place])
+        except ValueError as error:
+            log.warning("The answer of site %s is not what was asked for: %s", site, error)
+            return ResultCode.REFUSED
+        if order.phase is not None and not plausible(reply):
+            log.warning("The answer of site %s holds numbers that can't be meant; it is not used.", site)
+            return ResultCode.REFUSED
+        return reply
+
+    def _template(self, order: Round, place: int) -> Reply:
+        """Names, shapes and dtypes of a reply."""
+        client = self._problem.client(self._problem.names[place])
+        asked = (
+            jax.tree.structure((order.shared, order.personal)),
+            str(jax.tree.map(np.shape, (order.shared, order.personal))),
+        )
+        key = ("reply", order.phase, order.updates[place], client.program, *asked)
+        return self._programs.kept(key, lambda: self._made_template(order, place))
+
+    def _made_template(self, order: Round, place: int) -> Reply:
+        client = self._problem.client(self._problem.names[place])
+        shared = _part(order.shared, place)
+        personal = jax.tree.map(lambda leaf: np.asarray(leaf)[place], order.personal)
+        update = self._programs.update(order.phase, order.updates[place])
+        private: Any = ()
+        if order.phase is not None or update.private:
+            told_first = shared if order.phase is not None else _part(self._first, place)
+            begin = self._programs.phases[self._phase].algorithm.init_client
+            private = jax.eval_shape(begin, client, told_first, order.key)
+        inputs = jax.eval_shape(lambda key, shared: update.inputs(key, shared, client.num_locals), order.key, shared)
+        reply, _ = jax.eval_shape(update.run, shared, personal, private, client, inputs)
+        found: Reply = reply if order.phase is None else reply._replace(info={})
+        return found
+
+    def _nothing(self, order: Round, place: int, code: ResultCode) -> Reply:
+        """The reply of a client that has not answered: zeros, and the reason."""
+        template = self._template(order, place)
+        zero = 0.0 if order.phase is not None else np.nan  # of which no result may be made unnoticed
+        nothing = jax.tree.map(
+            lambda leaf: np.full(leaf.shape, zero if leaf.dtype.kind == "f" else 0, leaf.dtype), template
+        )
+        info = {
+            name: np.full_like(value, np.nan) if value.dtype.kind == "f" else value
+            for name, value in nothing.info.items()
+        }
+        codes: Any = np.full_like(nothing.code, int(code))
+        return Reply(nothing.total, nothing.each, codes, info)
+
+
+def _part(shared: Shared, place: int) -> Shared:
+    """What one client is told of a broadcast."""
+    if isinstance(shared, Teams):
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[0], told(shared, np.asarray([place])))
+    return shared
+
+
+def plausible(reply: Reply) -> bool:
+    """Whether all that would be used of a reply is finite, and no number is absurdly large.
+
+    The constant of a Gaussian may be NaN, where it is not known: it enters the evidence alone.
+    """
+    used = np.asarray(usable(reply.code))
+    leaves = {name: leaf for name, leaf in named_arrays((reply.total, reply.each)).items() if leaf.dtype.kind == "f"}
+    for name, values in leaves.items():
+        mine = values[used] if values.shape[:1] == used.shape else values
+        if name.endswith("log_scale"):
+            mine = mine[~np.isnan(mine)]
+        if used.any() and not np.all(np.abs(mine) < LARGEST):  # NaN is not smaller
+            return False
+    return True

@@ -1,0 +1,88 @@
+"""What an algorithm sees of a client: its factor, while its data stay inside."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbayes.problem.program.program import Program
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["data", "mask", "index"], meta_fields=["program", "independent"]
+)
+@dataclass(frozen=True)
+class Client:
+    """What an algorithm sees of a client: its factor. The data stay inside.
+
+    A pytree: many clients of one shape are one ``Client`` with a leading axis, under ``vmap``.
+
+    Attributes
+    ----------
+    data
+        The model's arrays, rows padded to the bucket's length.
+    mask
+        True for real rows, shape ``(rows,)``.
+    index
+        The client's place among all clients: its identity, from which its randomness is drawn.
+    program
+        The split program for this shape of data.
+    independent
+        Whether the locals' groups, the rows of their first axis, are independent given the globals.
+    """
+
+    data: dict[str, Array]
+    mask: Array
+    index: Array
+    program: Program
+    independent: bool = False
+
+    def log_factor(self, position: Array) -> Array:
+        """Log factor at the joint position ``(theta, z)``, shape ``(d + m,)``."""
+        size = self.program.globals.size
+        return self.program.log_factor(position[:size], position[size:], self.data, self.mask)
+
+    def log_factor_of_rows(
+        self, position: Array, rows: Array, scale: Array | float, real: Array | None = None
+    ) -> Array:
+        """The same with the given rows alone, shape ``(batch,)``, their terms multiplied by ``scale``.
+
+        ``real`` says which of them count; ``None``: all.
+        """
+        size, program = self.program.globals.size, self.program
+        data = self.data | {name: self.data[name][rows] for name in program.row_arguments}
+        real = jnp.ones(rows.shape, bool) if real is None else real
+        return program.log_factor(position[:size], position[size:], data, real, scale)
+
+    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+        """``function`` of each row of ``points``, shape ``(n, ...)``: side by side, or one after the other.
+
+        The latter where each point takes a matrix of rows by rows.
+        """
+        if self.program.rows_by_rows:
+            return jax.lax.map(function, points)
+        return jax.vmap(function)(points)
+
+    @property
+    def num_locals(self) -> int:
+        """Number m of unconstrained local latents."""
+        return self.program.locals.size
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Places of the locals of each group, shape ``(groups, size)``; one group where they are not independent."""
+        return self.program.locals.groups() if self.independent else np.arange(self.num_locals)[None]
+
+    @property
+    def jacobian(self) -> Callable:
+        """How the gradient is differentiated, see :attr:`~fedbayes.problem.program.program.Program.jacobian`."""
+        return self.program.jacobian
+
+    def with_global(self, name: str) -> "Client":
+        """The client with one of its local latents as the last of its globals, see :class:`Program`."""
+        return replace(self, program=self.program.with_global(name), independent=False)

@@ -1,0 +1,341 @@
+"""Which sites of a program are global, which are local, and which programs can't be split at all."""
+
+import importlib.util
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.contrib.module import ParamShape
+from numpyro.distributions import biject_to, constraints
+from numpyro.handlers import infer_config, seed, substitute, trace
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import compute_log_probs
+
+from fedbayes.errors import ModelError
+from fedbayes.problem.program.program import Arrays, Block, Model, Outcome, Program, completed
+from fedbayes.problem.program.row_process import RowProcess
+from fedbayes.problem.program.tracing import leading_to
+
+LOCAL = "fedbayes_local"
+
+
+def local() -> infer_config:
+    """Mark the latents sampled inside the ``with`` block as local to one client.
+
+    A local latent is integrated out on its own client: it never enters a message, and it is returned only by
+    ``fit.client_posterior(name)``.
+
+    Examples
+    --------
+    >>> import fedbayes as fb, numpyro, numpyro.distributions as dist
+    >>> def model(y=None):
+    ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    ...     with fb.local():
+    ...         theta = numpyro.sample("theta", dist.Normal(mu, 1.0))
+    ...     numpyro.sample("y", dist.Normal(theta, 0.5), obs=y)
+    """
+    return infer_config(config_fn=lambda site: {LOCAL: True})
+
+
+class TracedSite(NamedTuple):
+    """What the library needs to know of one site, without its values.
+
+    Attributes
+    ----------
+    kind
+        ``"latent"``, ``"observed"``, ``"deterministic"``, ``"param"`` or ``"plate"``.
+    shape, event_dim
+        Of its value.
+    unconstrained
+        Shape in unconstrained space, for continuous latents.
+    local, discrete
+        Marked by :func:`local`; discrete support.
+    plates
+        ``(name, axis)`` of the value's axes that are plates; for a plate its ``(size, subsample size)``.
+    argument
+        The model's argument that is the observed value itself, if one is.
+    outcome
+        Of an observed site whose values have to be checked.
+    batch
+        Batch shape of an observed site's distribution.
+    scanned
+        Whether the site is inside ``numpyro.contrib.control_flow.scan``, whose steps are its first axis.
+    process
+        Whether the rows of an observed site depend on each other, see :mod:`~fedbayes.problem.program.row_process`.
+    rows_by_rows
+        Whether such a site's density takes a matrix of rows by rows.
+    integrated
+        What it has integrated out, by name.
+    """
+
+    kind: str
+    shape: tuple[int, ...] = ()
+    event_dim: int = 0
+    unconstrained: tuple[int, ...] = ()
+    local: bool = False
+    discrete: bool = False
+    plates: tuple[tuple, ...] = ()
+    argument: str | None = None
+    outcome: Outcome | None = None
+    batch: tuple[int, ...] = ()
+    scanned: bool = False
+    process: bool = False
+    rows_by_rows: bool = False
+    integrated: tuple[str, ...] = ()
+
+
+def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, TracedSite]:
+    """The program's sites, by tracing it on shapes: nothing is computed."""
+    found: dict[str, TracedSite] = {}
+
+    def run(data: Arrays) -> None:
+        # init_to_uniform gives values to priors that can't be sampled
+        seeded = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
+        for name, site in trace(seeded).get_trace(**static, **data).items():
+            found[name] = _site(site, data)
+
+    jax.eval_shape(run, dict(data))
+    return found
+
+
+def _site(site: dict, data: Arrays) -> TracedSite:
+    if site["type"] == "plate":
+        size, subsample = site["args"]
+        return TracedSite("plate", plates=((size, size if subsample is None else subsample),))
+    if site["type"] == "param":
+        weights = jax.tree.leaves(site["value"], is_leaf=lambda weight: isinstance(weight, ParamShape))
+        # NumPyro replaces the weights of a network that have a prior by placeholders
+        network = weights and all(isinstance(weight, ParamShape) for weight in weights)
+        return TracedSite("module" if network else "param")
+    shape = tuple(jnp.shape(site["value"])) if site["type"] in ("sample", "deterministic") else ()
+    if site["type"] != "sample":
+        return TracedSite(site["type"], shape)
+    event_dim = len(site["fn"].event_shape)
+    frames = ((frame.name, len(shape) - event_dim + frame.dim) for frame in site["cond_indep_stack"])
+    plates = tuple((plate, axis) for plate, axis in frames if 0 <= axis < len(shape))
+    scanned = bool(site.get("_control_flow_done"))
+    if site["is_observed"]:
+        argument = next((key for key, value in data.items() if value is site["value"]), None)
+        known, process = _outcome(site, argument), isinstance(site["fn"], RowProcess)
+        return TracedSite(
+            "observed",
+            shape,
+            event_dim,
+            (),
+            plates=plates,
+            argument=argument,
+            outcome=known,
+            batch=site["fn"].batch_shape,
+            scanned=scanned,
+            process=process,
+            rows_by_rows=process and site["fn"].rows_by_rows,
+            integrated=site["fn"].integrated_names if process else (),
+        )
+    discrete = site["fn"].support.is_discrete
+    unconstrained = () if discrete else _unconstrained_shape(site)
+    mine = bool(site["infer"].get(LOCAL))
+    return TracedSite("latent", shape, event_dim, unconstrained, mine, discrete, plates, scanned=scanned)
+
+
+def _outcome(site: dict, argument: str | None) -> Outcome | None:
+    """What an observed site's values must be; ``None`` where any finite number will do, or some values are masked."""
+    law = site["fn"]
+    if isinstance(law, dist.MaskedDistribution | dist.Unit):
+        return None
+    support, base = law.support, law.support
+    while isinstance(base, type(constraints.real_vector)) or hasattr(base, "base_constraint"):
+        base = base.base_constraint
+    if isinstance(base, type(constraints.real)):
+        return None
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
+        law = law.base_dist
+    depends = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support))
+    return Outcome(site["name"], type(law).__name__, argument, None if depends else support)
+
+
+def split(
+    model: Model, static: Mapping[str, Any], data: Arrays, local_names: Sequence[str], dtype: jnp.dtype
+) -> Program:
+    """Split a program into global prior and client factor, for one shape of data.
+
+    Raises
+    ------
+    ModelError
+        No observed site; ``numpyro.param`` sites; a subsampling plate; discrete latents that can't be summed out; an
+        unknown name in ``local_names``.
+    """
+    sites = trace_sites(model, static, data)
+    _check_splittable(sites)
+    missing = _missing_outcomes(model, static, data, sites)
+    latents = {name: site for name, site in sites.items() if site.kind == "latent" and name not in missing}
+    marked = _local_latents(sites, latents, local_names)
+    discrete = {name for name, site in latents.items() if site.discrete}
+    _check_discrete(discrete, marked)
+    layout = {name: site.unconstrained for name, site in latents.items() if not site.discrete}
+    globals_ = Block(tuple((name, shape) for name, shape in layout.items() if name not in marked))
+    locals_ = Block(tuple((name, shape) for name, shape in layout.items() if name in marked))
+    _warn(sites, globals_)
+    integrated = _integrated(sites)
+    outcomes = tuple(site.outcome for site in sites.values() if site.outcome is not None)
+    program = Program(
+        model,
+        dict(static),
+        globals_,
+        locals_,
+        {},
+        bool(discrete),
+        dtype,
+        outcomes=outcomes,
+        missing=missing,
+        processes=tuple(name for name, site in sites.items() if site.process),
+        rows_by_rows=any(site.rows_by_rows for site in sites.values()),
+        integrated=integrated,
+    )
+    if discrete:
+        _check_enumerates(program, data, discrete)
+    return program
+
+
+def _integrated(sites: Mapping[str, TracedSite]) -> tuple[str, ...]:
+    """Names of what the densities of the program have integrated out."""
+    found = [name for site in sites.values() for name in site.integrated]
+    twice = [name for name in found if name in sites or found.count(name) > 1]
+    if twice:
+        raise ModelError(
+            f"The latents that a distribution has integrated out are called '{twice[0]}', and so is something else in "
+            "the model. Give them another `name`."
+        )
+    return tuple(found)
+
+
+def _missing_outcomes(
+    model: Model, static: Mapping[str, Any], data: Arrays, sites: Mapping[str, TracedSite]
+) -> tuple[str, ...]:
+    """The latents of NumPyro's ``obs_mask``: with nothing else that looks at them, they integrate to one."""
+    found = tuple(name for name in sites if name.endswith("_unobserved") and f"{completed(name)}_observed" in sites)
+    for name in found:
+        readers = sorted(_readers(model, static, data, name, sites[name]) - {name})
+        if readers:
+            raise ModelError(
+                f"The values that `obs_mask` leaves out of the site '{completed(name)}' are read by the sites "
+                f"{readers}, and those it keeps have a latent without a density. Give the missing values alone a "
+                "latent each, inside `fedbayes.local()`, and put them in place: `x.at[missing].set(latent)`."
+            )
+    return found
+
+
+def _readers(model: Model, static: Mapping[str, Any], data: Arrays, name: str, site: TracedSite) -> set[str]:
+    """The sites whose log-probability depends on the value of the latent ``name``."""
+
+    def terms(value: Array) -> dict[str, Array]:
+        started = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
+        with numpyro.validation_enabled(False):
+            return compute_log_probs(started, (), {**static, **data}, {name: value}, sum_log_prob=False)[0]
+
+    jaxpr, out = jax.make_jaxpr(terms, return_shape=True)(jnp.zeros(site.shape))
+    value = jaxpr.jaxpr.invars[0]
+    variables = zip(sorted(out), jaxpr.jaxpr.outvars, strict=True)
+    return {term for term, var in variables if id(value) in leading_to(jaxpr.jaxpr, [var])[1]}
+
+
+def _warn(sites: Mapping[str, TracedSite], globals_: Block) -> None:
+    """Programs that run, but seldom mean what they say."""
+    for name, site in sites.items():
+        own = site.shape[: len(site.shape) - site.event_dim]
+        terms = np.broadcast_shapes(own, site.batch) if site.kind == "observed" else own
+        if np.prod(terms) > np.prod(own):
+            warnings.warn(
+                f"The outcome of the site '{name}' has shape {site.shape}, but its distribution has batch shape "
+                f"{site.batch}: together {terms}, so that every value counts {int(np.prod(terms) // np.prod(own))} "
+                "times. Give both the same shape, for instance with `y.squeeze(-1)`.",
+                stacklevel=2,
+            )
+        covered = {axis for _, axis in site.plates} | ({0} if site.scanned else set())
+        bare = [axis for axis, length in enumerate(own) if length > 1 and axis not in covered]
+        if site.kind in ("observed", "latent") and site.plates and bare:
+            warnings.warn(
+                f"The site '{name}' has batch shape {own}, but no `numpyro.plate` stands for its axis {bare[0]}. Put "
+                "it inside a plate, or make the axis part of the event with `.to_event(1)`.",
+                stacklevel=2,
+            )
+    rows = {plate for site in sites.values() if site.kind == "observed" for plate, axis in site.plates if axis == 0}
+    for name in globals_.names:
+        shared = [plate for plate, _ in sites[name].plates if plate in rows]
+        if shared:
+            warnings.warn(
+                f"The global latent '{name}' is in the plate '{shared[0]}' of the outcomes: the first row of every "
+                "client shares its first entry, and so on. If each row has a latent of its own, mark it by "
+                f"`with fedbayes.local():` or `local=({name!r},)`.",
+                stacklevel=2,
+            )
+
+
+def _check_enumerates(program: Program, data: Arrays, discrete: set[str]) -> None:
+    theta, z = np.zeros(program.globals.size), np.zeros(program.locals.size)
+    try:
+        jax.eval_shape(program.log_factor, theta, z, data)
+    except Exception as error:
+        raise ModelError(
+            f"NumPyro can't sum out the discrete latents {sorted(discrete)} ({type(error).__name__}: {error}). "
+            "Enumeration needs a `numpyro.plate` around every batch dimension, the observations' rows included."
+        ) from error
+
+
+def _check_splittable(sites: Mapping[str, TracedSite]) -> None:
+    if not any(site.kind == "observed" for site in sites.values()):
+        raise ModelError(
+            "The program has no observed site, so the clients' data say nothing about it. Pass the data to a site: "
+            '`numpyro.sample("y", ..., obs=y)`, or to `numpyro.factor`.'
+        )
+    for name, site in sites.items():
+        if site.kind == "param":
+            raise ModelError(
+                f"Site '{name}' is a `numpyro.param`: it has no prior, so it has no posterior. "
+                "Write `numpyro.sample` with a prior instead (for networks: `random_flax_module` and its relatives)."
+            )
+        if site.kind == "plate" and site.plates[0][0] != site.plates[0][1]:
+            size, subsample = site.plates[0]
+            raise ModelError(
+                f"Plate '{name}' subsamples {subsample} of {size} rows, but a client's factor is the likelihood of "
+                "all its rows. Leave `subsample_size` out."
+            )
+
+
+def _local_latents(
+    sites: Mapping[str, TracedSite], latents: Mapping[str, TracedSite], local_names: Sequence[str]
+) -> set[str]:
+    marked = {name for name, site in latents.items() if site.local}
+    for name in local_names:
+        # a reparameterised site is deterministic, and its auxiliary latents carry its name: theta -> theta_decentered
+        auxiliary = {latent for latent in latents if latent.startswith(f"{name}_")} if name in sites else set()
+        found = {name} if name in latents else auxiliary
+        if not found:
+            raise ModelError(
+                f"`local` names the site '{name}', which is not a latent of the program. Its latents are "
+                f"{sorted(latents)}."
+            )
+        marked |= found
+    return marked
+
+
+def _check_discrete(discrete: set[str], marked: set[str]) -> None:
+    if shared := sorted(discrete - marked):
+        raise ModelError(
+            f"Discrete latents {shared}: a Gaussian site can't hold a discrete global. If each client has its own, "
+            "sample them inside `fedbayes.local()` and they are summed out; otherwise marginalise them by hand."
+        )
+    if discrete and importlib.util.find_spec("funsor") is None:
+        raise ModelError(
+            f"Discrete latents {sorted(discrete)} can be summed out only with funsor: `pip install "
+            f"fedbayes[enumerate]`."
+        )
+
+
+def _unconstrained_shape(site: dict) -> tuple[int, ...]:
+    return tuple(biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"])))

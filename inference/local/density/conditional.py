@@ -1,0 +1,109 @@
+"""A client's locals given its globals: their mode and curvature, group by group where groups are independent."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedbayes.numerics.gaussian import whitener_for
+
+_LADDER = (0.0, 0.1, 10.0)  # Levenberg-Marquardt damping of a group's curvature that is no precision
+_SCALES = (1.0, 0.3, 0.05)  # of a Newton step
+_TOLERANCE = 1e-9  # gain of a step, relative, that ends the search
+
+
+class Conditional(NamedTuple):
+    """The Laplace approximation of ``p(z | theta, data)``.
+
+    Attributes
+    ----------
+    mode
+        Shape ``(m,)``.
+    white
+        Each group's :func:`~fedbayes.numerics.gaussian.whitener` of the curvature, shape ``(groups, size, size)``.
+    """
+
+    mode: Array
+    white: Array
+
+    def draw(self, noise: Array, groups: Array) -> Array:
+        """The mode plus ``W' noise``, shape ``(m,)``."""
+        offset = jnp.einsum("gij,gi->gj", self.white, noise[groups])
+        return self.mode + jnp.zeros_like(noise).at[groups].set(offset)
+
+    def log_spread(self) -> Array:
+        """Half the log determinant of the covariance."""
+        return jnp.sum(jnp.log(jnp.diagonal(self.white, axis1=1, axis2=2)))
+
+
+def find_conditional(
+    log_density: Callable[[Array], Array],
+    start: Array,
+    groups: Array,
+    *,
+    max_steps: int,
+    jacobian: Callable = jax.jacfwd,
+) -> Conditional:
+    """Maximise over the locals by Newton steps, each cut short where that is better, until none gains anything.
+
+    Beside :func:`~fedbayes.inference.local.density.laplace.find_mode` it solves for each group by itself, so that many
+    groups cost no large matrix, and it tries few candidates a step, since it runs once for each draw of the globals.
+    The curvature is that of the point before the last step.
+
+    Parameters
+    ----------
+    log_density
+        Of the locals, up to a constant, ``(m,) -> ()``.
+    start
+        Shape ``(m,)``.
+    groups
+        Places of each group's locals, shape ``(groups, size)``; between groups all second derivatives are zero. A
+        Hessian then costs ``size`` derivatives of the gradient, not ``m``.
+    max_steps
+        Most Newton steps.
+    jacobian
+        How the gradient is differentiated, see :attr:`fedbayes.problem.program.program.Program.jacobian`.
+    """
+    gradient = jax.grad(log_density)
+    identity = jnp.eye(groups.shape[1])
+
+    def column(position: Array, which: Array) -> Array:
+        """One column of all groups' curvatures at once, shape ``(groups, size)``."""
+        probe = jnp.zeros_like(position).at[groups].set(which)
+        if jacobian is jax.jacrev:
+            return -jax.grad(lambda x: gradient(x) @ probe)(position)[groups]
+        return -jax.jvp(gradient, (position,), (probe,))[1][groups]
+
+    def curved(position: Array) -> Array:
+        curvature = jax.vmap(column, (None, 0), 2)(position, identity)
+        curvature = 0.5 * (curvature + jnp.swapaxes(curvature, 1, 2))
+        diagonal = jnp.abs(jnp.diagonal(curvature, axis1=1, axis2=2)) + 1e-8
+        damped = curvature + jnp.asarray(_LADDER)[:, None, None, None] * (diagonal[:, :, None] * identity)
+        whites = jax.vmap(jax.vmap(whitener_for(groups.shape[1])))(damped)
+        proper = jnp.all(jnp.isfinite(whites), axis=(2, 3))
+        first = jnp.argmax(proper, axis=0)  # the least damped curvature that is a precision
+        white = jnp.take_along_axis(whites, first[None, :, None, None], axis=0)[0]
+        return jnp.where(jnp.any(proper, axis=0)[:, None, None], white, identity)
+
+    def newton(carry: tuple[Conditional, Array, Array]) -> tuple[Conditional, Array, Array]:
+        (position, _), value, count = carry
+        white = curved(position)
+        move = jnp.einsum("gij,gik,gk->gj", white, white, gradient(position)[groups])
+        step = jnp.zeros_like(position).at[groups].set(move)
+        candidates = position + jnp.asarray(_SCALES)[:, None] * step
+        values = jax.vmap(log_density)(candidates)
+        values = jnp.where(jnp.isfinite(values), values, -jnp.inf)
+        best = jnp.argmax(values)
+        better = values[best] > value
+        stalls = ~(values[best] > value + _TOLERANCE * (1.0 + jnp.abs(value)))
+        position = jnp.where(better, candidates[best], position)
+        count = jnp.where(stalls, max_steps, count + 1)
+        return Conditional(position, white), jnp.maximum(values[best], value), count
+
+    value = log_density(start)
+    unknown = Conditional(start, jnp.broadcast_to(identity, (groups.shape[0], *identity.shape)))
+    begin = (unknown, jnp.where(jnp.isfinite(value), value, -jnp.inf), jnp.asarray(0))
+    found, _, _ = jax.lax.while_loop(lambda carry: carry[2] < max_steps, newton, begin)
+    return found

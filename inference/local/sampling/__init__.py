@@ -1,0 +1,1 @@
+"""Draws of a client's tilted density."""

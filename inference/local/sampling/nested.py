@@ -1,0 +1,175 @@
+"""Importance sampling of a tilted density whose locals depend strongly on the globals, as in hierarchical models.
+
+One Gaussian for globals and locals together is a bad proposal there: how far the locals spread depends on their scale,
+which is a global, and the joint mode may lie far from the globals' own, or nowhere. The proposal is nested instead,
+
+    q(theta, z) = N(theta; mu, Lambda^-1) N(z; z*(theta), H(theta)^-1),
+
+with the mode and curvature of the locals *given* each draw of the globals, so that the locals' scale and the number of
+their groups do not matter: where they are Gaussian given the globals, the weights depend on the globals alone. Each
+draw of the globals has two opposite draws of the locals. The Gaussian of the globals comes from the same regression as
+the site: first with equal weights, by which ``Lambda`` becomes minus the mean Hessian of the log marginal under
+``q`` (the variational fixed point of Opper and Archambeau 2009), last with the importance weights. Half of the last
+draws are twice as wide: that fixed point is too narrow for the long tail of a log scale.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.inference.local.density.conditional import Conditional, find_conditional
+from fedbayes.inference.local.density.laplace import Mode
+from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
+from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
+from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal
+
+_ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
+_NEWTON = 4  # steps to the mode of the locals given each draw of the globals
+_COLD_NEWTON = 12  # and given the first mean of the globals
+_WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
+_STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
+
+
+class _Found(NamedTuple):
+    """What one iteration's draws say of the weights and the evidence."""
+
+    k_hat: Array
+    log_evidence: Array
+    effective: Array
+    mode: Mode
+
+
+def nested_site(tilted: Tilted, warm: Warm, shift: Array, *, num_samples: int, estimator: Estimator) -> LocalSite:
+    """The site by nested importance sampling.
+
+    Parameters
+    ----------
+    tilted
+        The target; its ``guess`` and ``spread`` are the first Gaussian of the globals.
+    warm
+        Where the locals' modes are sought from.
+    shift
+        Of the quasi-random sequence, shape ``(d + m,)``.
+    num_samples
+        Draws of the globals, a power of two; there are twice as many of the locals.
+    estimator
+        Turns the draws into a site.
+    """
+    size, cavity = tilted.cavity.size, tilted.cavity
+    noise = quasi_normal(shift, num_samples)
+
+    def iterate(carry: tuple[Array, Array, Array], last: Array) -> tuple[tuple, tuple]:
+        mean, precision, z = carry
+        wide = jnp.where(last, _WIDE, 1.0)
+        draws, found = _nested_draws(tilted, mean, whitener(precision), z, noise, wide)
+        even = jnp.full_like(draws.weight, 1.0 / len(draws.weight))
+        site = estimator(draws._replace(weight=jnp.where(last, draws.weight, even)), cavity)
+        mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
+        return (mean, precision, found.mode.position[size:]), (found, site)
+
+    mean, precision = _first(tilted, warm)
+    begin = mean, precision, warm.position[size:]
+    last = jnp.arange(_ITERATIONS) == _ITERATIONS - 1
+    _, outs = jax.lax.scan(iterate, begin, last)
+    found, site = jax.tree.map(lambda leaf: leaf[-1], outs)
+    return LocalSite(
+        Gaussian(site.shift, site.precision, jnp.zeros(())),
+        found.log_evidence,
+        site.error,
+        found.k_hat,
+        found.effective,
+        warm._replace(position=found.mode.position),
+        found.mode,
+        (found.k_hat <= K_HAT_LIMIT) | (found.effective > 0.99 * 2 * num_samples),
+    )
+
+
+def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
+    """The first Gaussian of the globals: the server's, as far as it is known and proper."""
+    size = tilted.cavity.size
+    guess = warm.position[:size] if tilted.guess is None else tilted.guess
+    mean = jnp.where(jnp.all(jnp.isfinite(guess)), guess, warm.position[:size])
+    precision = tilted.cavity.precision if tilted.spread is None else tilted.spread
+    proper = jnp.all(jnp.isfinite(whitener(precision)))
+    return mean, jnp.where(proper, precision, jnp.eye(size))
+
+
+def _nested_draws(
+    tilted: Tilted, mean: Array, white: Array, z: Array, noise: Array, wide: Array
+) -> tuple[TiltedDraws, _Found]:
+    """Weighted draws of the nested proposal.
+
+    Its globals are half from the Gaussian ``mean``, ``white``, half from one with sds ``wide`` times as large; weights
+    are with respect to the mixture.
+    """
+    size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
+
+    def given(theta: Array, start: Array, max_steps: int) -> Conditional:
+        def log_density(local: Array) -> Array:
+            return tilted.factor.log_factor(jnp.concatenate([theta, local]))
+
+        return find_conditional(log_density, start, groups, max_steps=max_steps, jacobian=tilted.factor.jacobian)
+
+    centre = jnp.concatenate([mean, given(mean, z, _COLD_NEWTON).mode])
+    curvature = symmetrised(-tilted.factor.jacobian(jax.grad(tilted.log_density))(centre))
+    curvature = _with_locals_proper(curvature, size)
+    local_white = whitener(curvature[size:, size:])
+    slope = -local_white.T @ (local_white @ curvature[size:, :size])
+
+    # each half of a Sobol sequence fills the space; every other point does not
+    second = jnp.arange(len(noise)) >= len(noise) // 2
+    offset = noise[:, :size] * jnp.where(second, wide, 1.0)[:, None]
+    squares = 0.5 * jnp.sum(offset**2, axis=1)
+    log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - size * jnp.log(wide)) - jnp.log(2.0)
+    theta = mean + offset @ white
+    starts = centre[size:] + (theta - mean) @ slope.T
+    locals_ = jax.vmap(lambda one, start: given(one, start, _NEWTON))(theta, starts)
+    sides = [jax.vmap(Conditional.draw, (0, 0, None))(locals_, sign * noise[:, size:], groups) for sign in (1.0, -1.0)]
+    position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in sides])
+
+    log_factor, score = tilted.scores(position)
+    spread = 0.5 * jnp.sum(noise[:, size:] ** 2, axis=1) + jax.vmap(Conditional.log_spread)(locals_)
+    inverse = spread - log_mixture  # of the proposal's density
+    log_weight = log_factor + tilted.log_cavities(position) + jnp.tile(inverse, 2)
+    log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
+    score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, score)
+    weight, k_hat = pareto_smooth(log_weight)
+    evidence = log_mean_exp(log_weight) + 0.5 * (noise.shape[1] * LOG_2PI - log_det(white))
+    effective = 1.0 / jnp.sum(weight**2)
+    mode = Mode(centre, tilted.log_density(centre), curvature, whitener(curvature), jnp.array(True))
+    draws = TiltedDraws(position, score, weight, centre, curvature, effective, sides=2)
+    return draws, _Found(k_hat, evidence, effective, mode)
+
+
+def _with_locals_proper(curvature: Array, size: int) -> Array:
+    """A curvature whose block of the locals is a precision; control variates need no more than that."""
+    block = curvature[size:, size:]
+    diagonal = jnp.diag(jnp.abs(jnp.diagonal(block)) + 1e-8)
+    proper = jnp.all(jnp.isfinite(whitener(block)))
+    return curvature.at[size:, size:].set(jnp.where(proper, block, diagonal))
+
+
+def _towards(mean: Array, precision: Array, cavity: Gaussian, site: Gaussian) -> tuple[Array, Array]:
+    """The Gaussian cavity times site, or as far on the way to it as can be trusted.
+
+    A step is too far if some direction changes its precision tenfold, or the mean moves by four sds a dimension.
+    """
+    white, size = whitener(precision), cavity.size
+    target, shift = cavity.precision + site.precision, cavity.shift + site.shift
+    identity = jnp.eye(size)
+
+    def at(step: Array) -> tuple[Array, Array, Array]:
+        mixed = symmetrised(precision + step * (target - precision))
+        relative = white @ mixed @ white.T
+        bounds = jax.vmap(whitener)(jnp.stack([mixed, relative - 0.1 * identity, 10.0 * identity - relative]))
+        moved = bounds[0].T @ (bounds[0] @ (precision @ mean + step * (shift - precision @ mean)))
+        near = (moved - mean) @ precision @ (moved - mean) < 16.0 * size
+        return moved, mixed, jnp.all(jnp.isfinite(bounds)) & near
+
+    means, precisions, trusted = jax.vmap(at)(jnp.asarray(_STEPS))
+    first, some = jnp.argmax(trusted), jnp.any(trusted)
+    return jnp.where(some, means[first], mean), jnp.where(some, precisions[first], precision)

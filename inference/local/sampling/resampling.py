@@ -1,0 +1,52 @@
+"""Draws of equal weight from weighted ones."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedbayes.inference.local.density.moments import TiltedDraws
+
+
+class Resampling(NamedTuple):
+    """The random numbers of :func:`equal_weights`.
+
+    Attributes
+    ----------
+    level
+        Between 0 and 1.
+    order
+        A permutation of the weighted draws, shape ``(n,)``.
+    shuffle
+        A permutation of the resampled ones, shape ``(num,)``.
+    """
+
+    level: Array
+    order: Array
+    shuffle: Array
+
+
+def resampling(key: Array, pool: int, num: int) -> Resampling:
+    """Random numbers for resampling ``num`` out of ``pool`` draws."""
+    level_key, order_key, shuffle_key = jax.random.split(key, 3)
+    order, shuffle = jax.random.permutation(order_key, pool), jax.random.permutation(shuffle_key, num)
+    return Resampling(jax.random.uniform(level_key, dtype=jnp.float64), order, shuffle)
+
+
+def pool_size(num: int) -> int:
+    """Weighted draws from which ``num`` are resampled: about four times as many, a power of two."""
+    return 1 << (4 * num - 1).bit_length()
+
+
+def equal_weights(draws: TiltedDraws, inputs: Resampling) -> Array:
+    """As many of the weighted draws as ``inputs.shuffle`` has places, shuffled, shape ``(num, d + m)``.
+
+    Systematic resampling: one uniform, evenly spaced levels, so that equal weights give distinct draws. The draws are
+    walked through in random order, because every fourth point of a Sobol sequence lies in one quarter of the space.
+    """
+    num = inputs.shuffle.shape[0]
+    levels = (inputs.level + jnp.arange(num)) / max(num, 1)
+    picked = jnp.searchsorted(jnp.cumsum(draws.weight[inputs.order]), levels)
+    picked = jnp.clip(picked, 0, draws.weight.shape[0] - 1)
+    return draws.position[inputs.order[picked[inputs.shuffle]]]

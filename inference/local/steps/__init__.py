@@ -1,0 +1,1 @@
+"""Gradient steps on a client's energy."""

@@ -1,0 +1,77 @@
+"""A client's energy in the federation's coordinates, and its gradient from all rows, a batch, or clipped rows.
+
+``E_c(u, v) = -(log f_c(theta, z) + s_c log p(theta)) / p_c`` with weights ``p_c`` and shares of the prior ``s_c`` that
+both sum to one: ``sum_c p_c E_c`` is the energy of the joint posterior, with the prior counted once.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedbayes.inference.local.steps.coordinates import Coordinates, LocalCoordinates
+from fedbayes.problem.client import Client
+from fedbayes.problem.program.prior import Prior
+
+
+class Energy(NamedTuple):
+    """One client's energy.
+
+    Attributes
+    ----------
+    prior
+        Of the globals.
+    weight, share
+        ``p_c`` and ``s_c``.
+    client
+        Gives the factor.
+    shared, own
+        Coordinates of the globals and of the client's locals.
+    batch_size
+        Rows per gradient, drawn without replacement; ``None``: all.
+    clip
+        Largest norm of one row's gradient; ``None``: none.
+    """
+
+    prior: Prior
+    weight: Array
+    share: Array
+    client: Client
+    shared: Coordinates
+    own: LocalCoordinates
+    batch_size: int | None = None
+    clip: float | None = None
+
+    def slopes(self, u: Array, v: Array, key: Array) -> tuple[Array, Array]:
+        """Gradient of the energy in ``u``, ``(d,)``, and of minus the log factor in ``v``, ``(m,)``."""
+        size, x = self.prior.size, jnp.concatenate([u, v])
+
+        def position(x: Array) -> Array:
+            u, v = x[:size], x[size:]
+            return jnp.concatenate([self.shared.globals_at(u), self.own.locals_at(u, v)])
+
+        if self.batch_size is None and self.clip is None:
+            slope = jax.grad(lambda x: self.client.log_factor(position(x)))(x)
+        else:
+            slope = self._batch_slope(position, x, key)
+        prior_slope = jax.grad(lambda u: self.prior.log_density(self.shared.globals_at(u)))(u)
+        return -(slope[:size] + self.share * prior_slope) / self.weight, -slope[size:]
+
+    def _batch_slope(self, position: Callable[[Array], Array], x: Array, key: Array) -> Array:
+        """Unbiased gradient of the log factor from a batch, with each row's gradient clipped where asked for."""
+        client = self.client
+        num_rows = jnp.sum(client.mask)
+        rows, real, scale = jnp.arange(client.mask.shape[0]), client.mask, jnp.ones(())
+        if self.batch_size is not None:
+            _, rows = jax.lax.top_k(
+                jnp.where(client.mask, jax.random.uniform(key, client.mask.shape, jnp.float32), -1.0), self.batch_size
+            )
+            real, scale = jnp.ones(rows.shape, bool), num_rows / self.batch_size
+        if self.clip is None:
+            return jax.grad(lambda x: client.log_factor_of_rows(position(x), rows, scale))(x)
+        each = jax.vmap(lambda row: jax.grad(lambda x: client.log_factor_of_rows(position(x), row[None], 1.0))(x))(rows)
+        norm = jnp.sqrt(jnp.sum(each**2, axis=1, keepdims=True))
+        clipped = jnp.where(real[:, None], each * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-300)), 0.0)
+        return scale * jnp.sum(clipped, axis=0)
