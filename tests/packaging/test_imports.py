@@ -125,7 +125,13 @@ FLOORS = [
     {"inference.correlated"},
     {"inference"},
     {"fit"},
-    {"network.charter", "network.draws", "network.messages", "network.study", "network.transport"},  # what both halves know
+    {
+        "network.charter",
+        "network.draws",
+        "network.messages",
+        "network.study",
+        "network.transport",
+    },  # what both halves know
     {"network.client", "network.server"},  # neither knows the other
     {"calibration", "cli.demo", "network", "questions.gain"},
     {"flower.codes"},
