@@ -58,7 +58,7 @@ FAULTS = (
     Fault(
         "step kept although a cavity has become improper",
         "ep/server.py",
-        "(total.improper > 0.0) & (state.step > 0.0)",
+        "improper & (state.step > 0.0) & ~counting",
         "total.improper < 0.0",
     ),
     # the server's half
@@ -163,8 +163,14 @@ FAULTS = (
     Fault(
         "a step while the sites are counted",
         "ep/server.py",
-        "where_state(counting, state, moved), replies",
-        "moved, replies",
+        "plain = ~back & ~counting & jnp.any(used)",
+        "plain = ~back & jnp.any(used)",
+    ),
+    Fault(
+        "a step where nobody's reply is used",
+        "ep/server.py",
+        "plain = ~back & ~counting & jnp.any(used)",
+        "plain = ~back & ~counting",
     ),
     Fault(
         "whole sites not told as counted",
@@ -228,6 +234,7 @@ FAULTS = (
         "(counted.round != found.round) & False",
     ),
     Fault("a loss seen before any reply has counted", "own_site.py", " & ~none", ""),
+    Fault("a site proposed but never counted kept", "own_site.py", "where(lost | none, one", "where(lost, one"),
     Fault("every step taken for a whole one", "own_site.py", "_between(self.old, self.new, self.step)", "self.new"),
     Fault(
         "the step of a reply not kept", "own_site.py", "self._replace(step=counted.step, later", "self._replace(later"
