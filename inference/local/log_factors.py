@@ -27,7 +27,7 @@ class LogFactors(NamedTuple):
     values
         Shape ``(n,)``.
     noise
-        Relative variance of the estimates ``exp(values)``, averaged over the draws, shape ``()``; zero without locals.
+        Relative variance of each estimate ``exp(values)``, shape ``(n,)``; zero without locals.
     """
 
     values: Array
@@ -55,15 +55,14 @@ def log_factors(client: Client, cavity: Gaussian, theta: Array, shift: Array) ->
         Of a quasi-random sequence, shape ``(m,)``; each row has its own, by a sequence of shifts.
     """
     if client.num_locals == 0:
-        return LogFactors(client.at_many(client.log_factor, theta), jnp.zeros(()))
+        return LogFactors(client.at_many(client.log_factor, theta), jnp.zeros(len(theta)))
     locals_of, shifts = _locals(client, cavity, theta), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array]) -> tuple[Array, Array]:
         found = _integrated(locals_of(*given))
         return found.value, found.noise
 
-    values, noise = jax.lax.map(at, (theta, shifts), batch_size=32)
-    return LogFactors(values, jnp.mean(noise))
+    return LogFactors(*jax.lax.map(at, (theta, shifts), batch_size=32))
 
 
 def locals_given(client: Client, cavity: Gaussian, theta: Array, shift: Array, picks: Array) -> Array:
