@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from jax import Array
 
-from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.locals_from import LocalsFrom
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
@@ -115,7 +114,7 @@ class GaussianAnswer:
         How the rounds went.
     """
 
-    def __init__(self, posterior: Gaussian, locals_from: FromCavity, run: RunState) -> None:
+    def __init__(self, posterior: Gaussian, locals_from: LocalsFrom, run: RunState) -> None:
         self._posterior, self._locals_from, self._run = posterior, locals_from, run
 
     @property
@@ -128,7 +127,7 @@ class GaussianAnswer:
         return gaussian_draws(self.posterior, key, num)
 
     @property
-    def locals_from(self) -> FromCavity:
+    def locals_from(self) -> LocalsFrom:
         """See :class:`Answer`."""
         return self._locals_from
 

@@ -1,8 +1,8 @@
 """Where a client's own posterior comes from once the rounds are over.
 
-Every answer holds one of the five final classes below. Nobody asks which one: all other modules read its fields, tell
-the clients what it has for them, draw through it, and show its refusals. One more way to couple clients is one more
-class.
+Every answer holds one of the final classes below, or one in its method's own folder. Nobody asks which one: all other
+modules read its fields, tell the clients what it has for them, draw through it, and show its refusals. One more way to
+couple clients is one more class.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +54,11 @@ class FromCavity(LocalsFrom):
         """See :class:`LocalsFrom`."""
         return sampled(at.reply, gaussian_moments(self._posterior)[0], theta.shape[:2])
 
+    @staticmethod
+    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _given(at, theta)
+
 
 class FromStart(LocalsFrom):
     """The answer says nothing of what the others know: points, and posteriors of low rank.
@@ -69,7 +74,7 @@ class FromStart(LocalsFrom):
         In a chain.
     """
 
-    kind = "given"
+    kind = "start"
 
     def __init__(self, start: Gaussian | None, num_points: int = 1) -> None:
         self._start, self._num_points = start, num_points
@@ -83,6 +88,11 @@ class FromStart(LocalsFrom):
         drawn = sampled(at.reply, theta[:, 0], (len(theta), num_draws))
         point = np.broadcast_to(theta, (len(theta), num_draws, theta.shape[-1]))
         return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
+
+    @staticmethod
+    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _given(at, theta)
 
     def for_sites(self, theta: np.ndarray, num_draws: int) -> np.ndarray:
         """See :class:`LocalsFrom`: the point, as often as draws are wanted."""
@@ -129,6 +139,11 @@ class FromRecord(LocalsFrom):
         """See :class:`LocalsFrom`."""
         return _recorded(at, theta)
 
+    @staticmethod
+    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _recorded(at, theta)
+
 
 class FromServer(LocalsFrom):
     """The server has draws of the locals by which the method couples the clients.
@@ -144,6 +159,7 @@ class FromServer(LocalsFrom):
     """
 
     kind = "given_coupled"
+    by_locals = False
 
     def __init__(self, told: Any, variables: Variables, coords: Mapping[str, Sequence], method: str) -> None:
         self._told, self.variables, self.coords, self._method = told, variables, coords, method
@@ -153,6 +169,11 @@ class FromServer(LocalsFrom):
         return self._told
 
     def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _coupled(at, theta)
+
+    @staticmethod
+    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
         """See :class:`LocalsFrom`."""
         return _coupled(at, theta)
 
@@ -181,6 +202,7 @@ class FromOwnPoint(LocalsFrom):
     """
 
     kind = "own"
+    by_locals = False
 
     def __init__(self, of: Callable[[Private], np.ndarray], start: Gaussian | None = None) -> None:
         self._of, self._start = of, start
@@ -192,6 +214,11 @@ class FromOwnPoint(LocalsFrom):
     def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
         """See :class:`LocalsFrom`."""
         return _own(at, self._of)
+
+    @staticmethod
+    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+        """See :class:`LocalsFrom`."""
+        return _own(at, of)
 
     def refuses(self, question: Question) -> str:
         """See :class:`LocalsFrom`."""
@@ -209,40 +236,35 @@ def no_matrix(what: str) -> str:
 _DEPENDENT = "`fit.exact()` is for clients that depend on each other by the globals alone."
 
 
+_GLOBALS = "globals"  # the kind of a client that has no latents of its own
+
+
 def at_site(kind: str, at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
     """A client's own posterior, computed and kept at its own site.
-
-    Each draw of the globals gets one draw of the client's locals given it and the client's data: together they are
-    draws of the joint posterior, ``p(theta | all data) p(z | theta, own data)``.
 
     Parameters
     ----------
     kind
-        From the last message: :attr:`LocalsFrom.kind`, or ``"globals"`` for a client without locals.
-    at
-        The client.
-    theta
-        From the same message, :meth:`LocalsFrom.for_sites`.
-    of
-        The points in a private state, :meth:`fedbayes.contract.algorithm.Method.own_draws`.
+        From the last message, :func:`kind_of`.
+    at, theta, of
+        See :meth:`LocalsFrom.draws_at_site`.
+
+    Raises
+    ------
+    ValueError
+        No class has this kind.
     """
-    if kind == FromCavity.kind:
-        locals_ = np.asarray(at.reply("given", theta))
-        return Personal(np.concatenate([theta, locals_], axis=-1), {"solver": "importance weights given the globals"})
-    if kind == FromRecord.kind:
-        return _recorded(at, theta)
-    if kind == FromServer.kind:
-        return _coupled(at, theta)
-    if kind == FromOwnPoint.kind:
-        return _own(at, of)
-    return Personal(theta, {"solver": "none: the client has no latents of its own"})
+    if kind == _GLOBALS:
+        return Personal(theta, {"solver": "none: the client has no latents of its own"})
+    if kind not in LocalsFrom.kinds:
+        raise ValueError(f"The run's end tells of draws of the kind '{kind}'; known are {sorted(LocalsFrom.kinds)}.")
+    return LocalsFrom.kinds[kind].draws_at_site(at, theta, of)
 
 
 def kind_of(source: LocalsFrom, num_locals: int) -> str:
     """What a client with so many locals does by itself at the end, for :func:`at_site`."""
-    by_locals = source.kind in (FromCavity.kind, FromRecord.kind)
     alone = bool(source.refuses(Question.CLIENT_POSTERIOR))
-    return "globals" if by_locals and (alone or not num_locals) else source.kind
+    return _GLOBALS if source.by_locals and (alone or not num_locals) else source.kind
 
 
 def sampled(reply: Callable[[str, Any], Any], mean: np.ndarray, shape: tuple[int, ...]) -> Personal:
@@ -254,6 +276,11 @@ def sampled(reply: Callable[[str, Any], Any], mean: np.ndarray, shape: tuple[int
     if not k_hat <= K_HAT_LIMIT:
         found, solver = reply("chained", wanted), "nuts"
     return Personal(np.asarray(found.draws)[:, :num_draws], {"k_hat": k_hat, "solver": solver})
+
+
+def _given(at: AtClient, theta: np.ndarray) -> Personal:
+    locals_ = np.asarray(at.reply("given", theta))
+    return Personal(np.concatenate([theta, locals_], axis=-1), {"solver": "importance weights given the globals"})
 
 
 def _recorded(at: AtClient, theta: np.ndarray) -> Personal:

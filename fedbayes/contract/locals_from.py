@@ -1,7 +1,7 @@
 """What is asked of whatever a client's own posterior comes from, once the rounds are over."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -82,9 +82,12 @@ class LocalsFrom(ABC):
     Attributes
     ----------
     kind
-        Its name in the message with which a run over a network ends.
+        Its name in the message with which a run over a network ends, by which the client's site finds the class.
+    by_locals
+        Whether a client without locals has the posterior of the globals, and nothing of its own to draw.
     has_cavities
-        Whether each client has a cavity: the posterior without its site.
+        Whether each client has a cavity: the posterior without its site. Then a Gaussian answer is checked and
+        corrected, and a corrected client's posterior is made of weighted draws: :meth:`draws` is not asked.
     others
         These cavities where the server knows them, leading axes replicate and client; else ``None``.
     variables
@@ -94,10 +97,18 @@ class LocalsFrom(ABC):
     """
 
     kind: ClassVar[str]
+    by_locals: ClassVar[bool] = True
     has_cavities: ClassVar[bool] = False
     others: Gaussian | None = None
     variables: Variables = MappingProxyType({})
     coords: Mapping[str, Sequence] = MappingProxyType({})
+    kinds: ClassVar[dict[str, "type[LocalsFrom]"]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Make the class known to the sites by its kind; it must be one of its own."""
+        known = LocalsFrom.kinds.setdefault(cls.kind, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"`{cls.__name__}.kind` is {cls.kind!r}, as that of `{known.__name__}`: write another.")
 
     @abstractmethod
     def told(self) -> Any:
@@ -115,6 +126,24 @@ class LocalsFrom(ABC):
             Draws of the globals, shape ``(chain, draw, d)``.
         num_draws
             Draws of a chain, for an answer that is a point.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+        """A client's own posterior, at its own site, where the class is all that is known of the answer.
+
+        Each draw of the globals gets one draw of the client's locals given it and the client's data: together they are
+        draws of the joint posterior, ``p(theta | all data) p(z | theta, own data)``.
+
+        Parameters
+        ----------
+        at
+            The client.
+        theta
+            Draws of the globals from the last message, :meth:`for_sites`.
+        of
+            The points in a private state, :meth:`fedbayes.contract.algorithm.Method.own_draws`.
         """
 
     def for_sites(self, theta: np.ndarray, num_draws: int) -> np.ndarray:

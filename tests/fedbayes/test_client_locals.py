@@ -1,4 +1,4 @@
-"""Where a client's own posterior comes from: what is told, drawn and refused by each of the five kinds."""
+"""Where a client's own posterior comes from: what is told, drawn and refused by each kind."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from fedbayes.contract.client_locals import (
     at_site,
     kind_of,
 )
-from fedbayes.contract.locals_from import Question, check
+from fedbayes.contract.locals_from import LocalsFrom, Personal, Question, check
 from fedbayes.numerics.gaussian import Gaussian
 
 CHAINS, DRAWS, SIZE, CLIENTS, LOCALS = 2, 3, 2, 4, 1
@@ -109,7 +109,7 @@ def test_heavy_tails_go_to_nuts():
     [
         ("cavity", 1, "given", 5.0),
         ("cavity", 0, "globals", None),
-        ("point", 1, "given", 5.0),
+        ("point", 1, "start", 5.0),
         ("points", 1, "globals", None),
         ("no locals", 0, "globals", None),
         ("record", 1, "recorded", 9.0),
@@ -125,6 +125,34 @@ def test_a_client_draws_at_its_own_site(kind, num_locals, name, locals_):
         np.testing.assert_array_equal(drawn, THETA)
     else:
         assert np.all(drawn[..., SIZE:] == locals_)
+
+
+def test_a_kind_that_nobody_knows_is_refused_at_a_site():
+    with pytest.raises(ValueError, match=r"kind 'givn'; known are .*'given'"):
+        at_site("givn", Client(), THETA, lambda private: private)
+
+
+def test_one_more_way_to_couple_clients_is_one_more_class(monkeypatch):
+    monkeypatch.setattr(LocalsFrom, "kinds", dict(LocalsFrom.kinds))
+
+    class FromNeighbour(LocalsFrom):
+        kind = "neighbour"
+
+        def told(self):
+            return ()
+
+        def draws(self, at, theta, num_draws):
+            return self.draws_at_site(at, theta, None)
+
+        @staticmethod
+        def draws_at_site(at, theta, of):
+            return Personal(np.full((*theta.shape[:2], SIZE + LOCALS), 3.0), {})
+
+    assert kind_of(FromNeighbour(), 0) == "globals"
+    assert kind_of(FromNeighbour(), 1) == "neighbour"
+    assert np.all(at_site("neighbour", Client(), THETA, lambda private: private).draws == 3.0)
+    with pytest.raises(TypeError, match="'given', as that of `FromCavity`"):
+        type("FromTwin", (LocalsFrom,), {"kind": "given"})
 
 
 def test_a_site_gets_a_point_as_often_as_draws_are_wanted():

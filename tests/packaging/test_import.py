@@ -74,6 +74,7 @@ def test_all_public_names_are_there():
     for name in fedbayes.__all__:
         assert getattr(fedbayes, name).__name__ == name
     assert sorted(fedbayes.__all__) == sorted(fedbayes._HOME)
+    assert {method.__name__ for method in fedbayes.inference.METHODS.values()} <= set(fedbayes.__all__)
 
 
 @pytest.mark.parametrize("name", ["nosuchname", "_private", "__wrapped__"])
