@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Int, Key, Real
 
 from fedbayes.inference.local.steps.energy import Energy
 
@@ -97,7 +97,7 @@ def step_keys(key: Key[Array, ""], i: Int[Array, ""]) -> Key[Array, "2"]:
     return jax.random.split(jax.random.fold_in(key, i))
 
 
-def covariance_factor(num_rows: Array, batch_size: int, window: int) -> Array:
+def covariance_factor(num_rows: Real[Array, ""], batch_size: int, window: int) -> Float[Array, ""]:
     """What iterate averages' covariance has to be multiplied by to be the posterior's: ``T b / (n - b)``.
 
     Batches of b rows out of n, drawn without replacement, leave the gradient a noise of covariance ``n (n - b) / b C``
