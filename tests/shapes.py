@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Self
 
 import beartype
 import pytest
@@ -14,10 +14,11 @@ from jaxtyping import jaxtyped
 _jaxtyped = jaxtyped(typechecker=beartype.beartype)
 
 
+@cache
 def checked(function: Callable) -> Callable:
-    """The function with its signature checked at each call, but for protocols, which no `isinstance` knows."""
+    """The function with its signature checked at each call, but for protocols and `Self`."""
     hints = getattr(function, "__annotations__", {})
-    known = {name: hint for name, hint in hints.items() if not _is_protocol(hint)}
+    known = {name: hint for name, hint in hints.items() if not _unknown(hint)}
     return _jaxtyped(function if known == hints else _annotated(function, known))
 
 
@@ -30,8 +31,9 @@ def _annotated(function: FunctionType, hints: dict[str, Any]) -> FunctionType:
     return copy
 
 
-def _is_protocol(hint: Any) -> bool:
-    return getattr(hint, "_is_protocol", False)
+def _unknown(hint: Any) -> bool:
+    """Whether beartype can't check this outside its class, or not at all."""
+    return hint is Self or getattr(hint, "_is_protocol", False)
 
 
 def members(module: ModuleType) -> Iterator[tuple[str, Callable]]:
@@ -47,17 +49,12 @@ def members(module: ModuleType) -> Iterator[tuple[str, Callable]]:
             yield f"{short}.{name}", inspect.unwrap(value)
 
 
-@cache
-def _maker(kind: type) -> Callable:
-    return checked(kind.__new__)
-
-
 def check_fields(value: Any, rooms: frozenset[str]) -> None:
     """Raise where a named tuple of these modules, or inside of another, has a field that does not fit the others."""
     if not isinstance(value, tuple):
         return
     if hasattr(value, "_fields") and type(value).__module__ in rooms:
-        _maker(type(value))(type(value), *value)
+        checked(type(value).__new__)(type(value), *value)
     for each in value:
         check_fields(each, rooms)
 

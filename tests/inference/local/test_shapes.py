@@ -55,7 +55,7 @@ def plain(y) -> None:
 
 @cache
 def problem(model):
-    return make_problem(model, {"a": {"y": np.linspace(-1.0, 1.0, ROWS)}})
+    return make_problem(model, {"a": {"y": np.linspace(-1.0, 1.0, ROWS)}}, rows=True)
 
 
 @pytest.fixture(autouse=True)
