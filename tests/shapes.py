@@ -19,6 +19,8 @@ def checked(function: Callable) -> Callable:
     """The function with its signature checked at each call, but for protocols and `Self`."""
     hints = getattr(function, "__annotations__", {})
     known = {name: hint for name, hint in hints.items() if not _unknown(hint)}
+    if not known:  # nothing to check; jaxtyping can't take a lambda
+        return function
     return _jaxtyped(function if known == hints else _annotated(function, known))
 
 

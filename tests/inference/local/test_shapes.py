@@ -100,16 +100,23 @@ def shared(white) -> Coordinates:
     return Coordinates(jnp.zeros(D), white)
 
 
-def solve(solver: solvers.Solver, of: Tilted) -> Any:
+def as_it_is(function: Callable) -> Callable:
+    return function
+
+
+def solve(solver: solvers.Solver, of: Tilted, check: Callable = as_it_is, **other: Any) -> Any:
+    """The site, also with other inputs than the solver's."""
     size = D + of.factor.num_locals
-    return solver.run(of, cold(size), solver.inputs(KEY, size))
+    inputs = other.get("inputs", check(solver.inputs)(KEY, size))
+    return check(solver.run)(of, cold(size), inputs)
 
 
-def summed_up(sampler: subposterior.Sampler, model=grouped) -> Any:
-    whole = problem(model)
+def summed_up(sampler: subposterior.Sampler, check: Callable = as_it_is, **other: Any) -> Any:
+    """The summary, also from another start."""
+    whole = problem(grouped)
     own = Subposterior(whole.client("a"), whole.prior, jnp.asarray(1.0))
-    size = D + own.num_locals
-    return sampler.run(own, tilted.cold_start(size), sampler.inputs(KEY, size))
+    start = other.get("start", tilted.cold_start(P))
+    return check(sampler.run)(own, start, check(sampler.inputs)(KEY, P))
 
 
 def ask(name: str, shared: Any, model=grouped) -> Any:
@@ -198,7 +205,7 @@ RUNS: dict[str, Callable[[], Any]] = {
     "batches": lambda: descent.make_batches(jnp.ones(ROWS, bool), KEY, 2, 3).at(jnp.asarray(1), 2),
     "the factor of averages": lambda: sgd.covariance_factor(jnp.asarray(ROWS), 2, 3),
 }
-# each has one wrong shape, or NumPy's array or raw key where a traced one is meant
+# each has one wrong shape, or a wrong kind of number or key
 REFUSED: dict[str, Callable[[], Any]] = {
     "globals in three dimensions": lambda: log_factors.log_factors(client(), cavity(), jnp.ones((N, D + 1)), many()[1]),
     "a shift for too many locals": lambda: log_factors.log_factors(client(), cavity(), many()[0], jnp.ones(M + 1)),
@@ -271,6 +278,30 @@ def test_another_shape_is_refused(shapes, monkeypatch, name) -> None:
     shapes.switch_on(monkeypatch, MODULES)
     with pytest.raises(TypeCheckError, match="checking the parameters"):
         jax.eval_shape(REFUSED[name])
+
+
+SOLVERS = {
+    "laplace": solvers.laplace(),
+    "importance": solvers.importance(num_samples=N, estimator=regression),
+    "nested": solvers.nested(num_samples=N, estimator=regression),
+    "nuts": solvers.nuts(num_samples=N, num_warmup=2, estimator=regression),
+    "variational": solvers.variational(num_samples=N),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_what_runs_inside_a_solver_is_checked(shapes, name) -> None:
+    jax.eval_shape(lambda: solve(SOLVERS[name], target(), shapes.checked))
+    with pytest.raises(TypeCheckError, match="parameter 'inputs'"):
+        jax.eval_shape(lambda: solve(SOLVERS[name], target(), shapes.checked, inputs=jnp.ones((1, P))))
+
+
+@pytest.mark.parametrize("name", ["laplace", "importance", "nuts"])
+def test_what_sums_up_a_subposterior_is_checked(shapes, name) -> None:
+    sampler = subposterior.samplers(name, N, 8, moments.proper_regression)[name]
+    jax.eval_shape(lambda: summed_up(sampler, shapes.checked))
+    with pytest.raises(TypeCheckError, match="parameter 'start'"):
+        jax.eval_shape(lambda: summed_up(sampler, shapes.checked, start=jnp.ones((1, P))))
 
 
 def test_a_planted_wrong_result_is_caught(shapes, monkeypatch) -> None:
