@@ -21,7 +21,7 @@ from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.problem.program.program import Model
 from fedbayes.problem.roster import Roster
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.fitted import fitted_by
+from fedbayes.results.fitted import Fitted, fitted_by, without_check
 from fedbayes.results.presented import Presentation
 from fedbayes.results.saved import Saved, SavedPosterior, about, check_same, read_meta, state_file
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
@@ -157,8 +157,20 @@ def fit_federated(
             current = run.run(num_rounds, bar, saved, num_draws)
         finally:
             bar.close()
-    fit = FederatedFit(fitted_by(configured, problem, current, programs, runner, key, shown))
-    warn_of_trouble(fit, stacklevel=3)
+    return concluded(fitted_by(configured, problem, current, programs, runner, key, shown), stacklevel=3)
+
+
+def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:
+    """The fit after its check. A check that fails, as for lack of memory, does not lose what the rounds have found."""
+    fit = FederatedFit(fitted)
+    try:
+        warn_of_trouble(fit, stacklevel + 1)
+    except Warning:  # a warning that the user has made an error
+        raise
+    except Exception as error:
+        fit = FederatedFit(without_check(fitted, error))
+        category = UnreliableWarning if fit.converged else NotConvergedWarning
+        warnings.warn(fit.trouble(), category, stacklevel=stacklevel)
     return fit
 
 

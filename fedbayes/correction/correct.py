@@ -218,7 +218,7 @@ class Correction:
             k_hat=self.pool.k_hat,
             largest_weight=self.pool.largest,
             effective_draws=self.pool.effective,
-            noise=float(np.sum(self.pool.noise)),
+            noise=self.pool.weighted_noise,
             exchanges=len(self.exchanges),
         )
 
@@ -322,7 +322,8 @@ def pool_of(
 ) -> Pool:
     """The draws of one exchange with the clients' answers."""
     log_likelihood = np.moveaxis(np.asarray(heard.replies.each), 0, -1)
-    noise = np.mean(np.asarray(heard.infos["noise"]), axis=1)
+    noise = np.asarray(heard.infos["noise"])  # of each draw, or none
+    noise = np.moveaxis(noise if noise.ndim == 3 else np.zeros((*noise.shape, drawn.theta.shape[1])), 0, -1)
     joint = log_joint(prior, drawn.theta, log_likelihood)
     return Pool(drawn.theta, log_likelihood, joint, tuple(proposals), counts, noise, (drawn.recipe,))
 

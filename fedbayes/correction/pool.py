@@ -40,7 +40,8 @@ class Pool:
     counts
         Draws in each batch.
     noise
-        Mean relative variance of each client's estimates of its likelihood, shape ``(client,)``; zero without locals.
+        Relative variance of each client's estimates of its likelihood, shape ``(chain, draw, client)``; zero without
+        locals.
     recipes
         By which the clients have made the draws of each exchange; ``None``: they were sent.
     """
@@ -61,7 +62,7 @@ class Pool:
             np.concatenate([self.log_joint, other.log_joint], axis=1),
             tuple((*mine, *new) for mine, new in zip(self.proposals, other.proposals, strict=True)),
             self.counts + other.counts,
-            np.maximum(self.noise, other.noise),
+            np.concatenate([self.noise, other.noise], axis=1),
             self.recipes + other.recipes,
         )
 
@@ -108,6 +109,12 @@ class Pool:
         return float(1.0 / np.sum(self.weights**2))
 
     @property
+    def weighted_noise(self) -> float:
+        """Relative variance of all clients' estimates, where the weights are: draws without weight do no harm."""
+        noise = self.noise.sum(axis=-1)
+        return float(np.sum(self.weights * noise, where=self.weights > 0.0))
+
+    @property
     def largest(self) -> float:
         """Share of the largest weight, before smoothing, in the sum of all."""
         return largest_share(self.log_weights)
@@ -116,7 +123,7 @@ class Pool:
     def reliable(self) -> bool:
         """Whether the weights can be trusted: their tail, their number, and the noise of the clients' estimates."""
         tail = trusted(self.log_weights, self.k_hat)
-        return tail and self.effective >= LEAST and float(np.sum(self.noise)) <= NOISE
+        return tail and self.effective >= LEAST and self.weighted_noise <= NOISE
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Weighted mean and variance of each global, shape ``(d,)``."""

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.errors import FederatedError
-from fedbayes.fit import check_arguments, updates_after, warn_of_trouble
+from fedbayes.fit import check_arguments, concluded, updates_after
 from fedbayes.network.charter import Hello, Joined, Seat
 from fedbayes.network.conclusion import telling
 from fedbayes.network.messages import Refusal, pack, unpack
@@ -26,7 +26,7 @@ from fedbayes.network.server.terminal import Terminal
 from fedbayes.network.study import Study
 from fedbayes.network.transport import Address, Failure, Transport
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.fitted import fitted_by
+from fedbayes.results.fitted import Fitted, fitted_by, without_check
 from fedbayes.results.posterior import idata
 from fedbayes.results.presented import Presentation
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
@@ -128,12 +128,21 @@ def fit_over(
         log.warning("The posterior is not checked, and has no log-likelihoods of those who are away: %s", error)
         executor.lenient = True
         fitted = replace(fitted, shown=shown._replace(correct=False), answers={})
-        idata(fitted)
+        fitted = _with_idata(fitted)
+    except Exception as error:
+        fitted = without_check(fitted, error)
     with computing():
         executor.conclude(telling(fitted))
-    fit = FederatedFit(fitted)
-    warn_of_trouble(fit, stacklevel=3)
-    return fit
+    return concluded(fitted, stacklevel=3)
+
+
+def _with_idata(fitted: Fitted) -> Fitted:
+    """The fit with its posterior; without what the clients would have added where they can't be asked."""
+    try:
+        idata(fitted)
+    except Exception as error:
+        return without_check(fitted, error)
+    return fitted
 
 
 def _check_who(num_clients: int | None, sites: Sequence[str]) -> None:

@@ -12,6 +12,8 @@ from jax import Array
 
 from fedbayes.problem.program.program import Program
 
+AT_ONCE = 1 << 21  # points times rows that a client computes side by side: 16 MiB for each number of a row
+
 
 @partial(
     jax.tree_util.register_dataclass, data_fields=["data", "mask", "index"], meta_fields=["program", "independent"]
@@ -60,13 +62,17 @@ class Client:
         return program.log_factor(position[:size], position[size:], data, real, scale)
 
     def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
-        """``function`` of each row of ``points``, shape ``(n, ...)``: side by side, or one after the other.
+        """``function`` of each row of ``points``, shape ``(n, ...)``: side by side, as many as fit into memory.
 
-        The latter where each point takes a matrix of rows by rows.
+        One after the other where each point takes a matrix of rows by rows.
         """
         if self.program.rows_by_rows:
             return jax.lax.map(function, points)
-        return jax.vmap(function)(points)
+        rows = max((array.shape[0] for array in self.data.values() if array.ndim), default=1)
+        at_once = max(1, AT_ONCE // max(1, rows))
+        if len(points) <= at_once:
+            return jax.vmap(function)(points)
+        return jax.lax.map(function, points, batch_size=at_once)
 
     @property
     def num_locals(self) -> int:

@@ -8,6 +8,8 @@ from fedbayes.results.corrected import check_is_due, checked
 from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, rounds, verdict
 from fedbayes.results.rounds import unheard
 
+_KEPT = "`fit.idata` has the answer of the rounds, unchecked, whose error is not known, and no log-likelihoods."
+
 
 def trouble(fitted: Fitted) -> str:
     """What is wrong with the fit, in words, and what to try; empty if nothing is.
@@ -22,7 +24,8 @@ def trouble(fitted: Fitted) -> str:
     """
     found, check = verdict(fitted), checked(fitted)
     absent = "" if found.converged else unheard(rounds(fitted))
-    return " ".join(filter(None, (found.trouble, absent, check.trouble() if check else "")))
+    failed = f"{fitted.unchecked} {_KEPT}" if fitted.unchecked else ""
+    return " ".join(filter(None, (found.trouble, absent, check.trouble() if check else "", failed)))
 
 
 def summary(fitted: Fitted) -> str:
@@ -33,6 +36,7 @@ def summary(fitted: Fitted) -> str:
     state = ", ".join(["converged", *found.remarks]) if found.converged else "NOT CONVERGED"
     sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in globals_.shapes)
     asked = ", fit.idata included" if cost_of_posterior(fitted) else "; fit.idata takes one more"
+    asked = "" if fitted.unchecked else asked
     lines = [
         f"FederatedFit by {type(fitted.method).__name__}: {state} after {done} rounds",
         f"  clients   {len(names)}: {shortened(names)}",
@@ -47,6 +51,8 @@ def summary(fitted: Fitted) -> str:
 
 def _checked_lines(fitted: Fitted) -> list[str]:
     """What the check of the answer has shown, and who disagrees, where the answer is good enough to tell."""
+    if fitted.unchecked:
+        return ["  Gaussian  of unknown error: the check has failed; see fit.trouble()"]
     if check_is_due(fitted):
         return ["  Gaussian  of unknown error; fit.error asks the clients"]
     found = checked(fitted)

@@ -69,6 +69,8 @@ def check_is_due(fitted: Fitted) -> bool:
 def error(fitted: Fitted) -> "xr.Dataset":
     """How far the Gaussian answer is from the posterior, see :attr:`fedbayes.FederatedFit.error`."""
     found = correction(fitted)
+    if fitted.unchecked:
+        raise ValueError(f"This fit has not measured its error. {fitted.unchecked}")
     if found is None:
         raise ValueError(
             "This fit has not measured its error: it was made with `correct=False`."

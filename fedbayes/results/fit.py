@@ -192,7 +192,7 @@ class FederatedFit:
             ``posterior_mean`` and ``posterior_sd``, which ``fit.idata`` has where it is corrected. The attributes:
             ``mean_error`` and ``sd_error``, root mean squares of the errors; ``reliable``, without which none of these
             numbers can be trusted; ``k_hat``, ``largest_weight`` (its share), ``effective_draws`` and ``noise``
-            (relative variance of the clients' estimates, in sum), which decide that: k-hat must be below 0.7 or the
+            (relative variance of the clients' estimates, weighted, in sum), which decide that: k-hat must be below 0.7 or the
             largest weight below 0.01, with 100 effective draws at least and a noise of 1 at most; ``distance``, a
             bound of the error of every mean, in posterior sds, infinite where it is above 1; ``correction``:
             ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``; ``exchanges`` that this has taken.

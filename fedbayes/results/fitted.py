@@ -6,8 +6,9 @@ Whatever a fit can be asked is a function of a :class:`Fitted`, in a file with i
 clients, is marked by :func:`once`: the fit keeps the answer. Nothing else of a fit changes but the ledger of exchanges.
 """
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Found = TypeVar("Found")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +67,8 @@ class Fitted:
         The clients, who can be asked still.
     saved
         The posterior of a loaded fit, in its file; ``None``: the fit was made in this process.
+    unchecked
+        Why the clients could not be asked once the rounds were over, in a sentence; empty if they could.
     answers
         To the questions that were asked :func:`once`.
     """
@@ -79,6 +83,7 @@ class Fitted:
     answer: Answer
     clients: Clients
     saved: SavedPosterior | None = None
+    unchecked: str = ""
     answers: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -132,6 +137,14 @@ def fitted_by(
         answer = method.answer(problem.roster, run)
         clients = Clients(problem, answer, run, executor, key)
     return Fitted(problem, method, run, programs, executor, key, shown, answer, clients, saved)
+
+
+def without_check(fitted: Fitted, error: Exception) -> Fitted:
+    """The fit where what follows the rounds has failed: with all that the rounds have found, and the reason."""
+    log.error("What follows the rounds has failed; the fit is kept without it.", exc_info=error)
+    reason = str(error).rstrip(".") or type(error).__name__
+    said = f"What follows the rounds has failed: {reason}."
+    return replace(fitted, shown=fitted.shown._replace(correct=False), unchecked=said, answers={})
 
 
 def once(question: Callable[[Fitted], Found]) -> Callable[[Fitted], Found]:

@@ -21,6 +21,9 @@ def idata(fitted: Fitted) -> Any:
     if fitted.saved is not None and (found := fitted.saved.read()) is not None:
         return found
     correction, theta = corrected.correction(fitted), corrected.theta(fitted)
+    if fitted.unchecked:
+        with computing():
+            return of_globals(fitted, theta, None, {}, {"correction": "failed"})
     log_likelihood = corrected.log_likelihood(fitted)
     with computing():
         if correction is not None and correction.applied:
@@ -52,7 +55,7 @@ def approximate_idata(fitted: Fitted) -> Any:
 def of_globals(
     fitted: Fitted,
     theta: np.ndarray,
-    log_likelihood: np.ndarray,
+    log_likelihood: np.ndarray | None,
     stats: Mapping[str, np.ndarray],
     told: Mapping[str, Any],
 ) -> Any:
@@ -66,7 +69,7 @@ def of_globals(
         The draws, unconstrained.
     log_likelihood
         Of each client, shape ``(chain, draw, client)``; or of all together, shape ``(chain, draw, 1)``, which is no
-        group of the posterior.
+        group of the posterior; or ``None``, where the clients could not be asked.
     stats
         The group ``sample_stats``.
     told
@@ -78,7 +81,9 @@ def of_globals(
         "posterior": arviz.global_values(shapes, theta) | {name: values for name, (values, _) in extra.items()},
         "sample_stats": stats,
     }
-    if log_likelihood.shape[-1] == fitted.roster.num_clients:  # and not of all clients together
+    if (
+        log_likelihood is not None and log_likelihood.shape[-1] == fitted.roster.num_clients
+    ):  # and not of all clients together
         groups["log_likelihood"] = {"client": log_likelihood}
     coords = {arviz.CLIENTS: list(fitted.roster.names), **source.coords}
     dims = {"client": [arviz.CLIENTS], **{name: labels for name, (_, labels) in extra.items()}}

@@ -28,11 +28,11 @@ class LogFactors(NamedTuple):
     values
         At each draw.
     noise
-        Relative variance of the estimates ``exp(values)``, averaged over the draws; zero without locals.
+        Relative variance of each estimate ``exp(values)``; zero without locals.
     """
 
     values: Float[Array, " draw"]
-    noise: Float[Array, ""]
+    noise: Float[Array, " draw"]
 
 
 def log_factors(
@@ -61,15 +61,14 @@ def log_factors(
         Of a quasi-random sequence; each row has its own, by a sequence of shifts.
     """
     if client.num_locals == 0:
-        return LogFactors(client.at_many(client.log_factor, theta), jnp.zeros(()))
+        return LogFactors(client.at_many(client.log_factor, theta), jnp.zeros(len(theta)))
     locals_of, shifts = _locals(client, cavity, theta), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array]) -> tuple[Array, Array]:
         found = _integrated(locals_of(*given))
         return found.value, found.noise
 
-    values, noise = jax.lax.map(at, (theta, shifts), batch_size=32)
-    return LogFactors(values, jnp.mean(noise))
+    return LogFactors(*jax.lax.map(at, (theta, shifts), batch_size=32))
 
 
 def locals_given(

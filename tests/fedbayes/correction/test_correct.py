@@ -14,6 +14,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.correction import correct
+from fedbayes.errors import FederatedError, NotConvergedWarning, UnreliableWarning
 from fedbayes.models import eight_schools, linear
 
 MOMENTS = json.loads((Path(__file__).parents[2] / "data" / "posteriordb" / "moments.json").read_text())
@@ -90,6 +91,32 @@ def test_what_the_check_costs_is_counted(straight: dict) -> None:
     assert fit.communication == before
     with pytest.raises(ValueError, match="`correct=False`"):
         _ = plain.error
+
+
+@pytest.mark.parametrize("rounds", [None, 1])
+def test_a_check_that_fails_does_not_lose_the_fit(straight: dict, rounds, monkeypatch, tmp_path: Path) -> None:
+    def fails(*given):
+        raise FederatedError("The clients' answer asks for 53.6 GiB of memory at once.")
+
+    asked = dict(method=fb.EP(num_replicates=2, init="prior"), key=jax.random.key(1), num_draws=500, progress=False)
+    monkeypatch.setattr("fedbayes.results.corrected.correct", fails)
+    category = UnreliableWarning if rounds is None else NotConvergedWarning
+    with pytest.warns(category, match=r"53\.6 GiB of memory at once\. `fit\.idata` has the answer of the rounds"):
+        fit = fb.fit_federated(linear.model, straight, num_rounds=rounds, **asked)
+    monkeypatch.undo()
+    assert "the check has failed" in repr(fit)
+    assert "53.6 GiB" in fit.trouble()
+    assert fit.correction is None
+    with pytest.raises(ValueError, match=r"53\.6 GiB"):
+        _ = fit.error
+    idata = fit.idata
+    assert idata.posterior.attrs["correction"] == "failed"
+    assert not hasattr(idata, "log_likelihood")
+    if rounds is None:
+        plain = fb.fit_federated(linear.model, straight, **asked, correct=False)
+        np.testing.assert_array_equal(idata.posterior["beta"], plain.idata.posterior["beta"])
+    fit.save(tmp_path / "fit")
+    assert fb.load_fit(tmp_path / "fit", linear.model, straight).idata.posterior["beta"].shape[:2] == (2, 500)
 
 
 def test_questions_are_no_part_of_what_idata_costs(straight: dict, tmp_path: Path) -> None:
