@@ -6,6 +6,7 @@ for tests marked `optimised`, and they are shared by the tests of a process as f
 
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import resource
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -161,6 +163,15 @@ def pytest_terminal_summary(terminalreporter) -> None:
     """How much memory a worker has grown to."""
     largest = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     terminalreporter.write_line(f"largest process: {largest / (1 << 20):.1f} GiB")
+
+
+@pytest.fixture(scope="session")
+def shapes() -> ModuleType:
+    """What tests of the shapes in signatures share, `tests/shapes.py`."""
+    spec = importlib.util.spec_from_file_location("shapes", Path(__file__).parent / "shapes.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

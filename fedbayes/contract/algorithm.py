@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Int
 
 from fedbayes.contract.answer import Answer, Diagnostic
 from fedbayes.contract.state import RunState
@@ -66,12 +67,12 @@ class Replies(NamedTuple):
     each
         Leading axis of all clients; meaningless where not used.
     used
-        Whose reply is used, shape ``(K,)``.
+        Whose reply is used.
     """
 
     total: Any
     each: Any
-    used: Array
+    used: Bool[Array, " client"]
 
 
 class Teams(NamedTuple):
@@ -84,11 +85,11 @@ class Teams(NamedTuple):
     shared
         Leading axis of teams.
     team
-        Each client's team in this round, shape ``(K,)``.
+        Each client's team in this round.
     """
 
     shared: Shared
-    team: Array
+    team: Int[Array, " client"]
 
 
 def its_key(key: Key, shared: Shared, num_locals: int) -> Key:
@@ -133,7 +134,7 @@ def keep(updates: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
     return list(updates)
 
 
-def everybody(state: State) -> Array:
+def everybody(state: State) -> Bool[Array, ""]:
     """``participants`` of an algorithm that needs all clients in every round."""
     return jnp.ones((), bool)
 

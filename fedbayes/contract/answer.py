@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from jax import Array
+from jaxtyping import Float, Key
 
 from fedbayes.contract.locals_from import LocalsFrom
 from fedbayes.contract.state import RunState
@@ -76,16 +77,18 @@ class Answer(Protocol):
         """The Gaussian, or the one with the draws' moments; leading axis of replicates or chains."""
         ...
 
-    def draws(self, key: Array, num: int) -> np.ndarray:
-        """Draws of the globals, shape ``(chain, draw, d)``."""
+    def draws(self, key: Key[Array, ""], num: int) -> Float[np.ndarray, "chain draw d"]:
+        """Draws of the globals."""
         ...
 
-    def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
-        """ArviZ's group of that name; ``log_likelihood`` has the shape ``(chain, draw, client)``."""
+    def sample_stats(
+        self, theta: Float[np.ndarray, "chain draw d"], log_likelihood: Float[np.ndarray, "chain draw client"]
+    ) -> dict[str, np.ndarray]:
+        """ArviZ's group of that name."""
         ...
 
-    def log_evidence(self) -> np.ndarray:
-        """Estimates of the log marginal likelihood, shape ``(replicate,)``; NaN where there is none."""
+    def log_evidence(self) -> Float[np.ndarray, " replicate"]:
+        """Estimates of the log marginal likelihood; NaN where there is none."""
         ...
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
@@ -122,7 +125,7 @@ class GaussianAnswer:
         """See :class:`Answer`."""
         return self._posterior
 
-    def draws(self, key: Array, num: int) -> np.ndarray:
+    def draws(self, key: Key[Array, ""], num: int) -> Float[np.ndarray, "replicate {num} d"]:
         """See :class:`Answer`."""
         return gaussian_draws(self.posterior, key, num)
 
@@ -131,11 +134,13 @@ class GaussianAnswer:
         """See :class:`Answer`."""
         return self._locals_from
 
-    def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
+    def sample_stats(
+        self, theta: Float[np.ndarray, "replicate draw d"], log_likelihood: Float[np.ndarray, "replicate draw client"]
+    ) -> dict[str, Float[np.ndarray, "replicate draw"]]:
         """``lp``: log density of the Gaussian."""
         return {"lp": gaussian_log_density(self.posterior, theta)}
 
-    def log_evidence(self) -> np.ndarray:
+    def log_evidence(self) -> Float[np.ndarray, " replicate"]:
         """See :class:`Answer`."""
         return log_integrals(self.posterior)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from fedbayes.contract.locals_from import AtClient, LocalsFrom, Personal, Private, Question, Variables, Wanted
 from fedbayes.errors import K_HAT_LIMIT
@@ -50,12 +51,14 @@ class FromCavity(LocalsFrom):
         """See :class:`LocalsFrom`."""
         return self._told
 
-    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+    def draws(self, at: AtClient, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Personal:
         """See :class:`LocalsFrom`."""
         return sampled(at.reply, gaussian_moments(self._posterior)[0], theta.shape[:2])
 
     @staticmethod
-    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+    def draws_at_site(
+        at: AtClient, theta: Float[np.ndarray, "chain draw d"], of: Callable[[Private], np.ndarray]
+    ) -> Personal:
         """See :class:`LocalsFrom`."""
         return _given(at, theta)
 
@@ -83,18 +86,20 @@ class FromStart(LocalsFrom):
         """See :class:`LocalsFrom`."""
         return () if self._start is None else _clients_first(self._start)
 
-    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+    def draws(self, at: AtClient, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Personal:
         """See :class:`LocalsFrom`: the point itself, with draws of the locals."""
         drawn = sampled(at.reply, theta[:, 0], (len(theta), num_draws))
         point = np.broadcast_to(theta, (len(theta), num_draws, theta.shape[-1]))
         return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
 
     @staticmethod
-    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+    def draws_at_site(
+        at: AtClient, theta: Float[np.ndarray, "chain draw d"], of: Callable[[Private], np.ndarray]
+    ) -> Personal:
         """See :class:`LocalsFrom`."""
         return _given(at, theta)
 
-    def for_sites(self, theta: np.ndarray, num_draws: int) -> np.ndarray:
+    def for_sites(self, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Float[np.ndarray, "chain place d"]:
         """See :class:`LocalsFrom`: the point, as often as draws are wanted."""
         return np.repeat(theta, num_draws, axis=1) if self._num_points == 1 and self._start is not None else theta
 
@@ -135,12 +140,14 @@ class FromRecord(LocalsFrom):
         """See :class:`LocalsFrom`."""
         return _clients_first(self._start)
 
-    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+    def draws(self, at: AtClient, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Personal:
         """See :class:`LocalsFrom`."""
         return _recorded(at, theta)
 
     @staticmethod
-    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+    def draws_at_site(
+        at: AtClient, theta: Float[np.ndarray, "chain draw d"], of: Callable[[Private], np.ndarray]
+    ) -> Personal:
         """See :class:`LocalsFrom`."""
         return _recorded(at, theta)
 
@@ -168,12 +175,14 @@ class FromServer(LocalsFrom):
         """See :class:`LocalsFrom`."""
         return self._told
 
-    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+    def draws(self, at: AtClient, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Personal:
         """See :class:`LocalsFrom`."""
         return _coupled(at, theta)
 
     @staticmethod
-    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+    def draws_at_site(
+        at: AtClient, theta: Float[np.ndarray, "chain draw d"], of: Callable[[Private], np.ndarray]
+    ) -> Personal:
         """See :class:`LocalsFrom`."""
         return _coupled(at, theta)
 
@@ -211,12 +220,14 @@ class FromOwnPoint(LocalsFrom):
         """See :class:`LocalsFrom`: where locals are looked for at the common point."""
         return () if self._start is None else _clients_first(self._start)
 
-    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+    def draws(self, at: AtClient, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Personal:
         """See :class:`LocalsFrom`."""
         return _own(at, self._of)
 
     @staticmethod
-    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+    def draws_at_site(
+        at: AtClient, theta: Float[np.ndarray, "chain draw d"], of: Callable[[Private], np.ndarray]
+    ) -> Personal:
         """See :class:`LocalsFrom`."""
         return _own(at, of)
 
@@ -239,7 +250,9 @@ _DEPENDENT = "`fit.exact()` is for clients that depend on each other by the glob
 _GLOBALS = "globals"  # the kind of a client that has no latents of its own
 
 
-def at_site(kind: str, at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+def at_site(
+    kind: str, at: AtClient, theta: Float[np.ndarray, "chain draw d"], of: Callable[[Private], np.ndarray]
+) -> Personal:
     """A client's own posterior, computed and kept at its own site.
 
     Parameters
@@ -267,7 +280,7 @@ def kind_of(source: LocalsFrom, num_locals: int) -> str:
     return _GLOBALS if source.by_locals and (alone or not num_locals) else source.kind
 
 
-def sampled(reply: Callable[[str, Any], Any], mean: np.ndarray, shape: tuple[int, ...]) -> Personal:
+def sampled(reply: Callable[[str, Any], Any], mean: Float[np.ndarray, "chain d"], shape: tuple[int, ...]) -> Personal:
     """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
     chains, num_draws = shape
     wanted = Wanted(mean, np.zeros((chains, -(-num_draws // 4) * 4)))

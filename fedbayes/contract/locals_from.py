@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from jax import Array
+from jaxtyping import Float
 
 from fedbayes.numerics.gaussian import Gaussian
 
@@ -21,13 +22,13 @@ class Wanted(NamedTuple):
     Attributes
     ----------
     mean
-        Of the globals, where the search for the mode starts, shape ``(d,)``.
+        Of the globals, where the search for the mode starts.
     slots
-        One for each draw, shape ``(num,)``.
+        One for each draw.
     """
 
-    mean: Array | np.ndarray
-    slots: Array | np.ndarray
+    mean: Float[Array | np.ndarray, "*chain d"]
+    slots: Float[Array | np.ndarray, "*chain num"]
 
 
 class Personal(NamedTuple):
@@ -36,12 +37,12 @@ class Personal(NamedTuple):
     Attributes
     ----------
     draws
-        Globals and locals, unconstrained, shape ``(chain, draw, d + m)``.
+        Globals and locals, unconstrained, ``p = d + m`` numbers each.
     attrs
         How they were made.
     """
 
-    draws: np.ndarray
+    draws: Float[np.ndarray, "chain draw p"]
     attrs: dict[str, Any]
 
 
@@ -61,8 +62,8 @@ class AtClient(Protocol):
         """Its private state at the end of the rounds."""
         ...
 
-    def recorded(self, num: int) -> np.ndarray:
-        """Its own part of the last ``num`` draws, shape ``(draw, chain, m)``."""
+    def recorded(self, num: int) -> Float[np.ndarray, "{num} chain m"]:
+        """Its own part of the last ``num`` draws."""
         ...
 
 
@@ -115,7 +116,7 @@ class LocalsFrom(ABC):
         """What each client is told beside the draws of the globals, leading axes client and chain; ``()``: nothing."""
 
     @abstractmethod
-    def draws(self, at: AtClient, theta: np.ndarray, num_draws: int) -> Personal:
+    def draws(self, at: AtClient, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Personal:
         """A client's own posterior, in the server's process.
 
         Parameters
@@ -123,14 +124,16 @@ class LocalsFrom(ABC):
         at
             The client.
         theta
-            Draws of the globals, shape ``(chain, draw, d)``.
+            Draws of the globals.
         num_draws
             Draws of a chain, for an answer that is a point.
         """
 
     @staticmethod
     @abstractmethod
-    def draws_at_site(at: AtClient, theta: np.ndarray, of: Callable[[Private], np.ndarray]) -> Personal:
+    def draws_at_site(
+        at: AtClient, theta: Float[np.ndarray, "chain draw d"], of: Callable[[Private], np.ndarray]
+    ) -> Personal:
         """A client's own posterior, at its own site, where the class is all that is known of the answer.
 
         Each draw of the globals gets one draw of the client's locals given it and the client's data: together they are
@@ -146,7 +149,7 @@ class LocalsFrom(ABC):
             The points in a private state, :meth:`fedbayes.contract.algorithm.Method.own_draws`.
         """
 
-    def for_sites(self, theta: np.ndarray, num_draws: int) -> np.ndarray:
+    def for_sites(self, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Float[np.ndarray, "chain place d"]:
         """The draws of the globals for each of which a client at its own site gets one draw of its locals."""
         return theta
 

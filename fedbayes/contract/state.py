@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 Record = dict[str, np.ndarray]
 
@@ -23,23 +24,23 @@ class RunState:
     updates
         Name of each client's update in the next round.
     settled
-        Clients that have replied since the state last changed, shape ``(K,)``.
+        Clients that have replied since the state last changed.
     converged
         Whether the last phase has converged.
     history
         One record of arrays per round, or per block of rounds where rounds are draws.
     draws
-        Blocks of draws of the unconstrained globals, shape ``(draw, chain, d)`` each.
+        Blocks of draws of the unconstrained globals.
     """
 
     phase: int
     rounds_in_phase: int
     state: Any
     updates: list[str]
-    settled: np.ndarray
+    settled: Bool[np.ndarray, " client"]
     converged: bool
     history: list[Record] = field(default_factory=list)
-    draws: list[np.ndarray] = field(default_factory=list)
+    draws: list[Float[np.ndarray, "draw chain d"]] = field(default_factory=list)
 
     def last(self, name: str) -> float:
         """The last value of a diagnostic, the largest over replicates and clients; NaN where there is none."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from fedbayes.contract.algorithm import Inputs, Method, Private, Reply, Shared, Update, no_inputs
 from fedbayes.contract.locals_from import Wanted
@@ -24,10 +25,10 @@ from fedbayes.problem.client import Client
 
 
 class Personal(NamedTuple):
-    """Draws ``(num, d + m)`` of a client's own posterior, and the tail shape of the importance weights behind them."""
+    """Joint draws of a client's own posterior, and the tail shape of the importance weights behind them."""
 
-    draws: Array
-    k_hat: Array
+    draws: Float[Array, "draw p"]
+    k_hat: Float[Array, ""]
 
 
 def _given(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float
 
 from fedbayes.inference.local.density.conditional import find_conditional
 from fedbayes.inference.local.density.tilted import Tilted
@@ -25,17 +26,22 @@ class LogFactors(NamedTuple):
     Attributes
     ----------
     values
-        Shape ``(n,)``.
+        At each draw.
     noise
-        Relative variance of each estimate ``exp(values)``, shape ``(n,)``; zero without locals.
+        Relative variance of each estimate ``exp(values)``; zero without locals.
     """
 
-    values: Array
-    noise: Array
+    values: Float[Array, " draw"]
+    noise: Float[Array, " draw"]
 
 
-def log_factors(client: Client, cavity: Gaussian, theta: Array, shift: Array) -> LogFactors:
-    """``log f(theta)`` with the locals integrated out at each row of ``theta``, shape ``(n, d)``.
+def log_factors(
+    client: Client,
+    cavity: Gaussian,
+    theta: Float[Array, "draw {cavity.size}"],
+    shift: Float[Array, " {client.num_locals}"],
+) -> LogFactors:
+    """``log f(theta)`` with the locals integrated out at each row of ``theta``.
 
     Importance sampling of the locals given each row, from their Laplace approximation and from one that is wider, half
     of the draws each, for tails that are longer than a Gaussian's. Where the locals are Gaussian given the globals the
@@ -52,7 +58,7 @@ def log_factors(client: Client, cavity: Gaussian, theta: Array, shift: Array) ->
     theta
         The globals.
     shift
-        Of a quasi-random sequence, shape ``(m,)``; each row has its own, by a sequence of shifts.
+        Of a quasi-random sequence; each row has its own, by a sequence of shifts.
     """
     if client.num_locals == 0:
         return LogFactors(client.at_many(client.log_factor, theta), jnp.zeros(len(theta)))
@@ -65,8 +71,14 @@ def log_factors(client: Client, cavity: Gaussian, theta: Array, shift: Array) ->
     return LogFactors(*jax.lax.map(at, (theta, shifts), batch_size=32))
 
 
-def locals_given(client: Client, cavity: Gaussian, theta: Array, shift: Array, picks: Array) -> Array:
-    """One draw of the locals at each draw of the globals, shape ``(n, m)``.
+def locals_given(
+    client: Client,
+    cavity: Gaussian,
+    theta: Float[Array, "draw {cavity.size}"],
+    shift: Float[Array, " {client.num_locals}"],
+    picks: Float[Array, " draw"],
+) -> Float[Array, "draw {client.num_locals}"]:
+    """One draw of the locals at each draw of the globals.
 
     It is one of the draws behind :func:`log_factors` with the same ``shift``, taken by its weight: globals that were
     weighed or accepted by those values, and locals that were taken so, are draws of the joint posterior exactly.
@@ -76,7 +88,7 @@ def locals_given(client: Client, cavity: Gaussian, theta: Array, shift: Array, p
     client, cavity, theta, shift
         As there.
     picks
-        Uniform random numbers, shape ``(n,)``.
+        Uniform random numbers.
     """
     locals_of, shifts = _locals(client, cavity, theta), _shifts(shift, len(theta))
 
@@ -91,24 +103,24 @@ def locals_given(client: Client, cavity: Gaussian, theta: Array, shift: Array, p
 
 
 class _Weighted(NamedTuple):
-    """Draws ``(n, m)`` of the locals given the globals, and their log weights in the two mixtures."""
+    """Draws of the locals given the globals, and their log weights in the two mixtures."""
 
-    z: Array
-    alone: Array
-    mixed: Array
-    constant: Array
+    z: Float[Array, "draw m"]
+    alone: Float[Array, " draw"]
+    mixed: Float[Array, " draw"]
+    constant: Float[Array, ""]
 
 
 class _Integral(NamedTuple):
     """Log integral over the locals, the relative variance of its estimate, and the draws' log weights."""
 
-    value: Array
-    noise: Array
-    log_weight: Array
+    value: Float[Array, ""]
+    noise: Float[Array, ""]
+    log_weight: Float[Array, " draw"]
 
 
-def _shifts(shift: Array, num: int) -> Array:
-    """A shift for each draw, shape ``(num, m)``: steps of the generalised golden ratio, which fill the cube evenly."""
+def _shifts(shift: Float[Array, " m"], num: int) -> Float[Array, "{num} m"]:
+    """A shift for each draw: steps of the generalised golden ratio, which fill the cube evenly."""
     size, ratio = shift.shape[0], 1.0
     for _ in range(64):
         ratio = (1.0 + ratio) ** (1.0 / (size + 1))  # solves x^(m + 1) = x + 1

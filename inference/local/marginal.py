@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density.conditional import find_conditional
@@ -19,19 +20,19 @@ class Marginal(NamedTuple):
     Attributes
     ----------
     value
-        Shape ``()``.
+        Of the log integral.
     slope
-        In the globals, by Fisher's identity ``E[grad log f(theta, z)]``, shape ``(d,)``.
+        In the globals, by Fisher's identity ``E[grad log f(theta, z)]``.
     z
-        Mode of the locals given the globals, shape ``(m,)``: where the next search may start.
+        Mode of the locals given the globals: where the next search may start.
     """
 
-    value: Array
-    slope: Array
-    z: Array
+    value: Float[Array, ""]
+    slope: Float[Array, " d"]
+    z: Float[Array, " m"]
 
 
-def integrate_locals(client: Client, theta: Array, z: Array, num_samples: int) -> Marginal:
+def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, " m"], num_samples: int) -> Marginal:
     """Importance sampling of ``z`` given ``theta`` from its Laplace approximation.
 
     The draws are the same in every call: an optimiser needs one function, not a noisy one. They have exact second
@@ -62,7 +63,9 @@ def integrate_locals(client: Client, theta: Array, z: Array, num_samples: int) -
     return Marginal(value, weight @ scores[:, :size], z)
 
 
-def profile_locals(client: Client, theta: Array, z: Array) -> tuple[Array, Array, Array]:
+def profile_locals(
+    client: Client, theta: Float[Array, " d"], z: Float[Array, " m"]
+) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, " m"]]:
     """``max_z log f(theta, z)``, its slope in the globals, and the locals' mode."""
     at = lambda local: client.log_factor(jnp.concatenate([theta, local]))  # noqa: E731
     given = find_conditional(at, z, jnp.asarray(client.groups), max_steps=30, jacobian=client.jacobian)

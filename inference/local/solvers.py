@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Key
 
 from fedbayes.inference.local.density.laplace import Mode
 from fedbayes.inference.local.density.moments import Estimator, SiteError
@@ -54,7 +55,7 @@ def importance(*, num_samples: int, estimator: Estimator) -> Solver:
         Turns the draws into a site.
     """
 
-    def run(tilted: Tilted, warm: Warm, inputs: Array) -> LocalSite:
+    def run(tilted: Tilted, warm: Warm, inputs: Float[Array, " p"]) -> LocalSite:
         return _estimated(by_importance(tilted, warm, inputs, num_samples=num_samples), tilted, estimator)
 
     return Solver(run, importance_inputs)
@@ -72,7 +73,7 @@ def nested(*, num_samples: int, estimator: Estimator) -> Solver:
     """
     plain = importance(num_samples=num_samples, estimator=estimator)
 
-    def run(tilted: Tilted, warm: Warm, inputs: Array) -> LocalSite:
+    def run(tilted: Tilted, warm: Warm, inputs: Float[Array, " p"]) -> LocalSite:
         if tilted.factor.num_locals == 0:
             return plain.run(tilted, warm, inputs)
         return nested_site(tilted, warm, inputs, num_samples=num_samples, estimator=estimator)
@@ -94,7 +95,7 @@ def nuts(*, num_samples: int, num_warmup: int, estimator: Estimator) -> Solver:
     """
     draw = partial(by_nuts, num_samples=num_samples, num_warmup=num_warmup, num_proposed=num_samples)
 
-    def run(tilted: Tilted, warm: Warm, inputs: tuple[Array, Array]) -> LocalSite:
+    def run(tilted: Tilted, warm: Warm, inputs: tuple[Float[Array, " p"], Key[Array, ""]]) -> LocalSite:
         return _estimated(draw(tilted, warm, inputs), tilted, estimator)
 
     return Solver(run, nuts_inputs)
@@ -129,7 +130,7 @@ def variational(*, num_samples: int, num_steps: int = 8) -> Solver:
         Of the iteration.
     """
 
-    def run(tilted: Tilted, warm: Warm, inputs: Array) -> LocalSite:
+    def run(tilted: Tilted, warm: Warm, inputs: Float[Array, " p"]) -> LocalSite:
         mode = tilted.mode(warm.position)
         noise = quasi_normal(inputs, num_samples)
         noise = noise - jnp.mean(noise, axis=0)

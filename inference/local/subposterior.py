@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Float, Int, Key
 
 from fedbayes.inference.local.density.moments import Estimator
 from fedbayes.inference.local.density.tilted import (
@@ -38,7 +39,7 @@ class Subposterior(NamedTuple):
 
     client: Client
     prior: Prior
-    share: Array
+    share: Float[Array, ""]
 
     @property
     def num_locals(self) -> int:
@@ -51,15 +52,15 @@ class Subposterior(NamedTuple):
         return self.client.jacobian
 
     @property
-    def groups(self) -> np.ndarray:
+    def groups(self) -> Int[np.ndarray, "group size"]:
         """Places of the locals of each independent group."""
         return self.client.groups
 
-    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+    def at_many(self, function: Callable[[Array], Any], points: Float[Array, "draw ..."]) -> Any:
         """See :class:`~fedbayes.problem.client.Client`."""
         return self.client.at_many(function, points)
 
-    def log_factor(self, position: Array) -> Array:
+    def log_factor(self, position: Float[Array, " p"]) -> Float[Array, ""]:
         """Log density at the joint position ``(theta, z)``, unnormalised."""
         return self.client.log_factor(position) + self.share * self.prior.log_density(position[: self.prior.size])
 
@@ -76,21 +77,21 @@ class Summary(NamedTuple):
     gaussian
         Mean and precision as natural parameters, with the evidence as its integral.
     draws
-        Draws of equal weight, shape ``(n, d)``; ``n`` is zero where none were asked for.
+        Draws of equal weight; none where none were asked for.
     k_hat, effective
         Of the importance weights; zero and infinite without randomness.
     reliable
         Whether the draws can be trusted.
     mode
-        Joint mode, shape ``(d + m,)``: the next start.
+        Joint mode, of ``p = d + m`` numbers: the next start.
     """
 
     gaussian: Gaussian
-    draws: Array
-    k_hat: Array
-    effective: Array
-    reliable: Array
-    mode: Array
+    draws: Float[Array, "draw d"]
+    k_hat: Float[Array, ""]
+    effective: Float[Array, ""]
+    reliable: Bool[Array, ""]
+    mode: Float[Array, " p"]
 
 
 class Sampler(NamedTuple):
@@ -111,7 +112,7 @@ class Sampler(NamedTuple):
 def laplace() -> Sampler:
     """Mode and curvature; exact for Gaussian clients."""
 
-    def run(sub: Subposterior, start: Array, inputs: tuple[()]) -> Summary:
+    def run(sub: Subposterior, start: Float[Array, " p"], inputs: tuple[()]) -> Summary:
         tilted = sub.alone()
         mode = tilted.mode(start, tolerance=1e-8)
         site = site_of_gaussian(mode.position, mode.curvature, tilted.cavity)
@@ -125,7 +126,9 @@ def laplace() -> Sampler:
 def importance(*, num_samples: int, num_kept: int, estimator: Estimator) -> Sampler:
     """Importance sampling from the Laplace approximation with ``num_samples`` draws, ``num_kept`` of them resampled."""
 
-    def run(sub: Subposterior, start: Array, inputs: tuple[Array, Resampling | tuple[()]]) -> Summary:
+    def run(
+        sub: Subposterior, start: Float[Array, " p"], inputs: tuple[Float[Array, " p"], Resampling | tuple[()]]
+    ) -> Summary:
         tilted, (shift, picking) = sub.alone(), inputs
         drawn = by_importance(tilted, cold_chains(start), shift, num_samples=num_samples)
         found = estimator(drawn.draws, tilted.cavity)
@@ -136,7 +139,7 @@ def importance(*, num_samples: int, num_kept: int, estimator: Estimator) -> Samp
             kept = equal_weights(drawn.draws, picking)[:, : sub.prior.size]
         return Summary(gaussian, kept, drawn.k_hat, drawn.draws.effective, drawn.reliable, drawn.warm.position)
 
-    def inputs(key: Array, size: int) -> tuple[Array, Resampling | tuple[()]]:
+    def inputs(key: Key[Array, ""], size: int) -> tuple[Float[Array, " {size}"], Resampling | tuple[()]]:
         shift_key, pick_key = jax.random.split(key)
         picking = resampling(pick_key, num_samples, num_kept) if num_kept else ()
         return importance_inputs(shift_key, size), picking
@@ -147,7 +150,11 @@ def importance(*, num_samples: int, num_kept: int, estimator: Estimator) -> Samp
 def nuts(*, num_samples: int, num_kept: int, num_warmup: int, estimator: Estimator) -> Sampler:
     """NumPyro's NUTS, whitened by the Laplace approximation: four chains, ``num_samples`` draws in all."""
 
-    def run(sub: Subposterior, start: Array, inputs: tuple[tuple[Array, Array], Array]) -> Summary:
+    def run(
+        sub: Subposterior,
+        start: Float[Array, " p"],
+        inputs: tuple[tuple[Float[Array, " p"], Key[Array, ""]], Int[Array, " draw"]],
+    ) -> Summary:
         tilted, (chains, order) = sub.alone(), inputs
         drawn = by_nuts(
             tilted, cold_chains(start), chains, num_samples=num_samples, num_warmup=num_warmup, num_proposed=256
@@ -159,7 +166,9 @@ def nuts(*, num_samples: int, num_kept: int, num_warmup: int, estimator: Estimat
         mixed = drawn.draws.position[order][:num_kept, : sub.prior.size]
         return Summary(gaussian, mixed, drawn.k_hat, drawn.draws.effective, drawn.reliable, drawn.warm.position)
 
-    def inputs(key: Array, size: int) -> tuple[tuple[Array, Array], Array]:
+    def inputs(
+        key: Key[Array, ""], size: int
+    ) -> tuple[tuple[Float[Array, " {size}"], Key[Array, ""]], Int[Array, " draw"]]:
         chain_key, mix_key = jax.random.split(key)
         return nuts_inputs(chain_key, size), jax.random.permutation(mix_key, num_samples)
 

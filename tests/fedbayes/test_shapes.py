@@ -1,22 +1,18 @@
 """The shapes in the signatures of `fedbayes.numerics` are those of what goes in and comes out."""
 
-import inspect
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
 from typing import Any
 
-import beartype
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Float, TypeCheckError, jaxtyped
+from jaxtyping import Array, Float, TypeCheckError
 
 from fedbayes.numerics import chains, gaussian, host, importance, low_rank
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.low_rank import LowRankGaussian
 
-checked = jaxtyped(typechecker=beartype.beartype)
 KEY = jax.random.key(0)
 D, N, R, K, L = 3, 16, 2, 4, 5
 
@@ -96,20 +92,9 @@ CALLS: dict[str, tuple[Callable[[], Arguments], Callable[[], Arguments] | None]]
 }
 
 
-def members(module: ModuleType) -> Iterator[tuple[str, Callable]]:
-    """Public functions of a module, and public methods of its classes."""
-    short = module.__name__.rpartition(".")[2]
-    for name, value in vars(module).items():
-        if name.startswith("_") or getattr(value, "__module__", "") != module.__name__:
-            continue
-        if inspect.isclass(value):
-            methods = ((key, each) for key, each in vars(value).items() if isinstance(each, FunctionType))
-            yield from ((f"{short}.{name}.{key}", each) for key, each in methods if not key.startswith("_"))
-        elif callable(value):
-            yield f"{short}.{name}", inspect.unwrap(value)
-
-
-FUNCTIONS = dict(each for module in (gaussian, low_rank, importance, chains, host) for each in members(module))
+@pytest.fixture(scope="module")
+def functions(shapes) -> dict[str, Callable]:
+    return dict(each for module in (gaussian, low_rank, importance, chains, host) for each in shapes.members(module))
 
 
 @pytest.fixture(autouse=True)
@@ -118,39 +103,39 @@ def _float64() -> Iterator[None]:
         yield
 
 
-def test_every_public_function_is_called() -> None:
-    assert set(FUNCTIONS) == set(CALLS)
+def test_every_public_function_is_called(functions) -> None:
+    assert set(functions) == set(CALLS)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_comes_out_has_the_shape_that_the_signature_says(name) -> None:
-    checked(FUNCTIONS[name])(*CALLS[name][0]())
+def test_what_comes_out_has_the_shape_that_the_signature_says(shapes, functions, name) -> None:
+    shapes.checked(functions[name])(*CALLS[name][0]())
 
 
 @pytest.mark.parametrize("name", [name for name, (_, wrong) in CALLS.items() if wrong is not None])
-def test_another_shape_is_refused(name) -> None:
+def test_another_shape_is_refused(shapes, functions, name) -> None:
     with pytest.raises(TypeCheckError, match="checking the parameters"):
-        checked(FUNCTIONS[name])(*CALLS[name][1]())
+        shapes.checked(functions[name])(*CALLS[name][1]())
 
 
-def test_a_whole_low_rank_gaussian_is_checked() -> None:
+def test_a_whole_low_rank_gaussian_is_checked(shapes) -> None:
     arguments = 0.1 * jnp.ones((K, L, D)), jnp.ones(K), jnp.ones((K, D)), jnp.ones(K) / K
-    product = checked(LowRankGaussian.product.__func__)
+    product = shapes.checked(LowRankGaussian.product.__func__)
     assert product(LowRankGaussian, *arguments).basis.shape == (K * L, D)
     with pytest.raises(TypeCheckError, match="checking the parameters"):
         product(LowRankGaussian, *arguments[:3], jnp.ones(K + 1))
 
 
-def test_clients_side_by_side_are_checked_one_by_one() -> None:
+def test_clients_side_by_side_are_checked_one_by_one(shapes) -> None:
     """Under `vmap` and `jit` the shapes are those of one client."""
-    batched = jax.jit(jax.vmap(checked(gaussian.whitener)))
+    batched = jax.jit(jax.vmap(shapes.checked(gaussian.whitener)))
     assert batched(jnp.eye(D)[None].repeat(K, axis=0)).shape == (K, D, D)
     with pytest.raises(TypeCheckError, match="checking the parameters"):
         batched(jnp.ones((K, D, D + 1)))
 
 
-def test_a_planted_wrong_result_is_caught() -> None:
-    @checked
+def test_a_planted_wrong_result_is_caught(shapes) -> None:
+    @shapes.checked
     def moments(mean: Float[Array, " d"], covariance: Float[Array, "d d"]) -> Float[Array, "d d"]:
         return covariance @ mean
 

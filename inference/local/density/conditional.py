@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Int
 
 from fedbayes.numerics.gaussian import whitener_for
 
@@ -20,28 +21,28 @@ class Conditional(NamedTuple):
     Attributes
     ----------
     mode
-        Shape ``(m,)``.
+        Of the locals.
     white
-        Each group's :func:`~fedbayes.numerics.gaussian.whitener` of the curvature, shape ``(groups, size, size)``.
+        Each group's :func:`~fedbayes.numerics.gaussian.whitener` of the curvature.
     """
 
-    mode: Array
-    white: Array
+    mode: Float[Array, " m"]
+    white: Float[Array, "group size size"]
 
-    def draw(self, noise: Array, groups: Array) -> Array:
-        """The mode plus ``W' noise``, shape ``(m,)``."""
+    def draw(self, noise: Float[Array, " m"], groups: Int[Array, "group size"]) -> Float[Array, " m"]:
+        """The mode plus ``W' noise``."""
         offset = jnp.einsum("gij,gi->gj", self.white, noise[groups])
         return self.mode + jnp.zeros_like(noise).at[groups].set(offset)
 
-    def log_spread(self) -> Array:
+    def log_spread(self) -> Float[Array, ""]:
         """Half the log determinant of the covariance."""
         return jnp.sum(jnp.log(jnp.diagonal(self.white, axis1=1, axis2=2)))
 
 
 def find_conditional(
     log_density: Callable[[Array], Array],
-    start: Array,
-    groups: Array,
+    start: Float[Array, " m"],
+    groups: Int[Array, "group size"],
     *,
     max_steps: int,
     jacobian: Callable = jax.jacfwd,
@@ -57,9 +58,9 @@ def find_conditional(
     log_density
         Of the locals, up to a constant, ``(m,) -> ()``.
     start
-        Shape ``(m,)``.
+        Where the search begins.
     groups
-        Places of each group's locals, shape ``(groups, size)``; between groups all second derivatives are zero. A
+        Places of each group's locals; between groups all second derivatives are zero. A
         Hessian then costs ``size`` derivatives of the gradient, not ``m``.
     max_steps
         Most Newton steps.

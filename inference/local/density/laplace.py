@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Float
 
 from fedbayes.numerics.gaussian import symmetrised, whitener
 
@@ -23,11 +24,11 @@ class Mode(NamedTuple):
     Attributes
     ----------
     position
-        Shape ``(p,)``.
+        The point.
     value
         The log density there.
     curvature
-        Negative Hessian of the log density, shape ``(p, p)``, damped where it was not positive definite.
+        Negative Hessian of the log density, damped where it was not positive definite.
     white
         Its :func:`~fedbayes.numerics.gaussian.whitener`.
     converged
@@ -35,16 +36,16 @@ class Mode(NamedTuple):
         well, but not where the log density grows for ever.
     """
 
-    position: Array
-    value: Array
-    curvature: Array
-    white: Array
-    converged: Array
+    position: Float[Array, " p"]
+    value: Float[Array, ""]
+    curvature: Float[Array, "p p"]
+    white: Float[Array, "p p"]
+    converged: Bool[Array, ""]
 
 
 def find_mode(
     log_density: Callable[[Array], Array],
-    starts: Array,
+    starts: Float[Array, " p"] | Float[Array, "start p"],
     *,
     max_steps: int = 100,
     tolerance: float = 0.1,
@@ -59,7 +60,7 @@ def find_mode(
     log_density
         Twice differentiable, ``(p,) -> ()``.
     starts
-        One start, shape ``(p,)``, or several, ``(n, p)``, of which the best is taken.
+        One start, or several, of which the best is taken.
     max_steps
         Upper bound of the Newton steps; a warm start needs one or two, a cold one far from the mode dozens.
     tolerance

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from fedbayes.numerics.gaussian import Gaussian, eigenvectors, symmetrised, whitener
 
@@ -29,25 +30,25 @@ class TiltedDraws(NamedTuple):
     Attributes
     ----------
     position
-        Joint positions ``(theta, z)``, shape ``(n, d + m)``.
+        Joint positions ``(theta, z)``, of ``p = d + m`` numbers.
     score
-        Gradient of the log factor there, shape ``(n, d + m)``.
+        Gradient of the log factor there.
     weight
-        Sum to one, shape ``(n,)``.
+        Sum to one.
     centre, curvature
-        Laplace approximation of the tilted density: mode ``(d + m,)`` and negative Hessian ``(d + m, d + m)``.
+        Laplace approximation of the tilted density: mode and negative Hessian.
     effective
         Effective number of draws.
     sides
         Number of draws with the same globals, which lie ``n / sides`` apart.
     """
 
-    position: Array
-    score: Array
-    weight: Array
-    centre: Array
-    curvature: Array
-    effective: Array
+    position: Float[Array, "draw p"]
+    score: Float[Array, "draw p"]
+    weight: Float[Array, " draw"]
+    centre: Float[Array, " p"]
+    curvature: Float[Array, "p p"]
+    effective: Float[Array, ""]
     sides: int = 1
 
 
@@ -57,15 +58,15 @@ class SiteError(NamedTuple):
     Attributes
     ----------
     level
-        Covariance of the shift's error at fixed precision, shape ``(d, d)``.
+        Covariance of the shift's error at fixed precision.
     basis, variance
         The precision's error is ``basis @ E @ basis.T``, where the entries of the symmetric ``E`` are uncorrelated and
-        have these variances, shapes ``(d, d)``.
+        have these variances.
     """
 
-    level: Array
-    basis: Array
-    variance: Array
+    level: Float[Array, "d d"]
+    basis: Float[Array, "d d"]
+    variance: Float[Array, "d d"]
 
     @classmethod
     def none(cls, size: int) -> "SiteError":
@@ -73,7 +74,7 @@ class SiteError(NamedTuple):
         zero = jnp.zeros((size, size))
         return cls(zero, zero, zero)
 
-    def noise(self, covariance: Array) -> Array:
+    def noise(self, covariance: Float[Array, "d d"]) -> Float[Array, ""]:
         """Expected squared error of the posterior that the site's error causes, in posterior sds, summed over globals.
 
         It is ``tr(Sigma R) + E|Sigma^1/2 dQ Sigma^1/2|^2 / 2`` with the level's covariance ``R``, the precision's error
@@ -87,18 +88,18 @@ class SiteError(NamedTuple):
 
 
 class SiteEstimate(NamedTuple):
-    """A site's natural parameters, shapes ``(d,)`` and ``(d, d)``, with their Monte Carlo error."""
+    """A site's natural parameters with their Monte Carlo error."""
 
-    shift: Array
-    precision: Array
+    shift: Float[Array, " d"]
+    precision: Float[Array, "d d"]
     error: SiteError
 
 
 Estimator = Callable[[TiltedDraws, Gaussian], SiteEstimate]
 
 
-def control_variates(draws: TiltedDraws, size: int) -> Array:
-    """Columns with zero mean given the globals, shape ``(n, d + 1)``; no columns without local latents.
+def control_variates(draws: TiltedDraws, size: int) -> Float[Array, "{draws.position.shape[0]} column"]:
+    """``d + 1`` columns with zero mean given the globals; no columns without local latents.
 
     Their number does not depend on the number of local latents, so these may outnumber the draws.
     """
@@ -153,7 +154,9 @@ def _spread(residual: Array, draws: TiltedDraws) -> Array:
     return mean.T @ (weight[:, None] * mean) * jnp.sum(weight**2)
 
 
-def symmetric_slope(raw: Array, spread: Array, leverage: Array) -> tuple[Array, SiteError]:
+def symmetric_slope(
+    raw: Float[Array, "d d"], spread: Float[Array, "d d"], leverage: Float[Array, "d d"]
+) -> tuple[Float[Array, "d d"], SiteError]:
     """The symmetric matrix of least variance, given slopes with ``Cov(raw_ij, raw_kl) = spread_ik leverage_jl``.
 
     In coordinates with unit leverage and diagonal spread ``D`` all entries are uncorrelated, with ``Var(raw_ij) =
@@ -164,11 +167,11 @@ def symmetric_slope(raw: Array, spread: Array, leverage: Array) -> tuple[Array, 
     Parameters
     ----------
     raw
-        Slope of the response's row i on the column's coordinate j, shape ``(d, d)``.
+        Slope of the response's row i on the column's coordinate j.
     spread
-        Of the residuals, over the effective number of draws, shape ``(d, d)``.
+        Of the residuals, over the effective number of draws.
     leverage
-        Block of the inverse Gram matrix that belongs to the slopes, shape ``(d, d)``.
+        Block of the inverse Gram matrix that belongs to the slopes.
     """
     white = whitener(leverage)
     values, vectors = eigenvectors(symmetrised(white @ spread @ white.T))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Float, Int
 
 from fedbayes.inference.local.density.laplace import Mode, find_mode
 from fedbayes.inference.local.density.moments import SiteError
@@ -29,15 +30,15 @@ class Factor(Protocol):
         ...
 
     @property
-    def groups(self) -> np.ndarray:
-        """Places of the locals of each group, shape ``(groups, size)``: independent given the globals."""
+    def groups(self) -> Int[np.ndarray, "group size"]:
+        """Places of the locals of each group: independent given the globals."""
         ...
 
-    def log_factor(self, position: Array) -> Array:
-        """Log factor at the joint position, shape ``(d + m,)``."""
+    def log_factor(self, position: Float[Array, " p"]) -> Float[Array, ""]:
+        """Log factor at the joint position, of ``p = d + m`` numbers."""
         ...
 
-    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+    def at_many(self, function: Callable[[Array], Any], points: Float[Array, "draw ..."]) -> Any:
         """``function`` of each row of ``points``, side by side or one after the other."""
         ...
 
@@ -52,37 +53,37 @@ class Tilted(NamedTuple):
     cavity
         Everybody else's knowledge of the globals; normalised when it is proper.
     guess
-        Where else the search for the mode may start: globals ``(d,)``, or ``None``.
+        Where else the search for the mode may start: globals, or ``None``.
     spread
-        Precision ``(d, d)`` with which the globals are known there, or ``None``.
+        Precision with which the globals are known there, or ``None``.
     """
 
     factor: Factor
     cavity: Gaussian
-    guess: Array | None = None
-    spread: Array | None = None
+    guess: Float[Array, " d"] | None = None
+    spread: Float[Array, "d d"] | None = None
 
-    def log_density(self, position: Array) -> Array:
-        """Log of the tilted density at ``position``, shape ``(d + m,)``."""
+    def log_density(self, position: Float[Array, " p"]) -> Float[Array, ""]:
+        """Log of the tilted density."""
         return self.log_cavity(position) + self.factor.log_factor(position)
 
-    def log_cavity(self, position: Array) -> Array:
+    def log_cavity(self, position: Float[Array, " p"]) -> Float[Array, ""]:
         """Log of the cavity's kernel, without its scale, which may be infinite."""
         theta = position[: self.cavity.size]
         return self.cavity.shift @ theta - 0.5 * theta @ self.cavity.precision @ theta
 
-    def log_cavities(self, position: Array) -> Array:
-        """:meth:`log_cavity` at many positions, shape ``(n,)``."""
+    def log_cavities(self, position: Float[Array, "draw p"]) -> Float[Array, " draw"]:
+        """:meth:`log_cavity` at many positions."""
         theta = position[:, : self.cavity.size]
         return theta @ self.cavity.shift - 0.5 * jnp.sum((theta @ self.cavity.precision) * theta, axis=1)
 
-    def mode(self, start: Array, *, tolerance: float = 0.1) -> Mode:
+    def mode(self, start: Float[Array, " p"], *, tolerance: float = 0.1) -> Mode:
         """Mode and curvature, see :func:`~fedbayes.inference.local.density.laplace.find_mode`.
 
         Parameters
         ----------
         start
-            Joint position, shape ``(d + m,)``; or the guess of the globals with its locals, if that is likelier.
+            Joint position; or the guess of the globals with its locals, if that is likelier.
         tolerance
             Of the Newton decrement, in nats.
         """
@@ -94,8 +95,8 @@ class Tilted(NamedTuple):
         starts = jnp.stack([start, jnp.concatenate([guess, start[size:]])])
         return find_mode(self.log_density, starts, tolerance=tolerance, jacobian=self.factor.jacobian)
 
-    def scores(self, position: Array) -> tuple[Array, Array]:
-        """Log factor and its gradient at many positions, shapes ``(n,)`` and ``(n, d + m)``."""
+    def scores(self, position: Float[Array, "draw p"]) -> tuple[Float[Array, " draw"], Float[Array, "draw p"]]:
+        """Log factor and its gradient at many positions."""
         return self.factor.at_many(jax.value_and_grad(self.factor.log_factor), position)
 
 
@@ -105,24 +106,24 @@ class Warm(NamedTuple):
     Attributes
     ----------
     position
-        Mode of the last tilted density, shape ``(d + m,)``.
+        Mode of the last tilted density.
     chains
-        Last positions of the Markov chains, shape ``(chains, d + m)``; NaN before the first.
+        Last positions of the Markov chains; NaN before the first.
     step_size
         Of the Markov chains.
     """
 
-    position: Array
-    chains: Array
-    step_size: Array
+    position: Float[Array, " p"]
+    chains: Float[Array, "chain p"]
+    step_size: Float[Array, ""]
 
 
-def cold_chains(position: Array) -> Warm:
-    """A client before its first round: Newton's start ``(d + m,)``, and no chains yet."""
+def cold_chains(position: Float[Array, " p"]) -> Warm:
+    """A client before its first round: Newton's start, and no chains yet."""
     return Warm(position, jnp.full((NUM_CHAINS, position.shape[0]), jnp.nan), jnp.full((), 0.5))
 
 
-def cold_start(size: int) -> Array:
+def cold_start(size: int) -> Float[Array, " {size}"]:
     """Where Newton starts without better knowledge: near zero in unconstrained space, and off it.
 
     Some densities have a kink in floating point at exactly zero (the gradient of NumPyro's Bernoulli at logit 0 is off
@@ -155,22 +156,22 @@ class LocalSite(NamedTuple):
     """
 
     site: Gaussian
-    log_evidence: Array
+    log_evidence: Float[Array, ""]
     error: SiteError
-    k_hat: Array
-    effective: Array
+    k_hat: Float[Array, ""]
+    effective: Float[Array, ""]
     warm: Warm
     mode: Mode
-    reliable: Array | bool = True
+    reliable: Bool[Array, ""] | bool = True
 
 
-def with_evidence(site: Gaussian, cavity: Gaussian, log_evidence: Array) -> Gaussian:
+def with_evidence(site: Gaussian, cavity: Gaussian, log_evidence: Float[Array, ""]) -> Gaussian:
     """The site scaled so that the normalised cavity times the site integrates to the evidence."""
     kernel = Gaussian(cavity.shift + site.shift, cavity.precision + site.precision, jnp.zeros(()))
     return Gaussian(site.shift, site.precision, log_evidence - kernel.log_integral())
 
 
-def site_of_gaussian(mean: Array, curvature: Array, cavity: Gaussian) -> Gaussian:
+def site_of_gaussian(mean: Float[Array, " p"], curvature: Float[Array, "p p"], cavity: Gaussian) -> Gaussian:
     """The site of a joint Gaussian approximation of the tilted density: locals integrated out, cavity divided out.
 
     Its scale is for :func:`with_evidence` to find.
@@ -182,6 +183,6 @@ def site_of_gaussian(mean: Array, curvature: Array, cavity: Gaussian) -> Gaussia
     return Gaussian(marginal @ mean[:size] - cavity.shift, marginal - cavity.precision, jnp.zeros(()))
 
 
-def laplace_evidence(mode: Mode) -> Array:
+def laplace_evidence(mode: Mode) -> Float[Array, ""]:
     """Log integral of the tilted density's kernel in the Laplace approximation."""
     return mode.value + 0.5 * (mode.position.shape[0] * LOG_2PI - log_det(mode.white))

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Bool, Float, Key
 
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density.laplace import Mode
@@ -35,19 +36,19 @@ class Drawn(NamedTuple):
     """
 
     draws: TiltedDraws
-    k_hat: Array
-    log_evidence: Array
-    reliable: Array
+    k_hat: Float[Array, ""]
+    log_evidence: Float[Array, ""]
+    reliable: Bool[Array, ""]
     warm: Warm
     mode: Mode
 
 
-def importance_inputs(key: Array, size: int) -> Array:
+def importance_inputs(key: Key[Array, ""], size: int) -> Float[Array, " {size}"]:
     """The random numbers of :func:`by_importance` in ``size`` joint dimensions."""
     return random_shift(key, size)
 
 
-def by_importance(tilted: Tilted, warm: Warm, shift: Array, *, num_samples: int) -> Drawn:
+def by_importance(tilted: Tilted, warm: Warm, shift: Float[Array, " p"], *, num_samples: int) -> Drawn:
     """Importance sampling from the Laplace approximation: quasi-random draws, Pareto-smoothed weights.
 
     Parameters
@@ -57,7 +58,7 @@ def by_importance(tilted: Tilted, warm: Warm, shift: Array, *, num_samples: int)
     warm
         Newton starts from its position.
     shift
-        Of the quasi-random sequence, shape ``(d + m,)``.
+        Of the quasi-random sequence.
     num_samples
         A power of two.
     """
@@ -81,14 +82,20 @@ def _weighted(tilted: Tilted, mode: Mode, warm: Warm, shift: Array, num_samples:
     return Drawn(draws, k_hat, evidence, reliable, warm._replace(position=mode.position), mode)
 
 
-def nuts_inputs(key: Array, size: int) -> tuple[Array, Array]:
+def nuts_inputs(key: Key[Array, ""], size: int) -> tuple[Float[Array, " {size}"], Key[Array, ""]]:
     """The random numbers of :func:`by_nuts` in ``size`` joint dimensions."""
     shift_key, chain_key = jax.random.split(key)
     return random_shift(shift_key, size), chain_key
 
 
 def by_nuts(
-    tilted: Tilted, warm: Warm, inputs: tuple[Array, Array], *, num_samples: int, num_warmup: int, num_proposed: int
+    tilted: Tilted,
+    warm: Warm,
+    inputs: tuple[Float[Array, " p"], Key[Array, ""]],
+    *,
+    num_samples: int,
+    num_warmup: int,
+    num_proposed: int,
 ) -> Drawn:
     """NumPyro's NUTS, whitened by Laplace and warm-started; k-hat and evidence by importance sampling.
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density.conditional import Conditional, find_conditional
@@ -37,13 +38,15 @@ _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the 
 class _Found(NamedTuple):
     """What one iteration's draws say of the weights and the evidence."""
 
-    k_hat: Array
-    log_evidence: Array
-    effective: Array
+    k_hat: Float[Array, ""]
+    log_evidence: Float[Array, ""]
+    effective: Float[Array, ""]
     mode: Mode
 
 
-def nested_site(tilted: Tilted, warm: Warm, shift: Array, *, num_samples: int, estimator: Estimator) -> LocalSite:
+def nested_site(
+    tilted: Tilted, warm: Warm, shift: Float[Array, " p"], *, num_samples: int, estimator: Estimator
+) -> LocalSite:
     """The site by nested importance sampling.
 
     Parameters
@@ -53,7 +56,7 @@ def nested_site(tilted: Tilted, warm: Warm, shift: Array, *, num_samples: int, e
     warm
         Where the locals' modes are sought from.
     shift
-        Of the quasi-random sequence, shape ``(d + m,)``.
+        Of the quasi-random sequence.
     num_samples
         Draws of the globals, a power of two; there are twice as many of the locals.
     estimator

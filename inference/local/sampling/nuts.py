@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Key
 from numpyro.infer.hmc import HMCState, hmc
 
 from fedbayes.inference.local.density.laplace import Mode
@@ -17,12 +18,12 @@ def nuts_chains(
     mode: Mode,
     warm: Warm,
     proposed: TiltedDraws,
-    key: Array,
+    key: Key[Array, ""],
     *,
     num_samples: int,
     num_warmup: int,
-) -> tuple[Array, Array, Array, Array]:
-    """Draws ``(num_samples, p)``, step size, last positions and the effective number of draws.
+) -> tuple[Float[Array, "{num_samples} p"], Float[Array, ""], Float[Array, "chain p"], Float[Array, ""]]:
+    """Draws, step size, last positions and the effective number of draws.
 
     The coordinates are ``x = mode + white' u``, in which the Laplace approximation is standard normal: the mass matrix
     is the identity.

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Int, Key
 
 from fedbayes.inference.local.density.moments import TiltedDraws
 
@@ -17,17 +18,17 @@ class Resampling(NamedTuple):
     level
         Between 0 and 1.
     order
-        A permutation of the weighted draws, shape ``(n,)``.
+        A permutation of the weighted draws.
     shuffle
-        A permutation of the resampled ones, shape ``(num,)``.
+        A permutation of the resampled ones.
     """
 
-    level: Array
-    order: Array
-    shuffle: Array
+    level: Float[Array, ""]
+    order: Int[Array, " draw"]
+    shuffle: Int[Array, " num"]
 
 
-def resampling(key: Array, pool: int, num: int) -> Resampling:
+def resampling(key: Key[Array, ""], pool: int, num: int) -> Resampling:
     """Random numbers for resampling ``num`` out of ``pool`` draws."""
     level_key, order_key, shuffle_key = jax.random.split(key, 3)
     order, shuffle = jax.random.permutation(order_key, pool), jax.random.permutation(shuffle_key, num)
@@ -39,8 +40,10 @@ def pool_size(num: int) -> int:
     return 1 << (4 * num - 1).bit_length()
 
 
-def equal_weights(draws: TiltedDraws, inputs: Resampling) -> Array:
-    """As many of the weighted draws as ``inputs.shuffle`` has places, shuffled, shape ``(num, d + m)``.
+def equal_weights(
+    draws: TiltedDraws, inputs: Resampling
+) -> Float[Array, "{inputs.shuffle.shape[0]} {draws.position.shape[1]}"]:
+    """As many of the weighted draws as ``inputs.shuffle`` has places, shuffled.
 
     Systematic resampling: one uniform, evenly spaced levels, so that equal weights give distinct draws. The draws are
     walked through in random order, because every fourth point of a Sobol sequence lies in one quarter of the space.

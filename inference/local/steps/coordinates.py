@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
 from fedbayes.inference.local.density.laplace import find_mode
 from fedbayes.inference.local.density.tilted import cold_start
@@ -28,62 +29,62 @@ class Coordinates(NamedTuple):
     Attributes
     ----------
     center
-        Where ``u`` is zero, shape ``(d,)``.
+        Where ``u`` is zero.
     white
-        Shape ``(d, d)``, or ``(d,)`` for a diagonal map.
+        A vector for a diagonal map.
     """
 
-    center: Array
-    white: Array
+    center: Float[Array, " d"]
+    white: Float[Array, "d d"] | Float[Array, " d"]
 
-    def globals_at(self, u: Array) -> Array:
+    def globals_at(self, u: Float[Array, " d"]) -> Float[Array, " d"]:
         """``theta`` at ``u``."""
         return self.center + (self.white * u if self.white.ndim == 1 else self.white.T @ u)
 
-    def inverse(self) -> Array:
-        """What ``theta - center`` is multiplied by to give ``u``: ``(d, d)``, or ``(d,)`` for a diagonal map."""
+    def inverse(self) -> Float[Array, "d d"] | Float[Array, " d"]:
+        """What ``theta - center`` is multiplied by to give ``u``, a vector for a diagonal map."""
         if self.white.ndim == 1:
             return 1.0 / self.white
         other = whitener(self.white.T @ self.white)
         return self.white @ other.T @ other
 
-    def whitened(self, theta: Array) -> Array:
-        """``u`` of many ``theta``, shapes ``(n, d)``."""
+    def whitened(self, theta: Float[Array, "draw d"]) -> Float[Array, "draw d"]:
+        """``u`` of many ``theta``."""
         inverse, gap = self.inverse(), theta - self.center
         return inverse * gap if inverse.ndim == 1 else gap @ inverse.T
 
-    def of_whitened(self, mean: Array, precision: Array) -> Gaussian:
+    def of_whitened(self, mean: Float[Array, " d"], precision: Float[Array, "d d"]) -> Gaussian:
         """The Gaussian over ``theta`` of one over ``u``; its scale is not known."""
         inverse = self.inverse()
         inverse = jnp.diag(inverse) if inverse.ndim == 1 else inverse
         spread = symmetrised(inverse.T @ precision @ inverse)
         return Gaussian(spread @ self.globals_at(mean), spread, jnp.full((), jnp.nan))
 
-    def pulled_back(self, slope: Array) -> Array:
+    def pulled_back(self, slope: Float[Array, " d"]) -> Float[Array, " d"]:
         """The gradient in ``u`` of a function whose gradient in ``theta`` is ``slope``."""
         return self.white * slope if self.white.ndim == 1 else self.white @ slope
 
-    def curvature(self, precision: Array) -> Array:
-        """The Hessian in ``u`` of a function whose Hessian in ``theta`` is ``precision``, shape ``(d, d)``."""
+    def curvature(self, precision: Float[Array, "d d"]) -> Float[Array, "d d"]:
+        """The Hessian in ``u`` of a function whose Hessian in ``theta`` is ``precision``."""
         if self.white.ndim == 1:
             return self.white[:, None] * precision * self.white
         return self.white @ precision @ self.white.T
 
-    def from_whitened(self, noise: Array, precision: Array) -> Array:
-        """The ``u`` of a draw of ``N(center, precision^-1)`` made of standard normal ``noise``, shape ``(d,)``."""
+    def from_whitened(self, noise: Float[Array, " d"], precision: Float[Array, "d d"]) -> Float[Array, " d"]:
+        """The ``u`` of a draw of ``N(center, precision^-1)`` made of standard normal ``noise``."""
         if self.white.ndim == 2:
             return noise
         return (whitener(precision).T @ noise) / self.white
 
 
 class LocalCoordinates(NamedTuple):
-    """One client's coordinates of its locals, see the module; shapes ``(m,)``, ``(m, d)`` and ``(m, m)``."""
+    """One client's coordinates of its locals, see the module."""
 
-    center: Array
-    slope: Array
-    white: Array
+    center: Float[Array, " m"]
+    slope: Float[Array, "m d"]
+    white: Float[Array, "m m"]
 
-    def locals_at(self, u: Array, v: Array) -> Array:
+    def locals_at(self, u: Float[Array, " d"], v: Float[Array, " m"]) -> Float[Array, " m"]:
         """``z`` at ``(u, v)``."""
         return self.center + self.slope @ u + self.white.T @ v
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jaxtyping import Bool, Float, Int, Key
 
 # (step, position, carry) -> (value, slope, carry)
 Evaluate = Callable[[Array, Any, Any], tuple[Array, Any, Any]]
@@ -30,8 +31,8 @@ class Descended(NamedTuple):
     position: Any
     carry: Any
     slope: Any
-    value: Array
-    mean_value: Array
+    value: Float[Array, ""]
+    mean_value: Float[Array, ""]
 
 
 def descend(
@@ -40,8 +41,8 @@ def descend(
     carry: Any,
     *,
     optimizer: optax.GradientTransformation,
-    num_steps: int | Array,
-    scale: Array | float = 1.0,
+    num_steps: int | Int[Array, ""],
+    scale: Float[Array, ""] | float = 1.0,
 ) -> Descended:
     """``x <- x + scale * optimizer(slope(x))``, ``num_steps`` times, from a new state of the optimiser.
 
@@ -82,18 +83,20 @@ class Batches(NamedTuple):
     Attributes
     ----------
     orders
-        Shape ``(passes, rows + size)``: the real rows come first.
+        The real rows come first, and as many more places as a batch has follow all rows.
     per_pass
         Batches in a pass, the last one smaller where the rows are no multiple of the size.
     num_rows
         Real rows.
     """
 
-    orders: Array
-    per_pass: Array
-    num_rows: Array
+    orders: Int[Array, "pass place"]
+    per_pass: Int[Array, ""]
+    num_rows: Int[Array, ""]
 
-    def at(self, i: Array, size: int) -> tuple[Array, Array, Array]:
+    def at(
+        self, i: Int[Array, ""], size: int
+    ) -> tuple[Int[Array, " {size}"], Bool[Array, " {size}"], Float[Array, ""]]:
         """Rows of the i-th batch, which of them are real, and how many rows each stands for."""
         begin = size * (i % self.per_pass)
         rows = jax.lax.dynamic_slice_in_dim(self.orders[i // self.per_pass], begin, size)
@@ -101,8 +104,8 @@ class Batches(NamedTuple):
         return rows, real, self.num_rows / jnp.maximum(jnp.sum(real), 1)
 
 
-def make_batches(mask: Array, key: Array, size: int, passes: int) -> Batches:
-    """Fresh random orders of the rows where ``mask``, shape ``(rows,)``, is true."""
+def make_batches(mask: Bool[Array, " row"], key: Key[Array, ""], size: int, passes: int) -> Batches:
+    """Fresh random orders of the rows where ``mask`` is true."""
     noise = jax.random.uniform(key, (passes, mask.shape[0]), jnp.float32)
     orders = jnp.argsort(jnp.where(mask, noise, jnp.inf), axis=1)
     num = jnp.sum(mask)

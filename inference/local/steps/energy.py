@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Key
 
 from fedbayes.inference.local.steps.coordinates import Coordinates, LocalCoordinates
 from fedbayes.problem.client import Client
@@ -36,16 +37,18 @@ class Energy(NamedTuple):
     """
 
     prior: Prior
-    weight: Array
-    share: Array
+    weight: Float[Array, ""]
+    share: Float[Array, ""]
     client: Client
     shared: Coordinates
     own: LocalCoordinates
     batch_size: int | None = None
     clip: float | None = None
 
-    def slopes(self, u: Array, v: Array, key: Array) -> tuple[Array, Array]:
-        """Gradient of the energy in ``u``, ``(d,)``, and of minus the log factor in ``v``, ``(m,)``."""
+    def slopes(
+        self, u: Float[Array, " d"], v: Float[Array, " m"], key: Key[Array, ""]
+    ) -> tuple[Float[Array, " d"], Float[Array, " m"]]:
+        """Gradient of the energy in ``u``, and of minus the log factor in ``v``."""
         size, x = self.prior.size, jnp.concatenate([u, v])
 
         def position(x: Array) -> Array:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float, Int, Key, Real
 
 from fedbayes.inference.local.steps.energy import Energy
 
@@ -40,9 +41,15 @@ class Steps(NamedTuple):
 
 
 def gradient_samples(
-    energy: Energy, u: Array, v: Array, key: Array, *, step_size: Array, steps: Steps
-) -> tuple[Array, Array]:
-    """Samples ``(l, d)`` of the globals in shared coordinates, and the locals where they ended, ``(m,)``.
+    energy: Energy,
+    u: Float[Array, " d"],
+    v: Float[Array, " m"],
+    key: Key[Array, ""],
+    *,
+    step_size: Float[Array, ""],
+    steps: Steps,
+) -> tuple[Float[Array, "{steps.num_samples} d"], Float[Array, " m"]]:
+    """Samples of the globals in shared coordinates, and the locals where they ended.
 
     With ``E`` the client's energy and ``p`` its weight, whose product is the energy of the subposterior,
 
@@ -56,7 +63,7 @@ def gradient_samples(
     energy
         Of the client, with the size of its batches.
     u, v
-        Where the steps begin, shapes ``(d,)`` and ``(m,)``.
+        Where the steps begin.
     key
         Of this client and round.
     step_size
@@ -85,12 +92,12 @@ def gradient_samples(
     return samples, v
 
 
-def step_keys(key: Array, i: Array) -> Array:
+def step_keys(key: Key[Array, ""], i: Int[Array, ""]) -> Key[Array, "2"]:
     """The keys of a step's batch and of its noise."""
     return jax.random.split(jax.random.fold_in(key, i))
 
 
-def covariance_factor(num_rows: Array, batch_size: int, window: int) -> Array:
+def covariance_factor(num_rows: Real[Array, ""], batch_size: int, window: int) -> Float[Array, ""]:
     """What iterate averages' covariance has to be multiplied by to be the posterior's: ``T b / (n - b)``.
 
     Batches of b rows out of n, drawn without replacement, leave the gradient a noise of covariance ``n (n - b) / b C``
