@@ -147,7 +147,8 @@ class Algorithm(NamedTuple):
     name
         For progress and reports.
     init
-        ``(key, previous) -> state``; ``previous`` is the last state of the phase before, or ``None``.
+        ``(key, previous) -> state``; ``previous`` is the last state of the phase before, or ``None``, which also asks
+        for shapes alone: every phase has to bear it.
     broadcast
         ``(state) -> (shared, personal)``: the same for all, or :class:`Teams`, and a part addressed to each client
         (leading axis of clients), which may be ``()``.
@@ -159,8 +160,9 @@ class Algorithm(NamedTuple):
     updates
         Named variants of a client's half. All clients start with the first; ``choose`` may change that.
     aggregate
-        ``(state, replies, key) -> (state, info)``. ``info["converged"]`` stops the loop; where ``info["proper"]`` is
-        false and no reply could be used, the loop gives up.
+        ``(state, replies, key) -> (state, info)``. ``info["converged"]``, which each round must give, stops the loop.
+        Two more it may have: where ``info["proper"]`` is false and no reply could be used, and where
+        ``info["hopeless"]`` is true, the loop gives up.
     choose
         ``(updates, infos) -> updates``: the update of each client in the next round, from what clients and server
         reported.
@@ -277,11 +279,18 @@ class Method(ABC):
 
     @property
     def tolerance(self) -> float | None:
-        """Change of a round at which the rounds end; ``None`` where they end for another reason."""
+        """Change of a round at which the rounds end, drawn as a line beside the changes; ``None``: for another reason.
+
+        An option of this name takes its place.
+        """
         return None
 
     def after(self, roster: Roster) -> Mapping[str, Update]:
-        """What clients can be asked once the rounds are over, by name, beside what all methods ask."""
+        """What clients can be asked once the rounds are over, by name, beside what all methods ask or in its place.
+
+        Such an update forms its cavity itself where clients keep their own sites: it then has ``private`` set, and
+        :attr:`told_at_end` for ``personal``.
+        """
         return {}
 
     def for_one_client(self) -> Self:
@@ -291,7 +300,8 @@ class Method(ABC):
     def own_cavity(self, told: Any, private: Private) -> Gaussian:
         """A client's cavity, from what it is told at the end and from what it has kept; pure, jit- and vmap-able.
 
-        By default it is told the cavity itself.
+        By default it is told the cavity itself. Where the server knows sums alone, the client has kept its site:
+        :mod:`fedbayes.inference.own_site` has what both sides need for that.
         """
         return told
 

@@ -107,6 +107,8 @@ class Answer(Protocol):
 class GaussianAnswer:
     """One Gaussian per replicate of the fit.
 
+    The rounds have the diagnostic ``change``; ``k_hat`` and ``solver`` are shown where there are any.
+
     Parameters
     ----------
     posterior

@@ -22,7 +22,8 @@ class Marginal(NamedTuple):
     value
         Of the log integral.
     slope
-        In the globals, by Fisher's identity ``E[grad log f(theta, z)]``.
+        In the globals, by Fisher's identity ``E[grad log f(theta, z)]``. Its Monte Carlo error is another one than that
+        of the value: an ascent that asks whether the value has grown does not end where the slope is zero.
     z
         Mode of the locals given the globals: where the next search may start.
     """
