@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -29,6 +28,7 @@ from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Bar, Silent
+from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
 
 DEFAULT_METHOD = "ep"
@@ -71,7 +71,7 @@ def fit_federated(
         ``"fed_ensemble"``, ``"correlated_clients"``, or a configured method such as ``fedbayes.EP(num_samples=1024)``
         or ``fedbayes.OneShot(combine="consensus")``.
     key
-        ``jax.random.key(seed)``: all randomness comes from it.
+        ``jax.random.key(seed)``, or ``jax.random.PRNGKey(seed)``: all randomness comes from it.
     num_rounds
         Most rounds of the method's main phase; it stops earlier at its tolerance. ``None``: the method's own limit.
     participation
@@ -132,7 +132,8 @@ def fit_federated(
     True
     """
     configured = method_of(method)
-    check_arguments(key, num_rounds, participation, num_draws, mesh, executor)
+    key = typed_key(key)
+    check_arguments(num_rounds, participation, num_draws, mesh, executor)
     runner = _executor(executor, mesh)
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local), bool(correct))
     bar = Bar() if progress else Silent()
@@ -298,7 +299,6 @@ def _executor(executor: str | Executor, mesh: jax.sharding.Mesh | None) -> Execu
 
 
 def check_arguments(
-    key: Array,
     num_rounds: int | None,
     participation: Participation = 1.0,
     num_draws: int = 1,
@@ -312,8 +312,6 @@ def check_arguments(
     TypeError, ValueError
         The argument, its value, and what to write instead.
     """
-    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
-        raise TypeError(f"`key` is {key!r}; write a typed JAX key, such as `jax.random.key(0)`.")
     if num_rounds is not None and (not isinstance(num_rounds, int) or num_rounds < 1):
         raise ValueError(f"`num_rounds` is {num_rounds}; a fit needs at least one round.")
     if not callable(participation) and not (isinstance(participation, int | float) and 0.0 < participation <= 1.0):

@@ -18,6 +18,7 @@ from fedbayes.fit import DEFAULT_METHOD, check_arguments, method_of, problem_for
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program.program import Block, Model
 from fedbayes.results.arviz import constrained
+from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
 
 _SIMULATED, _FITTED = 0, 1  # folded into the key
@@ -95,7 +96,8 @@ def calibrate(
     """
     configured = with_one_replicate(method_of(method))
     _check_options(simulate, num, num_draws, at_once)
-    check_arguments(key, num_rounds)
+    key = typed_key(key)
+    check_arguments(num_rounds)
     sources = jax.random.fold_in(key, _SIMULATED)
 
     def simulated(number: int) -> tuple[Clients, Mapping[str, Any]]:

@@ -34,6 +34,7 @@ from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Progress, Silent
 from fedbayes.runtime.files import replace_file
+from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ def fit_over(
     FederatedError
         Too few clients have joined, or have answered; two nodes claim one site.
     """
-    check_arguments(key, num_rounds, participation, num_draws)
+    key = typed_key(key)
+    check_arguments(num_rounds, participation, num_draws)
     _check_who(num_clients, sites)
     patience = patience or Patience()
     told = Terminal(seconds_a_round) if progress is True else progress or Silent()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum, unique
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -35,6 +36,27 @@ class Purpose(IntEnum):
     ALONE = 1_000_015  # fits to one client's data
     TOLD = 1_000_016  # clients over a network, when their fit ends
     PARTICIPATION = 1_000_017  # clients that take part in a round
+
+
+def typed_key(key: object) -> Array:
+    """A user's key, from ``jax.random.key(seed)`` or as ``jax.random.PRNGKey(seed)`` writes it.
+
+    Raises
+    ------
+    TypeError
+        It is none.
+    """
+    if isinstance(key, jax.Array) and key.dtype == np.uint32 and key.shape == _words():
+        return jax.random.wrap_key_data(key)
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+        return key
+    raise TypeError(f"`key` is {key!r}; write a typed JAX key, such as `jax.random.key(0)`.")
+
+
+def _words() -> tuple[int, ...]:
+    """The shape of the data of a key of the default kind."""
+    shape: tuple[int, ...] = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
+    return shape
 
 
 def key_for(key: Array, purpose: Purpose, *places: int) -> Array:

@@ -10,7 +10,7 @@ import pytest
 import fedbayes as fb
 from fedbayes.questions.predictions import key_of_predictions
 from fedbayes.rounds.programs import client_secrets
-from fedbayes.runtime.keys import Purpose, fingerprint, key_for
+from fedbayes.runtime.keys import Purpose, fingerprint, key_for, typed_key
 
 ROWS = np.eye(3)
 
@@ -21,6 +21,21 @@ def test_purposes_and_their_places_have_different_keys(key) -> None:
     keys += [key_for(key, purpose) for purpose in Purpose]
     keys += [key_for(key, purpose, place) for purpose in Purpose for place in places]
     assert len({jax.random.key_data(each).tobytes() for each in keys}) == len(keys)
+
+
+def test_a_key_of_the_old_kind_is_the_same_key() -> None:
+    assert (
+        jax.random.key_data(typed_key(jax.random.PRNGKey(3))).tolist()
+        == jax.random.key_data(typed_key(jax.random.key(3))).tolist()
+    )
+
+
+@pytest.mark.parametrize("wrong", [3, None, np.zeros(2, np.uint32), np.zeros(2), "key"])
+def test_what_is_no_key_is_refused(wrong) -> None:
+    with pytest.raises(TypeError, match=r"`key` is .*; write a typed JAX key, such as `jax\.random\.key\(0\)`"):
+        typed_key(wrong)
+    with pytest.raises(TypeError, match="`key` is"):
+        typed_key(jax.random.split(jax.random.key(0)))
 
 
 def test_no_purpose_is_the_number_of_a_phase_or_of_another_purpose() -> None:
