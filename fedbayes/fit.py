@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,7 @@ def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:
         raise
     except Exception as error:
         fit = FederatedFit(without_check(fitted, error))
-        category = UnreliableWarning if fit.converged else NotConvergedWarning
-        warnings.warn(fit.trouble(), category, stacklevel=stacklevel)
+        warn_of_trouble(fit, stacklevel + 1)
     return fit
 
 
@@ -179,7 +179,7 @@ def warn_of_trouble(fit: FederatedFit, stacklevel: int) -> None:
     """Warn of a fit that has not converged, or whose answer can't be trusted."""
     if not fit.converged:
         warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=stacklevel)
-    elif fit.correction is not None and not fit.correction.reliable:
+    elif fit.fitted.unchecked or (fit.correction is not None and not fit.correction.reliable):
         warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=stacklevel)
 
 
@@ -219,7 +219,8 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
         if current is None:
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
     posterior = SavedPosterior(folder, saved.cost, saved.checked)
-    return FederatedFit(fitted_by(configured, problem, current, programs, runner, saved.key, saved.shown, posterior))
+    fitted = fitted_by(configured, problem, current, programs, runner, saved.key, saved.shown, posterior)
+    return FederatedFit(replace(fitted, unchecked=saved.unchecked))
 
 
 def _configured(folder: Path, saved: Saved) -> Method:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from fedbayes.contract.locals_from import AtClient, LocalsFrom, Personal, Private, Question, Variables, Wanted
+from fedbayes.contract.locals_from import GLOBALS, AtClient, LocalsFrom, Personal, Private, Question, Variables, Wanted
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments
@@ -247,9 +247,6 @@ def no_matrix(what: str) -> str:
 _DEPENDENT = "`fit.exact()` is for clients that depend on each other by the globals alone."
 
 
-_GLOBALS = "globals"  # the kind of a client that has no latents of its own
-
-
 def at_site(
     kind: str, at: AtClient, theta: Float[np.ndarray, "chain draw d"], of: Callable[[Private], np.ndarray]
 ) -> Personal:
@@ -267,7 +264,7 @@ def at_site(
     ValueError
         No class has this kind.
     """
-    if kind == _GLOBALS:
+    if kind == GLOBALS:
         return Personal(theta, {"solver": "none: the client has no latents of its own"})
     if kind not in LocalsFrom.kinds:
         raise ValueError(f"The run's end tells of draws of the kind '{kind}'; known are {sorted(LocalsFrom.kinds)}.")
@@ -277,7 +274,7 @@ def at_site(
 def kind_of(source: LocalsFrom, num_locals: int) -> str:
     """What a client with so many locals does by itself at the end, for :func:`at_site`."""
     alone = bool(source.refuses(Question.CLIENT_POSTERIOR))
-    return _GLOBALS if source.by_locals and (alone or not num_locals) else source.kind
+    return GLOBALS if source.by_locals and (alone or not num_locals) else source.kind
 
 
 def sampled(reply: Callable[[str, Any], Any], mean: Float[np.ndarray, "chain d"], shape: tuple[int, ...]) -> Personal:

@@ -14,6 +14,7 @@ from fedbayes.numerics.gaussian import Gaussian
 
 Variables = Mapping[str, tuple[np.ndarray, list[str]]]
 Private = Any
+GLOBALS = "globals"  # the kind of a client that has no latents of its own
 
 
 class Wanted(NamedTuple):
@@ -107,6 +108,8 @@ class LocalsFrom(ABC):
 
     def __init_subclass__(cls) -> None:
         """Make the class known to the sites by its kind; it must be one of its own."""
+        if getattr(cls, "kind", GLOBALS) == GLOBALS:
+            raise TypeError(f"`{cls.__name__}` needs a `kind` of its own, by which the clients' sites find it.")
         known = LocalsFrom.kinds.setdefault(cls.kind, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"`{cls.__name__}.kind` is {cls.kind!r}, as that of `{known.__name__}`: write another.")

@@ -323,7 +323,7 @@ def pool_of(
     """The draws of one exchange with the clients' answers."""
     log_likelihood = np.moveaxis(np.asarray(heard.replies.each), 0, -1)
     noise = np.asarray(heard.infos["noise"])  # of each draw, or none
-    noise = np.moveaxis(noise if noise.ndim == 3 else np.zeros((*noise.shape, drawn.theta.shape[1])), 0, -1)
+    noise = noise.sum(axis=0) if noise.ndim == 3 else np.zeros(drawn.theta.shape[:2])
     joint = log_joint(prior, drawn.theta, log_likelihood)
     return Pool(drawn.theta, log_likelihood, joint, tuple(proposals), counts, noise, (drawn.recipe,))
 

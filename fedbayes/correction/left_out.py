@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 from fedbayes.correction.correct import Ask, LogDensities, pool_of
 from fedbayes.correction.pool import SHARE, Pool, largest_share, trusted
 from fedbayes.correction.proposal import Law, Proposal
-from fedbayes.correction.recipe import Counts, draw
+from fedbayes.correction.recipe import Drawn
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments, log_integrals
 from fedbayes.numerics.importance import pareto_smooth
@@ -74,8 +74,8 @@ def cavity_pool(pool: Pool, cavities: Gaussian, num: int, prior: LogDensities, a
     if fewest == 0:
         return pool
     laws = [own[:fewest] for own in laws]
-    drawn = draw(Counts(even=each * fewest), rng, mixtures=[Proposal(own, [1.0] * fewest) for own in laws])
-    heard = ask(drawn, TURN)
+    drawn = Drawn(np.stack([Proposal(own, [1.0] * fewest).draws(rng, each * fewest) for own in laws]))
+    heard = ask(drawn, TURN)  # as they are: a recipe would tell each client the others' sites
     proposals = [tuple(Proposal([law], [1.0]) for law in own) for own in laws]
     more = pool_of(drawn, proposals, (each,) * fewest, heard, prior)
     return pool.extended(more)

@@ -40,8 +40,7 @@ class Pool:
     counts
         Draws in each batch.
     noise
-        Relative variance of each client's estimates of its likelihood, shape ``(chain, draw, client)``; zero without
-        locals.
+        Relative variance of the estimate of all clients' likelihood, shape ``(chain, draw)``; zero without locals.
     recipes
         By which the clients have made the draws of each exchange; ``None``: they were sent.
     """
@@ -111,8 +110,7 @@ class Pool:
     @property
     def weighted_noise(self) -> float:
         """Relative variance of all clients' estimates, where the weights are: draws without weight do no harm."""
-        noise = self.noise.sum(axis=-1)
-        return float(np.sum(self.weights * noise, where=self.weights > 0.0))
+        return float(np.sum(self.weights * self.noise, where=self.weights > 0.0))
 
     @property
     def largest(self) -> float:

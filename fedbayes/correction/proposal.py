@@ -82,7 +82,7 @@ class Proposal(NamedTuple):
         ends = np.round(num * np.cumsum(self.shares) / np.sum(self.shares)).astype(int)
         counts = np.diff(ends, prepend=0)
         return np.concatenate(
-            [law.draws(rng, count, evenly=True) for law, count in zip(self.laws, counts, strict=True)]
+            [law.draws(rng, count, evenly=True) for law, count in zip(self.laws, counts, strict=True) if count]
         )
 
     def shuffled(self, rng: np.random.Generator, num: int) -> np.ndarray:

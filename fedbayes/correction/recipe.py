@@ -13,8 +13,9 @@ from fedbayes.correction.proposal import Law, Proposal
 from fedbayes.numerics.host import normal_draws
 
 _MOST = 1 << 24  # numbers that a recipe may ask for
+_MOST_LAWS = 1 << 12  # in its mixtures together: each takes a sequence of its own
 _SAME = 1e-9  # of the draws' scale, up to which their means agree: machines round differently
-_WORD = (1 << 64) - 1
+_WORD, _HALF_WORD = (1 << 64) - 1, (1 << 32) - 1
 
 
 class OtherDraws(ValueError):
@@ -68,7 +69,7 @@ class Recipe(NamedTuple):
     mixed, shares
         The laws of each chain's mixture, shape ``(chain, M)``, and their shares ``(M,)``.
     mark
-        Mean of the draws of each chain, shape ``(chain, d)``, by which they are known.
+        A mean of the draws of each chain in their order, shape ``(chain, d)``, by which they are known.
     """
 
     words: np.ndarray
@@ -116,9 +117,14 @@ class Recipe(NamedTuple):
         for places, number in ((self.white, len(self.whites)), (self.own, laws), (self.mixed, laws)):
             if np.any((places < 0) | (places >= number)):
                 return "it names a law that it does not have"
-        if np.any(self.counts < 0) or chains * int(self.counts.astype(object).sum()) * size > _MOST:
+        if np.any(self.counts < 0) or chains * int(self.counts.astype(object).sum()) * (size + 1) > _MOST:
             return f"it asks for {self.counts.tolist()} draws of {size} numbers in each of {chains} chains"
-        return "" if np.all(self.freedom > 0.0) and np.all(self.shares > 0.0) else "its numbers are not positive"
+        if size == 0 or self.mixed.size > _MOST_LAWS:
+            return f"it has {self.mixed.size} laws of {size} numbers"
+        if np.any(self.state[4:] > np.uint64(_HALF_WORD)):
+            return "its generator's state is none"
+        sound = np.all(self.freedom > 0.0) and np.all(self.shares > 0.0) and np.isfinite(self.shares.sum())
+        return "" if sound else "its numbers are not positive"
 
     def draws(self) -> np.ndarray:
         """The draws, shape ``(chain, draw, d)``.
@@ -128,8 +134,11 @@ class Recipe(NamedTuple):
         OtherDraws
             They are not those that the recipe was written for.
         """
-        theta = self.drawn_by(_generator(self.seed, self.state))
-        mark = theta.mean(axis=1)
+        try:
+            theta = self.drawn_by(_generator(self.seed, self.state))
+        except Exception as error:  # of a version that lacks what the server's has
+            raise OtherDraws from error
+        mark = _mark(theta)
         same = np.abs(mark - self.mark) <= _SAME * (theta.std(axis=1) + np.abs(self.mark))
         if not np.all(same | (np.isnan(mark) & np.isnan(self.mark))):
             raise OtherDraws
@@ -166,7 +175,7 @@ _AXES = {name: 1 for name in _KINDS} | {"means": 2, "whites": 3, "mixed": 2, "ma
 
 
 class Drawn(NamedTuple):
-    """Draws ``(chain, draw, d)`` of the globals, and how to make them; ``None``: they have to be sent."""
+    """Draws ``(chain, draw, d)`` of the globals, and how to make them; ``None``: they are sent, which takes less."""
 
     theta: np.ndarray
     recipe: Recipe | None = None
@@ -215,7 +224,15 @@ def draw(
         mark=np.zeros((0, 0)),
     )
     theta = recipe.drawn_by(rng)
-    return Drawn(theta, recipe._replace(mark=theta.mean(axis=1)))
+    recipe = recipe._replace(mark=_mark(theta))
+    shorter = sum(array.nbytes for array in recipe) < theta.nbytes
+    return Drawn(theta, recipe if shorter and not recipe._wrong() else None)
+
+
+def _mark(theta: np.ndarray) -> np.ndarray:
+    """Means of draws ``(chain, draw, d)`` by weights that tell their order."""
+    weights = 1.0 + np.arange(theta.shape[1]) / theta.shape[1]
+    return np.einsum("s,rsi->ri", weights / theta.shape[1], theta)
 
 
 def _placed(item: Any, among: list) -> int:

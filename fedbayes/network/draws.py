@@ -8,6 +8,7 @@ import numpy as np
 from fedbayes.correction.recipe import Recipe
 
 _MADE = "recipes"
+_MOST = 8  # recipes in a message: a check takes at most three exchanges
 
 
 def by_recipe(recipes: Sequence[Recipe], places: np.ndarray | None = None) -> dict[str, Any]:
@@ -36,8 +37,13 @@ def with_draws(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             others[name] = array
     if not parts:
         return others
-    theta = np.concatenate([Recipe.read(parts[number]).draws() for number in sorted(parts, key=int)], axis=1)
+    if len(parts) > _MOST:
+        raise ValueError(f"A message has {len(parts)} recipes for draws; at most {_MOST} are read.")
+    recipes = [Recipe.read(parts[number]) for number in sorted(parts, key=int)]
+    theta = np.concatenate([recipe.draws() for recipe in recipes], axis=1)
     places = others.pop("places", None)
     if places is not None:
+        if places.dtype != np.int32 or places.ndim != 2 or np.any((places < 0) | (places >= theta.shape[1])):
+            raise ValueError("A message names draws that its recipes do not make.")
         theta = np.take_along_axis(theta, places.astype(np.int64)[..., None], axis=1)
     return {**others, "shared": theta}

@@ -160,7 +160,8 @@ def recipes(fitted: Fitted) -> tuple[Sequence[Recipe], np.ndarray] | None:
     """By which a client makes the draws of :func:`theta`, and which of them; ``None`` where they have to be sent."""
     found = correction(fitted)
     if found is not None and found.applied:
-        return [recipe for recipe in found.pool.recipes if recipe is not None], found.places
+        made = [recipe for recipe in found.pool.recipes if recipe is not None]
+        return (made, found.places) if len(made) == len(found.pool.recipes) else None
     theta, recipe = _with_recipe(fitted, approximate_theta(fitted))
     return None if recipe is None else ([recipe], np.tile(np.arange(theta.shape[1]), (len(theta), 1)))
 

@@ -36,7 +36,7 @@ def idata(fitted: Fitted) -> Any:
 @once
 def single_idata(fitted: Fitted) -> Any:
     """:func:`idata` with the clients' log-likelihoods, for which clients over a network are asked."""
-    if not fitted.problem.elsewhere:
+    if not (fitted.problem.elsewhere or fitted.unchecked):
         return idata(fitted)
     single = corrected.single_log_likelihood(fitted)
     with computing():
@@ -118,5 +118,6 @@ def save(fitted: Fitted, path: str | os.PathLike) -> None:
         clients,
         cost_of_posterior(fitted),
         corrected.checked(fitted),
+        fitted.unchecked,
     )
     write_fit(Path(path), posterior, rounds(fitted), saved, problem.description(), fitted.run, fitted.executor)

@@ -41,6 +41,8 @@ class Saved(NamedTuple):
         What ``posterior.nc`` has taken beyond the rounds; ``None`` if nothing.
     checked
         What the check of the answer has shown; ``None`` without a check, and in files of earlier versions.
+    unchecked
+        Why what follows the rounds has failed; empty if it has not.
     """
 
     method: str
@@ -51,6 +53,7 @@ class Saved(NamedTuple):
     about: dict[str, Any]
     cost: Communication | None = None
     checked: Checked | None = None
+    unchecked: str = ""
 
 
 def check_savable(method: Method) -> dict[str, Any]:
@@ -101,6 +104,7 @@ def write_fit(
         "about": saved.about,
         "cost": list(saved.cost or ()),
         "checked": None if saved.checked is None else saved.checked._asdict(),
+        "unchecked": saved.unchecked,
     }
     (folder / "fit.json").write_text(json.dumps(meta, indent=1, default=list))
     state_file(folder, clients).write(run, executor)
@@ -135,6 +139,7 @@ def read_meta(folder: Path) -> Saved:
             meta.get("about", {}),
             Communication(*meta["cost"]) if meta.get("cost") else None,
             None if meta.get("checked") is None else Checked(**meta["checked"]),
+            meta.get("unchecked", ""),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

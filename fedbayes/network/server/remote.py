@@ -237,7 +237,7 @@ class Remote(Executor):
         templates = {place: self._template(order, place) for place in active}
         started = time.monotonic()
         while True:
-            missing = [place for place in active if isinstance(found[place], ResultCode)]
+            missing, unlike = [place for place in active if isinstance(found[place], ResultCode)], len(self._unlike)
             requests = {place: self._request(order, place) for place in missing}
             for place, answer in self._send(
                 requests, lambda place, content: self._reply(place, content, templates, order)
@@ -246,6 +246,8 @@ class Remote(Executor):
             answered = [place for place in active if not isinstance(found[place], ResultCode)]
             if len(answered) >= needed:
                 return found
+            if len(self._unlike) > unlike:  # who can't make the draws is sent them now
+                continue
             if not self._wait(order, answered, needed, started):
                 return found
 

@@ -116,7 +116,12 @@ def test_a_check_that_fails_does_not_lose_the_fit(straight: dict, rounds, monkey
         plain = fb.fit_federated(linear.model, straight, **asked, correct=False)
         np.testing.assert_array_equal(idata.posterior["beta"], plain.idata.posterior["beta"])
     fit.save(tmp_path / "fit")
-    assert fb.load_fit(tmp_path / "fit", linear.model, straight).idata.posterior["beta"].shape[:2] == (2, 500)
+    loaded = fb.load_fit(tmp_path / "fit", linear.model, straight)
+    assert loaded.idata.posterior["beta"].shape[:2] == (2, 500)
+    assert repr(loaded) == repr(fit)
+    assert loaded.trouble() == fit.trouble()
+    assert np.isfinite(loaded.leave_one_out()["elpd"]).all()  # the clients are there, and answer
+    assert len(loaded.loo()) > 0
 
 
 def test_questions_are_no_part_of_what_idata_costs(straight: dict, tmp_path: Path) -> None:

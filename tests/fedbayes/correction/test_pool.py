@@ -22,7 +22,7 @@ def pool_from(*proposals: Proposal, num: int = 1 << 12, seed: int = 0) -> Pool:
     theta = np.concatenate([np.stack([p.draws(rng, num) for _ in range(2)]) for p in proposals], axis=1)
     log_joint = LOG_SCALE + law(1.0, SD).log_density(theta.reshape(-1, 1)).reshape(theta.shape[:2])
     counts = (num,) * len(proposals)
-    return Pool(theta, log_joint[..., None], log_joint, (proposals, proposals), counts, np.zeros((*theta.shape[:2], 1)))
+    return Pool(theta, log_joint[..., None], log_joint, (proposals, proposals), counts, np.zeros(theta.shape[:2]))
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_a_proposal_that_is_too_narrow_is_not_trusted() -> None:
 
 def test_noisy_estimates_are_not_trusted() -> None:
     pool = pool_from(law(1.0, 1.0))
-    noise = np.broadcast_to([0.7, 0.6], (*pool.theta.shape[:2], 2))
+    noise = np.full(pool.theta.shape[:2], 1.3)
     assert not replace(pool, noise=noise).reliable
     assert replace(pool, noise=noise).weighted_noise == pytest.approx(1.3)
     assert replace(pool, noise=0.7 * noise).reliable
@@ -68,11 +68,11 @@ def test_noise_where_there_is_no_weight_does_no_harm() -> None:
     """Draws of a law that is far off: a search for the locals may fail there, and none of them is used."""
     pool = pool_from(law(1.0, 1.5)).extended(pool_from(law(60.0, 0.1)))
     far = np.asarray(pool.theta[..., 0] > 50.0)
-    quiet = replace(pool, noise=np.where(far, 1e3, 0.1)[..., None])
+    quiet = replace(pool, noise=np.where(far, 1e3, 0.1))
     assert quiet.reliable
     assert quiet.weighted_noise == pytest.approx(0.1, rel=1e-6)
-    assert replace(pool, noise=np.where(far, np.nan, 0.1)[..., None]).reliable
-    assert not replace(pool, noise=np.where(far, 0.1, 1e3)[..., None]).reliable
+    assert replace(pool, noise=np.where(far, np.nan, 0.1)).reliable
+    assert not replace(pool, noise=np.where(far, 0.1, 1e3)).reliable
 
 
 def test_bounded_weights_are_trusted_whatever_their_k_hat() -> None:

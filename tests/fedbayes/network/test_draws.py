@@ -18,7 +18,7 @@ def checked(federation):
 
     def fitted():
         network = here.network()
-        fit = here.fit(network, correct=True)
+        fit = here.fit(network, correct=True, num_draws=500)
         sent = {"after": [], "conclude": []}
         for message in map(unpack, network.sent):
             if message.header["kind"] in sent:
@@ -55,8 +55,8 @@ def test_a_site_with_other_random_numbers_is_sent_the_draws(checked, monkeypatch
 
 def test_some_of_the_draws_are_named_by_their_places() -> None:
     proposal = Proposal([Law(np.zeros(2), np.eye(2))], [1.0])
-    drawn = draw(Counts(even=3), np.random.default_rng([0]), mixtures=[proposal])
-    told = by_recipe([drawn.recipe, drawn.recipe], np.array([[2, 5, 0]]))
+    drawn = draw(Counts(even=300), np.random.default_rng([0]), mixtures=[proposal])
+    told = by_recipe([drawn.recipe, drawn.recipe], np.array([[2, 302, 0]]))
     found = with_draws(arrays_of(encode(told | {"key": np.zeros(2, np.uint32)})))
     assert found.keys() == {"key", "shared"}
     np.testing.assert_array_equal(found["shared"], drawn.theta[:, [2, 2, 0]])
