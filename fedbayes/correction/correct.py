@@ -98,7 +98,7 @@ class Correction:
     def exchanged(self) -> list[Drawn]:
         """The draws of each exchange, ``(chain, draw, d)``."""
         parts = np.split(self.pool.theta, np.cumsum(self.exchanges)[:-1], axis=1)
-        return list(map(Drawn, parts, self.pool.recipes))
+        return [Drawn(*each) for each in zip(parts, self.pool.recipes, strict=True)]
 
     @cached_property
     def _own_weights(self) -> np.ndarray:

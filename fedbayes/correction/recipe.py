@@ -14,7 +14,7 @@ from fedbayes.numerics.host import normal_draws
 
 _MOST = 1 << 24  # numbers that a recipe may ask for
 _MOST_LAWS = 1 << 12  # in its mixtures together: each takes a sequence of its own
-_SAME = 1e-9  # of the draws' scale, up to which their means agree: machines round differently
+_SAME = 1e-9  # difference of the marks, relative to the draws' scale, that rounding may explain
 _WORD, _HALF_WORD = (1 << 64) - 1, (1 << 32) - 1
 
 
@@ -23,8 +23,8 @@ class OtherDraws(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The same seed leads to other random numbers here than at the server: NumPy or SciPy are of another "
-            "version. Install the server's versions."
+            "The same seed gives other random numbers here than at the server, since NumPy or SciPy is of another "
+            "version. The server sends the draws instead; with its versions installed here it need not."
         )
 
 
@@ -122,7 +122,7 @@ class Recipe(NamedTuple):
         if size == 0 or self.mixed.size > _MOST_LAWS:
             return f"it has {self.mixed.size} laws of {size} numbers"
         if np.any(self.state[4:] > np.uint64(_HALF_WORD)):
-            return "its generator's state is none"
+            return "its generator has no such state"
         sound = np.all(self.freedom > 0.0) and np.all(self.shares > 0.0) and np.isfinite(self.shares.sum())
         return "" if sound else "its numbers are not positive"
 
@@ -175,7 +175,7 @@ _AXES = {name: 1 for name in _KINDS} | {"means": 2, "whites": 3, "mixed": 2, "ma
 
 
 class Drawn(NamedTuple):
-    """Draws ``(chain, draw, d)`` of the globals, and how to make them; ``None``: they are sent, which takes less."""
+    """Draws ``(chain, draw, d)`` of the globals, and the recipe for them; without one they are sent as they are."""
 
     theta: np.ndarray
     recipe: Recipe | None = None

@@ -24,7 +24,7 @@ class Refusal(Enum):
     MODEL = "can't run the model on its data; its own log says why"
     CHANGED = "has other data than when this run began"
     PRIVATE = "was asked for what never leaves a client"
-    DRAWS = "makes other draws of the same seed: its NumPy or SciPy is of another version; it is sent the draws"
+    DRAWS = "makes other draws from the same seed, since its NumPy or SciPy is of another version; it is sent the draws"
     FAILED = "has a program that failed; its own log says why"
 
 

@@ -8,7 +8,10 @@ from fedbayes.results.corrected import check_is_due, checked
 from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, rounds, verdict
 from fedbayes.results.rounds import unheard
 
-_KEPT = "`fit.idata` has the answer of the rounds, unchecked, whose error is not known, and no log-likelihoods."
+_KEPT = (
+    "`fit.idata` has the answer of the rounds without correction: its error is not known, and there are no "
+    "log-likelihoods."
+)
 
 
 def trouble(fitted: Fitted) -> str:
