@@ -150,11 +150,6 @@ class Run:
         (run,) = json.loads(self._flwr("list", "loopback", "--run-id", self.number(), "--format", "json"))["runs"]
         return run["status"]
 
-    def stop(self) -> None:
-        """End it at the server."""
-        self._flwr("stop", self.number(), "loopback")
-        self.leave()
-
     def leave(self) -> None:
         """End ``flwr run`` alone, which only shows the log."""
         self._process.kill()

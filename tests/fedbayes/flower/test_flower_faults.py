@@ -5,6 +5,7 @@ The tests use one federation in turn. The last one leaves the server with a node
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -69,7 +70,8 @@ def test_processes_killed_over_a_request(federation, echo, rounds, output):
     wait_for_sleep(federation, output, "site-1", 2)
     federation.kill_client_app(1)
     wait_until(lambda: any("site-1" in by_site(answers) for answers in rounds()[3:]), 300, "site-1 is back")
-    run.stop()
+    Path(output["output"] + ".enough").touch()
+    assert run.wait(300) == "finished:completed", run.log()
     second, third = rounds()[1:3]
     again = next(by_site(answers) for answers in rounds()[3:] if "site-1" in by_site(answers))
     assert by_site(second)["site-0"]["pid"] != before["site-0"]

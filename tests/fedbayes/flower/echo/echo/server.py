@@ -1,7 +1,12 @@
-"""Asks all nodes some times, and writes down what they answered: one line of JSON for each round."""
+"""Asks all nodes some times, and writes down what they answered: one line of JSON for each round.
+
+It ends early, between two rounds, where a file `<output>.enough` says so: Flower 1.41 may leave a node waiting for ever
+for the reply to a message of a run that was stopped (`flwr stop`) while the message was under way.
+"""
 
 import json
 import time
+from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
@@ -36,3 +41,5 @@ def main(grid, context):
         with open(config["output"], "a") as file:
             file.write(json.dumps(answers) + "\n")
         print("round", number, "done:", [answer.get("site") or answer["failure"] for answer in answers], flush=True)
+        if Path(config["output"] + ".enough").exists():
+            break
