@@ -27,6 +27,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.answer import COORDINATE, Answer
+from fedbayes.correction.images import Images, Search, Shapes
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.recipe import Counts, Drawn, draw
@@ -56,6 +57,8 @@ _LEAST = 1000  # draws of the Gaussian by all chains together
 _PRECISION = 1.5  # times the Monte Carlo error of independent draws, up to which no more draws are asked for
 _MORE = 2  # exchanges that may follow the first
 _SAME = 0.01  # distance from the posterior, in the sense of chi-square, below which the Gaussian is the posterior
+_PROBES = 10  # of so many wide draws one may be spent on the place of another mode
+_NARROW = 1e-3  # times as wide as the Gaussian: what is drawn there is the place
 _PER_GLOBAL = 10  # effective draws a global, to which a proposal is fitted
 
 
@@ -73,12 +76,15 @@ class Correction:
         All draws, with the clients' answers.
     key
         For resampling.
+    images
+        Where separate modes were found; ``None``: none was found.
     """
 
     approximation: Gaussian
     num: int
     pool: Pool
     key: Array
+    images: Images | None = None
 
     @property
     def exchanges(self) -> tuple[int, ...]:
@@ -89,7 +95,15 @@ class Correction:
     @property
     def wants_more(self) -> bool:
         """Whether another exchange should follow: it may, and this does not say enough."""
-        return len(self.exchanges) <= _MORE and self.pool.known and not self.precise
+        unseen = self.images is not None and len(self.exchanges) == 1
+        return len(self.exchanges) <= _MORE and self.pool.known and (unseen or not self.precise)
+
+    @cached_property
+    def modes(self) -> int:
+        """Separate modes that hold some of the posterior's mass, among those that symmetries lead to."""
+        if self.images is None or not self.pool.known:
+            return 1
+        return self.images.modes(self.pool.theta.reshape(-1, self.pool.theta.shape[-1]), self.pool.weights.reshape(-1))
 
     def extended(self, more: Pool) -> "Correction":
         """With the draws of one more exchange."""
@@ -108,12 +122,20 @@ class Correction:
         )
         return replace(self.pool, log_joint=log_density).weights
 
+    @property
+    def all_modes(self) -> bool:
+        """Whether the modes that were found are all that the symmetries lead to."""
+        return self.images is None or self.images.complete
+
     @cached_property
     def distance(self) -> float:
         """``sqrt(E_q (w - 1)^2)`` with weights ``w`` of mean one: no mean is further off, in the Gaussian's sds.
 
         By the inequality of Cauchy and Schwarz ``|E_p h - E_q h| <= distance * sd_q(h)`` for every function ``h``.
+        Infinite where the Gaussian is around one of several modes, and has no draws at the others.
         """
+        if self.modes > 1:
+            return float("inf")
         own = self._own_weights
         with np.errstate(over="ignore"):
             ratio = np.divide(self.pool.weights, own, out=np.zeros_like(own), where=own > 0.0)
@@ -121,8 +143,8 @@ class Correction:
 
     @property
     def reliable(self) -> bool:
-        """Whether the weights can be trusted."""
-        return self.pool.reliable
+        """Whether the weights can be trusted, and no mode is known of that has no draws."""
+        return self.pool.reliable and self.all_modes
 
     @property
     def applied(self) -> bool:
@@ -220,6 +242,7 @@ class Correction:
             effective_draws=self.pool.effective,
             noise=self.pool.weighted_noise,
             exchanges=len(self.exchanges),
+            modes=self.modes,
         )
 
 
@@ -233,8 +256,10 @@ _MEANINGS = (
 )
 
 
-def correct(approximation: Gaussian, num: int, prior: Prior, ask: Ask, keys: tuple[Array, Array]) -> Correction:
-    """Ask the clients, and again where the weights can't be trusted.
+def correct(
+    approximation: Gaussian, num: int, prior: Prior, ask: Ask, keys: tuple[Array, Array], shapes: Shapes = ()
+) -> Correction:
+    """Ask the clients, and again where the weights can't be trusted, or where there are other modes.
 
     Parameters
     ----------
@@ -248,26 +273,38 @@ def correct(approximation: Gaussian, num: int, prior: Prior, ask: Ask, keys: tup
         One exchange; random numbers of the clients are new in each turn.
     keys
         Of the approximation's draws, and of all others.
+    shapes
+        Of the unconstrained globals, by name: where other modes are looked for (:mod:`fedbayes.correction.images`).
+        Empty: nowhere.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
     least = -(-_LEAST // len(approximation.shift))
-    drawn, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least)
-    heard = ask(drawn, 0)
-    found = Correction(approximation, num, pool_of(drawn, proposals, counts, heard, prior.log_densities), keys[1])
+    law, chains = laws_of(approximation)[0], len(approximation.shift)
+    search = Search.around(law, shapes, chains, max(num, least) // _WIDE // _PROBES)
+    drawn, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least, search.places)
+    pool = pool_of(drawn, proposals, counts, ask(drawn, 0), prior.log_densities)
+    found = Correction(approximation, num, pool, keys[1], search.found(law, pool.log_joint, drawn.theta[0, :num]))
     while found.wants_more:
-        drawn, proposals = refitted(found.pool, sum(counts), rng)
+        drawn, proposals = refitted(found.pool, sum(counts), rng, found.images.laws if found.images else ())
         heard = ask(drawn, len(found.exchanges))
         found = found.extended(pool_of(drawn, proposals, (sum(counts),), heard, prior.log_densities))
     return found
 
 
 def first_draws(
-    approximation: Gaussian, num: int, prior: Prior, key: Array, rng: np.random.Generator, least: int
+    approximation: Gaussian,
+    num: int,
+    prior: Prior,
+    key: Array,
+    rng: np.random.Generator,
+    least: int,
+    probes: np.ndarray | None = None,
 ) -> tuple[Drawn, Sequence[tuple[Proposal, ...]], tuple[int, ...]]:
     """Draws of the Gaussian, ``num`` by the key and at least ``least`` in each chain, and wide ones after them.
 
     One of five wide draws comes from a t law with the prior's centre and scales: it may see a mode that is far from
-    the Gaussian.
+    the Gaussian. The last ones are at the ``probes``, shape ``(chain, n, d)``: of laws so narrow that the draw is the
+    place, which leave the weights as they are.
 
     Returns
     -------
@@ -281,9 +318,20 @@ def first_draws(
     laws, far = laws_of(approximation), _far(prior)
     num_more = max(0, least - num)
     num_wide = -(-(num + num_more) // _WIDE)
+    at = np.zeros((len(laws), 0, 0)) if probes is None else probes
+    narrow = laws[0]._replace(white=_NARROW * laws[0].white, freedom=_TAILS)
+    share = 1.0 / num_wide
+    shares = [part * (1.0 - share * at.shape[1]) for part in ([1.0 - _FAR, _FAR] if far else [1.0])]
     wide = [
-        Proposal([law._replace(white=_WIDER * law.white, freedom=_TAILS), *far], [1.0 - _FAR, _FAR][: 1 + len(far)])
-        for law in laws
+        Proposal(
+            [
+                law._replace(white=_WIDER * law.white, freedom=_TAILS),
+                *far,
+                *(narrow._replace(mean=each) for each in own),
+            ],
+            [*shares, *[share] * len(own)],
+        )
+        for law, own in zip(laws, at, strict=True)
     ]
     words = np.asarray(jax.random.key_data(key))
     drawn = draw(Counts(num, num_more, num_wide), rng, own=laws, mixtures=wide, words=words)
@@ -305,11 +353,19 @@ def _far(prior: Prior) -> list[Law]:
     return [Law(centre, np.diag(scale), _TAILS)]
 
 
-def refitted(pool: Pool, num: int, rng: np.random.Generator) -> tuple[Drawn, Sequence[tuple[Proposal, ...]]]:
-    """Draws ``(chain, num, d)`` of a proposal fitted to the pool, the same for all chains, and the proposals."""
+def refitted(
+    pool: Pool, num: int, rng: np.random.Generator, modes: Sequence[Law] = ()
+) -> tuple[Drawn, Sequence[tuple[Proposal, ...]]]:
+    """Draws ``(chain, num, d)`` of a proposal fitted to the pool, the same for all chains, and the proposals.
+
+    Half of the draws are of the laws around several modes, where there are some.
+    """
     size = pool.theta.shape[-1]
     weights = pool.tempered(_PER_GLOBAL * (size + 1))
-    proposals = [fitted(pool.theta.reshape(-1, size), weights, rng)] * len(pool.theta)
+    one = fitted(pool.theta.reshape(-1, size), weights, rng)
+    if modes:
+        one = Proposal([*one.laws, *modes], [*one.shares, *[sum(one.shares) / len(modes)] * len(modes)])
+    proposals = [one] * len(pool.theta)
     return draw(Counts(even=num), rng, mixtures=proposals), [(each,) for each in proposals]
 
 

@@ -27,6 +27,10 @@ class Checked(NamedTuple):
         estimates in sum.
     draws
         Number of all weights.
+    modes
+        Separate modes that were found and hold some of the posterior's mass.
+    all_modes
+        Whether the draws are of all modes that were found.
     """
 
     correction: str
@@ -38,6 +42,8 @@ class Checked(NamedTuple):
     effective_draws: float
     noise: float
     draws: int
+    modes: int = 1
+    all_modes: bool = True
 
     @classmethod
     def of(cls, found: Correction) -> Self:
@@ -46,6 +52,7 @@ class Checked(NamedTuple):
         return cls(
             told["correction"], bool(told["reliable"]), told["mean_error"], told["sd_error"], found.distance,
             told["k_hat"], told["effective_draws"], told["noise"], int(found.pool.weights.size),
+            found.modes, found.all_modes,
         )  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -53,6 +60,10 @@ class Checked(NamedTuple):
         tail = f"{self.effective_draws:,.0f} effective draws of {self.draws:,}"
         if self.correction == "unreliable":
             return [f"  Gaussian  not to be trusted (k-hat {self.k_hat:.2f}, {tail}); see fit.trouble()"]
+        if self.modes > 1:
+            return [
+                f"  Gaussian  around one of {self.modes} separate modes; fit.idata has draws of all of them ({tail})"
+            ]
         if self.correction == "not needed":
             return [f"  Gaussian  exact to {max(self.distance, 1e-6):.0e} posterior sds, by importance weights"]
         off = f"{self.mean_error:.2g} posterior sds in means, {100.0 * self.sd_error:.2g} percent in sds"
@@ -73,6 +84,12 @@ class Checked(NamedTuple):
         )
         if self.k_hat <= K_HAT_LIMIT and self.noise > NOISE:
             why = f"the clients' estimates of their likelihoods have the relative variance {self.noise:.2g} in sum"
+        if not self.all_modes:
+            return (
+                "The posterior has more separate modes than the draws can cover, by the symmetries of the program: the "
+                f"Gaussian is around one of them, and the draws of `fit.idata` are of {self.modes} at most. Break the "
+                "symmetry: constrain a sign (`HalfNormal`), order the components (`OrderedTransform`), or fix one."
+            )
         return (
             f"The posterior is too far from Gaussian for importance weights: {why}. `fit.idata` has the Gaussian's "
             "draws, whose error is not known. Write the model in another parametrisation, nearer to Gaussian "

@@ -36,7 +36,9 @@ def weighed(fitted: Fitted) -> Correction:
     keys = key_for(fitted.key, Purpose.DRAWS), key_for(fitted.key, Purpose.RESAMPLED)
     with computing():
         ask = partial(fitted.clients.log_likelihood, what="posterior" if is_checked(fitted) else "exact")
-        return correct(fitted.dense("exact"), fitted.shown.num_draws, fitted.roster.prior, ask, keys)
+        return correct(
+            fitted.dense("exact"), fitted.shown.num_draws, fitted.roster.prior, ask, keys, fitted.roster.globals.shapes
+        )
 
 
 def correction(fitted: Fitted) -> Correction | None:

@@ -1,0 +1,227 @@
+"""Images of a Gaussian under the symmetries that a program may have, where separate modes are looked for.
+
+A posterior with several modes of equal or similar height mostly owes them to a symmetry of its program: of signs
+(``y ~ N(X theta^2, 1)``, a product ``a b x``, a factor's loadings, a hidden unit of a network) or of labels (the
+components of a mixture). Draws of a Gaussian around one mode never meet the others, and neither do draws as wide as the
+prior where there are more than two or three globals. But *where* the others would be is known: at the images of the
+mean. One evaluation of the log posterior at each tells whether it is as high there.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from fedbayes.correction.proposal import Law
+
+Map = Callable[[np.ndarray], np.ndarray]  # points (n, d) to points (n, d)
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of the unconstrained globals, by name
+
+_FAR = 4.0  # sds from the mean, from which an image is a place of its own
+_LOWER = 10.0  # nats below the density of the typical draw, from which the posterior has no mode there that counts
+_MORE = 5.0  # nats above what the Gaussian says of a place, from which the Gaussian does not know that place
+_MOST = 64  # images that a proposal may have
+_COUNTS = 1e-3  # of the posterior's mass, from which a mode is counted
+_TAILS = 5.0  # degrees of freedom of a law around an image
+_NUMBERS = 1024  # that the places of other modes may take in a message
+_CLOUD = 2000  # draws that are mapped to an image, of which it has the moments
+_SAME = 1e-6  # sds, up to which two images are one
+
+
+class Images(NamedTuple):
+    """The Gaussian and its images where the posterior is about as high.
+
+    Attributes
+    ----------
+    laws
+        One for each, the Gaussian's first.
+    complete
+        Whether these are all that the symmetries lead to.
+    """
+
+    laws: list[Law]
+    complete: bool
+
+    def modes(self, theta: np.ndarray, weights: np.ndarray) -> int:
+        """How many of them hold some of the posterior's mass, by weighted draws ``(n, d)``, weights ``(n,)``."""
+        if len(self.laws) == 1:
+            return 1
+        nearest = np.argmax([law.log_density(theta) for law in self.laws], axis=0)
+        return int(np.sum(np.bincount(nearest, weights, len(self.laws)) > _COUNTS))
+
+
+def candidates(shapes: Shapes, most: int) -> list[Map]:
+    """Symmetries that a program with these globals may have, the likelier ones first, at most ``most``.
+
+    Sign changes: of all globals, of one of them, of what belongs to one index in all arrays with an axis of the same
+    length, of a slice of one array, of two globals, of two single numbers. Swaps: of two indices in all arrays with an
+    axis of the same length, where an array that is one shorter may be the weights of a mixture (a simplex); of two
+    arrays of the same shape.
+    """
+    size = sum(int(np.prod(shape)) for _, shape in shapes)
+    generic = np.random.default_rng(0).normal(size=(1, size))
+    found: dict[bytes, Map] = {generic.round(6).tobytes(): lambda points: points}
+    for each in _candidates(shapes, size):
+        if len(found) > most:
+            break
+        found.setdefault(each(generic).round(6).tobytes(), each)
+    return list(found.values())[1:]
+
+
+def _candidates(shapes: Shapes, size: int) -> Iterator[Map]:
+    ends = np.cumsum([int(np.prod(shape)) for _, shape in shapes])
+    places = [
+        part.reshape(shape) for part, (_, shape) in zip(np.split(np.arange(size), ends[:-1]), shapes, strict=True)
+    ]
+    lengths = sorted({length for place in places for length in place.shape if length > 1})
+    yield _flip(np.arange(size))
+    yield from (_flip(place.ravel()) for place in places)
+    for length in lengths:
+        yield from (_flip(_slices(places, length, k)) for k in range(length))
+        for i, j in combinations(range(length), 2):
+            one, other = _slices(places, length, i), _slices(places, length, j)
+            simplexes = [place.ravel() for place in places if place.shape == (length - 1,)]
+            yield from (_swap(one, other, size, simplex, (i, j)) for simplex in simplexes)
+            yield _swap(one, other, size)
+    for place in places:
+        for axis, length in enumerate(place.shape):
+            yield from (_flip(place.take(k, axis).ravel()) for k in range(length))
+    for one, other in combinations(places, 2):
+        yield _flip(np.concatenate([one.ravel(), other.ravel()]))
+        if one.shape == other.shape:
+            yield _swap(one.ravel(), other.ravel(), size)
+    yield from (_flip(np.asarray(pair)) for pair in combinations(range(size), 2))
+
+
+def _slices(places: list[np.ndarray], length: int, index: int) -> np.ndarray:
+    """What belongs to one index in all arrays with an axis of that length; of a square one in its last axis."""
+    parts = [
+        place.take(index, max(axis for axis, each in enumerate(place.shape) if each == length)).ravel()
+        for place in places
+        if length in place.shape
+    ]
+    return np.concatenate(parts)
+
+
+def _flip(which: np.ndarray) -> Map:
+    def flipped(points: np.ndarray) -> np.ndarray:
+        moved = points.copy()
+        moved[:, which] *= -1.0
+        return moved
+
+    return flipped
+
+
+def _swap(
+    one: np.ndarray, other: np.ndarray, size: int, simplex: np.ndarray | None = None, labels: tuple[int, int] = (0, 0)
+) -> Map:
+    order = np.arange(size)
+    order[one], order[other] = other, one
+
+    def swapped(points: np.ndarray) -> np.ndarray:
+        moved = points[:, order]
+        if simplex is not None:
+            moved[:, simplex] = _relabelled(points[:, simplex], labels)
+        return moved
+
+    return swapped
+
+
+def _relabelled(points: np.ndarray, labels: tuple[int, int]) -> np.ndarray:
+    """Unconstrained weights of a mixture ``(n, K - 1)`` with two labels swapped, by NumPyro's stick breaking."""
+    from numpyro.distributions.transforms import StickBreakingTransform
+
+    transform, order = StickBreakingTransform(), np.arange(points.shape[1] + 1)
+    order[list(labels)] = order[list(labels)[::-1]]
+    return np.asarray(transform.inv(transform(points)[:, order]))
+
+
+class Search(NamedTuple):
+    """Where another mode would be, if the posterior has a symmetry.
+
+    Attributes
+    ----------
+    maps
+        Symmetries that the posterior may have.
+    places
+        The images of the mean under them, dealt out to the chains, shape ``(chain, n, d)``: the first chain has the
+        first, the second the second, and so on; the first one comes again where the number does not come out even.
+    """
+
+    maps: list[Map]
+    places: np.ndarray
+
+    @classmethod
+    def around(cls, law: Law, shapes: Shapes, chains: int, most: int) -> "Search":
+        """Around the mean of a Gaussian, at most ``most`` places a chain."""
+        size = len(law.mean)
+        maps, points = [], [law.mean]
+        for each in candidates(shapes, min(most * chains, _NUMBERS // max(size, 1))) if shapes else []:
+            image = each(law.mean[None])[0]
+            known = np.all(np.isfinite(image)) and min(_distance(law, image, other) for other in points) < _SAME
+            if np.all(np.isfinite(image)) and not known and _distance(law, image, law.mean) > _FAR:
+                maps.append(each)
+                points.append(image)
+        points = points[1:] + points[1:2] * (-len(maps) % chains)
+        return cls(maps, np.asarray(points).reshape(-1, chains, size).swapaxes(0, 1))
+
+    def found(self, law: Law, log_joint: np.ndarray, draws: np.ndarray) -> "Images | None":
+        """The modes by what was heard at the places; ``None`` where the posterior is lower at all of them.
+
+        A place counts where the posterior is about as high as at typical draws of the Gaussian, and far higher than the
+        Gaussian is there.
+
+        Parameters
+        ----------
+        law
+            The Gaussian.
+        log_joint
+            Of all draws of the exchange, shape ``(chain, draw)``: those at the places are the last ones.
+        draws
+            Of the Gaussian, shape ``(n, d)``, at which the first chain's exchange begins.
+        """
+        if not self.maps:
+            return None
+        chains, per_chain, size = self.places.shape
+        heard = log_joint[:, -per_chain:].T.reshape(-1)[: len(self.maps)]
+        points = self.places.swapaxes(0, 1).reshape(-1, size)[: len(self.maps)]
+        typical = float(np.median(log_joint[:, : len(draws)]))
+        top = typical + 0.5 * size  # of a Gaussian, whose log density at a draw is d / 2 lower on average
+        squares = np.asarray([_distance(law, point, law.mean) ** 2 for point in points])
+        high = (heard > typical - _LOWER) & (heard > top - 0.5 * squares + _MORE)
+        images = closure(law, [each for each, is_high in zip(self.maps, high, strict=True) if is_high], draws[:_CLOUD])
+        return images if len(images.laws) > 1 else None
+
+
+def closure(law: Law, maps: list[Map], draws: np.ndarray) -> Images:
+    """The law and its images under all compositions of the maps, at most 64.
+
+    Parameters
+    ----------
+    law
+        The Gaussian.
+    maps
+        Under which the posterior is about as high.
+    draws
+        Of the law, shape ``(n, d)``: an image has the moments of their images.
+    """
+    laws, clouds, place = [law], [draws], 0
+    while place < len(laws):
+        for each in maps:
+            image = each(laws[place].mean[None])[0]
+            if not np.all(np.isfinite(image)) or min(_distance(law, image, known.mean) for known in laws) < _FAR:
+                continue
+            if len(laws) == _MOST:
+                return Images(laws, complete=False)
+            moved = each(clouds[place])
+            new = Law.of_moments(moved.mean(axis=0), np.atleast_2d(np.cov(moved, rowvar=False)), _TAILS)
+            laws.append(new._replace(mean=image))
+            clouds.append(moved)
+        place += 1
+    return Images(laws, complete=True)
+
+
+def _distance(law: Law, one: np.ndarray, other: np.ndarray) -> float:
+    """In sds of the law."""
+    return float(np.linalg.norm(np.linalg.solve(law.white.T, one - other)))
