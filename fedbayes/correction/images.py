@@ -183,7 +183,7 @@ class Search(NamedTuple):
         """
         if not self.maps:
             return None
-        chains, per_chain, size = self.places.shape
+        _, per_chain, size = self.places.shape
         heard = log_joint[:, -per_chain:].T.reshape(-1)[: len(self.maps)]
         points = self.places.swapaxes(0, 1).reshape(-1, size)[: len(self.maps)]
         typical = float(np.median(log_joint[:, : len(draws)]))

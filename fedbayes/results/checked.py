@@ -58,6 +58,8 @@ class Checked(NamedTuple):
     def lines(self) -> list[str]:
         """How far off the Gaussian is, for ``repr``."""
         tail = f"{self.effective_draws:,.0f} effective draws of {self.draws:,}"
+        if self.correction == "unreliable" and not self.all_modes:
+            return ["  Gaussian  around one of many separate modes, of which fit.idata lacks some; see fit.trouble()"]
         if self.correction == "unreliable":
             return [f"  Gaussian  not to be trusted (k-hat {self.k_hat:.2f}, {tail}); see fit.trouble()"]
         if self.modes > 1:
@@ -86,9 +88,9 @@ class Checked(NamedTuple):
             why = f"the clients' estimates of their likelihoods have the relative variance {self.noise:.2g} in sum"
         if not self.all_modes:
             return (
-                "The posterior has more separate modes than the draws can cover, by the symmetries of the program: the "
-                f"Gaussian is around one of them, and the draws of `fit.idata` are of {self.modes} at most. Break the "
-                "symmetry: constrain a sign (`HalfNormal`), order the components (`OrderedTransform`), or fix one."
+                "By the symmetries of the program the posterior has more separate modes than the draws can cover: the "
+                "Gaussian is around one of them, and so are the draws of `fit.idata`. Break the symmetry: constrain "
+                "a sign (`HalfNormal`), order the components (`OrderedTransform`), or fix one of them."
             )
         return (
             f"The posterior is too far from Gaussian for importance weights: {why}. `fit.idata` has the Gaussian's "

@@ -195,8 +195,9 @@ class FederatedFit:
             (relative variance of the clients' estimates, in sum, averaged by the weights), which decide that: k-hat
             must be below 0.7 or the largest weight below 0.01, with 100 effective draws at least and a noise of 1 at
             most; ``distance``, a bound of the error of every mean, in posterior sds, infinite where it is above 1;
-            ``correction``:
-            ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``; ``exchanges`` that this has taken.
+            ``correction``: ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``; ``exchanges`` that
+            this has taken; ``modes``, separate ones to which symmetries of signs and labels lead and that hold some of
+            the posterior's mass.
 
         Raises
         ------

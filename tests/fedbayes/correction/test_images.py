@@ -1,0 +1,135 @@
+"""Separate modes by symmetries: posteriors in closed form, whose modes are known, and no fit."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.distributions.transforms import StickBreakingTransform
+
+from fedbayes.correction.correct import Correction, correct
+from fedbayes.correction.images import _swap, candidates
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.problem.program.prior import Prior
+from fedbayes.results.checked import Checked
+
+CHAINS, NUM = 4, 1000
+SD = 0.1  # of each mode
+
+
+def corrected(log_factor, mean, shapes, sd=SD) -> Correction:
+    """One client with this log factor, a prior of Normal(0, 10), and a Gaussian around one place."""
+    mean = np.asarray(mean, float)
+    size = len(mean)
+    with jax.enable_x64(True):
+        prior = Prior(lambda theta: -0.5 * jnp.sum((theta / 10.0) ** 2), size)
+        precision = np.broadcast_to(np.eye(size) / sd**2, (CHAINS, size, size))
+        law = Gaussian(np.tile(mean / sd**2, (CHAINS, 1)), precision, np.zeros(CHAINS))
+
+        def ask(drawn, turn):
+            value = log_factor(drawn.theta)
+            return SimpleNamespace(replies=SimpleNamespace(each=value[None]), infos={"noise": np.zeros((1, CHAINS))})
+
+        keys = jax.random.key(1), jax.random.key(2)
+        return correct(law, NUM, prior, ask, keys, shapes)
+
+
+def squares(theta):
+    """``|theta_i|`` is Normal(1 + i / 4, SD): two modes a global, in all ``2^d`` equal ones."""
+    centre = 1.0 + 0.25 * np.arange(theta.shape[-1])
+    return -0.5 * np.sum(((np.abs(theta) - centre) / SD) ** 2, axis=-1)
+
+
+def around_one(size):
+    return 1.0 + 0.25 * np.arange(size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_all_signs_are_found_and_weigh_the_same(size: int) -> None:
+    found = corrected(squares, around_one(size), (("theta", (size,)),))
+    assert (found.modes, found.state, found.distance) == (2**size, "applied", np.inf)
+    weights, theta = found.pool.weights, found.pool.theta
+    for signs in np.ndindex(*[2] * size):
+        share = np.sum(weights, where=np.all((theta > 0.0) == np.asarray(signs, bool), axis=-1))
+        error = np.sqrt(2.0**-size / found.pool.effective)  # of a share of effective draws
+        np.testing.assert_allclose(share, 2.0**-size, atol=6.0 * error)
+    told = found.dataset([str(i) for i in range(size)])
+    np.testing.assert_allclose(told["posterior_sd"], np.sqrt(around_one(size) ** 2 + SD**2), rtol=0.05)
+    assert f"around one of {2**size} separate modes" in Checked.of(found).lines()[0]
+
+
+def test_without_a_search_one_of_four_modes_looks_like_all() -> None:
+    """What the search is for: weights around one mode are perfect."""
+    found = corrected(squares, around_one(4), ())
+    assert (found.modes, found.reliable) == (1, True)
+    assert found.distance < 0.05
+
+
+def test_more_modes_than_draws_can_cover_are_refused() -> None:
+    found = corrected(squares, around_one(7), (("theta", (7,)),))
+    assert not found.reliable
+    assert "more separate modes than the draws can cover" in Checked.of(found).trouble()
+
+
+def test_a_posterior_with_one_mode_costs_one_exchange() -> None:
+    def one(theta):
+        return -0.5 * np.sum(((theta - around_one(4)) / SD) ** 2, axis=-1)
+
+    found = corrected(one, around_one(4) + 0.05, (("theta", (4,)),))
+    assert (found.modes, len(found.exchanges), found.state) == (1, 1, "applied")
+    mean = found.dataset(list("abcd"))["posterior_mean"]
+    np.testing.assert_allclose(mean, around_one(4), atol=6.0 * SD / np.sqrt(found.pool.effective))
+
+
+def test_a_mode_of_little_mass_is_no_mode_and_one_of_a_tenth_has_its_share() -> None:
+    def uneven(drop):
+        return lambda theta: squares(theta) - drop * (theta[..., 0] < 0.0)
+
+    shapes = (("theta", (2,)),)
+    assert corrected(uneven(30.0), around_one(2), shapes).modes == 2
+    found = corrected(uneven(np.log(9.0)), around_one(2), shapes)
+    share = np.sum(found.pool.weights, where=found.pool.theta[..., 0] < 0.0)
+    np.testing.assert_allclose(share, 0.1, atol=6.0 * np.sqrt(0.1 / found.pool.effective))
+
+
+def test_the_labels_of_a_mixture_are_swapped_with_its_weights() -> None:
+    points = np.random.default_rng(0).normal(size=(5, 5))  # three means, then weights of three components
+    moved = _swap(np.asarray([0]), np.asarray([2]), 5, np.asarray([3, 4]), (0, 2))(points)
+    weights = StickBreakingTransform()
+    np.testing.assert_array_equal(moved[:, :3], points[:, [2, 1, 0]])
+    np.testing.assert_allclose(weights(moved[:, 3:]), weights(points[:, 3:])[:, [2, 1, 0]], atol=1e-6)
+
+
+def test_labels_are_found_where_the_program_has_components() -> None:
+    """Two components at -1 and 2 with weights .3 and .7: the image has all of it the other way round."""
+    logit = np.log(0.3 / 0.7)
+
+    def mixture(theta):
+        def around(means, weight):
+            gaps = theta - np.asarray([*means, weight])
+            return -0.5 * np.sum((gaps / SD) ** 2, axis=-1)
+
+        return np.logaddexp(around((-1.0, 2.0), logit), around((2.0, -1.0), -logit))
+
+    found = corrected(mixture, [-1.0, 2.0, logit], (("means", (2,)), ("weights", (1,))))
+    assert (found.modes, found.state) == (2, "applied")
+    means = found.dataset(["m0", "m1", "w"])["posterior_mean"]
+    np.testing.assert_allclose(means, [0.5, 0.5, 0.0], atol=6.0 * 1.5 / np.sqrt(found.pool.effective))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "image"),
+    [
+        ((("a", ()), ("b", ()), ("c", ())), [-1.0, 2.0, -3.0]),  # two numbers of a product
+        ((("height", ()), ("slopes", (2,))), [-1.0, -2.0, -3.0]),
+        ((("loadings", (2, 2)),), [1.0, -2.0, 3.0, -4.0]),  # of one factor, which columns stand for
+        ((("inner", (2,)), ("outer", (2,))), [-1.0, 2.0, -3.0, 4.0]),  # of one hidden unit
+        ((("inner", (2,)), ("outer", (2,))), [2.0, 1.0, 4.0, 3.0]),  # of both
+        ((("one", (2,)), ("other", (2,))), [3.0, 4.0, 1.0, 2.0]),
+    ],
+)
+def test_what_is_looked_at(shapes, image) -> None:
+    points = 1.0 + np.arange(len(image))[None]
+    assert image in [each(points)[0].tolist() for each in candidates(shapes, 100)]
+    assert len(candidates(shapes, 3)) == 3
