@@ -60,7 +60,8 @@ def _checked_lines(fitted: Fitted) -> list[str]:
         return ["  Gaussian  of unknown error; fit.error asks the clients"]
     found = checked(fitted)
     if found is None:
-        return _disagreement_lines(fitted)
+        unknown = ["  Gaussian  not checked: neither its error is known, nor whether there are other modes"]
+        return [*(unknown if isinstance(fitted.posterior, Gaussian) else []), *_disagreement_lines(fitted)]
     return [*found.lines(), *(_disagreement_lines(fitted) if found.gaussian_enough else [])]
 
 

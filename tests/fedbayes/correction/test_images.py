@@ -60,10 +60,10 @@ def test_all_signs_are_found_and_weigh_the_same(size: int) -> None:
 
 
 def test_without_a_search_one_of_four_modes_looks_like_all() -> None:
-    """What the search is for: weights around one mode are perfect."""
+    """What the search is for: the weights around one mode can be trusted."""
     found = corrected(squares, around_one(4), ())
     assert (found.modes, found.reliable) == (1, True)
-    assert found.distance < 0.05
+    assert np.sum(found.pool.weights, where=np.any(found.pool.theta < 0.0, axis=-1)) < 0.05  # and not 15 of 16
 
 
 def test_more_modes_than_draws_can_cover_are_refused() -> None:
