@@ -9,7 +9,7 @@ from jaxtyping import Float, Key
 
 from fedbayes.contract.locals_from import LocalsFrom
 from fedbayes.contract.state import RunState
-from fedbayes.errors import ResultCode
+from fedbayes.errors import K_HAT_LIMIT, ResultCode
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_draws, gaussian_log_density, log_integrals, spread_of_means
 from fedbayes.numerics.low_rank import LowRankGaussian
@@ -172,7 +172,8 @@ class GaussianAnswer:
             worst = str(k_hat.max("replicate").idxmax("client").item())
             solvers, counts = np.unique(rounds["solver"][-1].values, return_counts=True)
             used = ", ".join(f"{count} {name}" for name, count in zip(solvers, counts, strict=True))
-            lines.append(f"  solvers   {used}; k-hat at most {float(k_hat.max()):.2f} (client '{worst}')")
+            largest = f"k-hat at most {float(k_hat.max()):.2f} (client '{worst}'; good below {K_HAT_LIMIT})"
+            lines.append(f"  solvers   {used}; {largest}")
         return lines
 
     def _trouble(self, rounds: "xr.Dataset") -> str:

@@ -1,13 +1,17 @@
 """What a fit says of itself in words: what is wrong with it, and its ``repr``."""
 
+from html import escape
+
 from fedbayes.contract.answer import shortened
 from fedbayes.contract.locals_from import Question
+from fedbayes.correction.correct import correctable
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.questions.conflict import conflict, disagreeing
 from fedbayes.results.corrected import check_is_due, checked
 from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, rounds, verdict
 from fedbayes.results.rounds import unheard
 
+_LABEL = len("  globals   ")
 _KEPT = (
     "`fit.idata` has the answer of the rounds without correction: its error is not known, and there are no "
     "log-likelihoods."
@@ -48,8 +52,40 @@ def summary(fitted: Fitted) -> str:
         *_checked_lines(fitted),
         f"  network   {cost(fitted)}{asked}",
         f"  look at   {', '.join(_worth_a_look(fitted))}",
+        f"  so        {_conclusion(fitted)}",
     ]
     return "\n".join(lines)
+
+
+def as_html(fitted: Fitted) -> str:
+    """The same as a table, for notebooks."""
+    first, *lines = map(escape, summary(fitted).splitlines())
+    rows = "".join(f"<tr><th>{line[:_LABEL].strip()}</th><td>{line[_LABEL:]}</td></tr>" for line in lines)
+    style = ' style="text-align: left"'
+    rows = rows.replace("<th>", f"<th{style}>").replace("<td>", f"<td{style}>")
+    return f"<table><caption{style}>{first}</caption>{rows}</table>"
+
+
+def _conclusion(fitted: Fitted) -> str:
+    """Whether `fit.idata` can be used as it is, in words."""
+    if fitted.unchecked or check_is_due(fitted):
+        return "fit.idata has a Gaussian's draws, whose error is not known"
+    check = checked(fitted)
+    if check is not None and not check.reliable:
+        return "don't rely on fit.idata: its error is not known, and fit.trouble() says why"
+    converged = verdict(fitted).converged
+    if check is not None:
+        # weights measure and correct the error of any Gaussian, wherever the rounds have stopped
+        return "fit.idata can be used as it is" + (
+            "" if converged else ": its draws were checked, whatever the rounds did"
+        )
+    if not converged:
+        return "don't rely on fit.idata: fit.trouble() says why"
+    if fitted.posterior is None:
+        return "fit.idata is a point: it says nothing of uncertainty"
+    if isinstance(fitted.posterior, Gaussian) and correctable(fitted.answer):
+        return "fit.idata has a Gaussian's draws, whose error is not known; `correct=True` measures it"
+    return "fit.idata can be used as it is"
 
 
 def _checked_lines(fitted: Fitted) -> list[str]:

@@ -21,7 +21,7 @@ from fedbayes.questions.predictive_check import predictive_check
 from fedbayes.questions.replicates import check
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
-from fedbayes.questions.summary import summary, trouble
+from fedbayes.questions.summary import as_html, summary, trouble
 from fedbayes.results.corrected import correction, error, log_evidence, theta
 from fedbayes.results.exact import exact
 from fedbayes.results.fitted import Fitted, cost, moments, rounds, verdict
@@ -285,3 +285,6 @@ class FederatedFit:
 
     def __repr__(self) -> str:
         return summary(self.fitted)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.fitted)
