@@ -244,7 +244,10 @@ def no_matrix(what: str) -> str:
     )
 
 
-_DEPENDENT = "`fit.exact()` is for clients that depend on each other by the globals alone."
+_DEPENDENT = (
+    "`fit.exact()` is not to be had from this method: its clients depend on each other by more than the globals, so "
+    "that their likelihoods given the globals do not multiply. `fit.idata` has the method's own draws."
+)
 
 
 def at_site(

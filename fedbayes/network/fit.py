@@ -243,7 +243,10 @@ def _joined(
                 found[missing[address]] = _read_joined(missing[address], answer)
         if len(found) < len(hellos) and time.monotonic() > deadline:
             absent = [hello.site for hello in hellos if hello.site not in found]
-            raise FederatedError(f"After {timeout:.0f} s the sites {absent} have not read the model; see their logs.")
+            raise FederatedError(
+                f"After {timeout:.0f} s the sites {absent} have not read the model. Each site's own "
+                "log says why: `worker.log` in its state folder (`state-dir` of its node)."
+            )
         if len(found) < len(hellos):
             time.sleep(min(_LOOK_EVERY, timeout / 10.0))
     return [found[hello.site] for hello in hellos]

@@ -9,6 +9,7 @@ from fedbayes.pictures.drawing import (
     BLUE,
     LINE,
     ORANGE,
+    legend_below,
     list_rows,
     margin,
     new_axes,
@@ -70,5 +71,5 @@ def plot_comparison(
     list_rows(ax, [(labels or {}).get(name, name) for name in shown])
     ax.set_xlabel("value of the parameter")
     set_title(ax, f"{names[0]} posterior against {names[1]}", "Median, central 50% and 94% of each parameter")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.09), ncols=2, frameon=False)
+    legend_below(ax)
     return ax

@@ -74,6 +74,14 @@ def margin(ax: "Axes", texts: Sequence[str], heading: str) -> None:
     ax.annotate(heading, (1, 1), (62, 4), xycoords="axes fraction", va="bottom", **style)
 
 
+def legend_below(ax: "Axes", columns: int = 2) -> None:
+    """A legend under the label of the x axis, by inches: a share of a low picture's height would lie on that label."""
+    from matplotlib.transforms import ScaledTranslation
+
+    below = ax.transAxes + ScaledTranslation(0.0, -0.5, ax.figure.dpi_scale_trans)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=columns, frameon=False)
+
+
 def scales_of_rounds(ax: "Axes") -> None:
     """Whole rounds, and a logarithmic y axis that says 0.01 rather than a power of ten."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter

@@ -122,7 +122,9 @@ def unheard(rounds: "xr.Dataset") -> str:
     return f"In the last round {'; '.join(found)}." if found else ""
 
 
-def check_diagnostics(rounds: "xr.Dataset", names: Sequence[str], shows: str, method: object) -> None:
+def check_diagnostics(
+    rounds: "xr.Dataset", names: Sequence[str], shows: str, method: object, instead: str = ""
+) -> None:
     """Check that a fit has the diagnostics that a picture or table shows.
 
     Parameters
@@ -135,18 +137,21 @@ def check_diagnostics(rounds: "xr.Dataset", names: Sequence[str], shows: str, me
         What needs them, for the message.
     method
         The fit's method.
+    instead
+        What to use for other fits, a sentence.
 
     Raises
     ------
     ValueError
         It names what is lacking, and what there is.
     """
+    hint = f" {instead}" if instead else ""
     if missing := [name for name in names if name not in rounds]:
         own = ", ".join(str(name) for name in rounds.data_vars if name not in _EVERY_FIT)
         noun = "diagnostic" if len(missing) == 1 else "diagnostics"
         raise ValueError(
             f"`{shows}` needs the {noun} {', '.join(f'`{name}`' for name in missing)}, which a fit by "
-            f"{type(method).__name__} does not have; it has: {own or 'none of its own'}."
+            f"{type(method).__name__} does not have; it has: {own or 'none of its own'}.{hint}"
         )
 
 

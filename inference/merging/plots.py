@@ -10,6 +10,7 @@ from fedbayes.pictures.drawing import (
     FAINT,
     LINE,
     MARKERS,
+    legend_below,
     list_rows,
     margin,
     new_axes,
@@ -61,7 +62,7 @@ def plot_merge(
         The fit merged no posteriors, and so lacks the diagnostics of a merge.
     """
     needed = ["client_mean", "client_sd", "shift", "effective_clients"]
-    check_diagnostics(fit.rounds, needed, "plot_merge", fit.method)
+    check_diagnostics(fit.rounds, needed, "plot_merge", fit.method, _INSTEAD)
     merge = _merged(fit)
     shown = [name for name in fit.client_names if clients is None or name in clients][:8]
     order = np.argsort(-np.abs(merge["shift"].to_numpy()).max(axis=0), kind="stable")[:top]
@@ -85,13 +86,14 @@ def plot_merge(
     ax.set_xlabel("distance from the merged mean, in sds of the merged posterior")
     hidden = f": {len(shown)} of {len(fit.client_names)} clients" if len(shown) < len(fit.client_names) else ""
     set_title(ax, f"The clients' own posteriors{hidden}", "Mean and 94% interval of each, unconstrained space")
-    ax.legend(
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.55 / (0.11 * (len(shown) + 2) * len(order) + 0.6)),
-        ncols=5,
-        frameon=False,
-    )
+    legend_below(ax, 5)
     return ax
+
+
+_INSTEAD = (
+    "It shows how `OneShot` or `FedPA` has merged the clients' own posteriors; who disagrees in another fit is shown "
+    "by `plots.plot_conflict(fit)`."
+)
 
 
 def _merged(fit: "FederatedFit") -> Any:

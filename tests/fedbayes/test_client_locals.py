@@ -171,10 +171,10 @@ REFUSED = {
     ("points", Question.CLIENT_POSTERIOR): "This fit is an ensemble of 7 points",
     ("no locals", Question.CLIENT_POSTERIOR): "Without local latents a client's posterior is `fit.idata`",
     ("server", Question.NEW_CLIENT): "Coupling couples the clients by a covariance that has no entry for a client",
-    ("server", Question.EXACT): "clients that depend on each other by the globals alone",
+    ("server", Question.EXACT): "its clients depend on each other by more than the globals",
     ("server", Question.SENSITIVITY): "prior is not the whole prior. Fit by a method without it",
     ("server", Question.PRIOR_REPLICATES): "prior can't be checked in its place. Write `prior=False`",
-    ("own point", Question.EXACT): "clients that depend on each other by the globals alone",
+    ("own point", Question.EXACT): "its clients depend on each other by more than the globals",
 }
 
 

@@ -94,6 +94,15 @@ def test_comparison_writes_the_differences(pair):
     assert labels(ax) == ["a"]
 
 
+@pytest.mark.parametrize("names", [["a"], None])
+def test_the_legend_does_not_lie_on_the_label_of_the_axis(pair, names):
+    ax = plots.plot_comparison(*pair, var_names=names)
+    ax.figure.draw_without_rendering()
+    boxes = [each.get_window_extent() for each in (ax.get_legend(), ax.xaxis.label)]
+    assert not boxes[0].overlaps(boxes[1])
+    assert ax.figure.get_tightbbox().height > 0.0
+
+
 def test_a_posterior_against_itself_differs_by_zero_without_a_sign(pair):
     ax = plots.plot_comparison(pair[0], pair[0], names=("Laplace", "EP"))
     assert texts(ax).count("0.00") == 4
@@ -204,7 +213,9 @@ def test_merge_shows_every_client_beside_the_merged_posterior(merged_fit):
 
 
 def test_a_method_that_merges_nothing_is_an_error(small_fit):
-    message = r"`plot_merge` needs the diagnostics `client_mean`, .*, which a fit by EP does not have; it has: .*k_hat"
+    message = (
+        r"`plot_merge` needs .* `client_mean`, .*, which a fit by EP does not have; it has: .*k_hat.*plot_conflict"
+    )
     with pytest.raises(ValueError, match=message):
         plots.plot_merge(small_fit)
 
