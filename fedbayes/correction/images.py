@@ -8,7 +8,7 @@ mean. One evaluation of the log posterior at each tells whether it is as high th
 """
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ _MORE = 5.0  # nats above what the Gaussian says of a place, from which the Gaus
 _MOST = 64  # images that a proposal may have
 _COUNTS = 1e-3  # of the posterior's mass, from which a mode is counted
 _TAILS = 5.0  # degrees of freedom of a law around an image
+_FEW = 8  # globals, up to which every two of them are looked at
+_LABELS = 4  # up to which every two of them are swapped
 _NUMBERS = 1024  # that the places of other modes may take in a message
 _CLOUD = 2000  # draws that are mapped to an image, of which it has the moments
 _SAME = 1e-6  # sds, up to which two images are one
@@ -55,9 +57,9 @@ def candidates(shapes: Shapes, most: int) -> list[Map]:
     """Symmetries that a program with these globals may have, the likelier ones first, at most ``most``.
 
     Sign changes: of all globals, of one of them, of what belongs to one index in all arrays with an axis of the same
-    length, of a slice of one array, of two globals, of two single numbers. Swaps: of two indices in all arrays with an
-    axis of the same length, where an array that is one shorter may be the weights of a mixture (a simplex); of two
-    arrays of the same shape.
+    length, of a slice of one array, of two globals, of two single numbers among few. Swaps: of two indices in all
+    arrays with an axis of the same length, where an array that is one shorter may be the weights of a mixture (a
+    simplex); of two arrays of the same shape.
     """
     size = sum(int(np.prod(shape)) for _, shape in shapes)
     generic = np.random.default_rng(0).normal(size=(1, size))
@@ -79,7 +81,7 @@ def _candidates(shapes: Shapes, size: int) -> Iterator[Map]:
     yield from (_flip(place.ravel()) for place in places)
     for length in lengths:
         yield from (_flip(_slices(places, length, k)) for k in range(length))
-        for i, j in combinations(range(length), 2):
+        for i, j in _swapped(length):
             one, other = _slices(places, length, i), _slices(places, length, j)
             simplexes = [place.ravel() for place in places if place.shape == (length - 1,)]
             yield from (_swap(one, other, size, simplex, (i, j)) for simplex in simplexes)
@@ -91,7 +93,13 @@ def _candidates(shapes: Shapes, size: int) -> Iterator[Map]:
         yield _flip(np.concatenate([one.ravel(), other.ravel()]))
         if one.shape == other.shape:
             yield _swap(one.ravel(), other.ravel(), size)
-    yield from (_flip(np.asarray(pair)) for pair in combinations(range(size), 2))
+    if size <= _FEW:
+        yield from (_flip(np.asarray(pair)) for pair in combinations(range(size), 2))
+
+
+def _swapped(length: int) -> Iterator[tuple[int, int]]:
+    """Pairs of labels: all of a few, and neighbours of many, whose swaps lead to every order."""
+    return combinations(range(length), 2) if length <= _LABELS else pairwise(range(length))
 
 
 def _slices(places: list[np.ndarray], length: int, index: int) -> np.ndarray:
