@@ -279,11 +279,11 @@ def correct(
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
     least = -(-_LEAST // len(approximation.shift))
-    law, chains = laws_of(approximation)[0], len(approximation.shift)
-    search = Search.around(law, shapes, chains, max(num, least) // _WIDE // _PROBES)
+    laws = laws_of(approximation)
+    search = Search.around(laws[0], shapes, len(laws), max(num, least) // _WIDE // _PROBES)
     drawn, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least, search.places)
     pool = pool_of(drawn, proposals, counts, ask(drawn, 0), prior.log_densities)
-    found = Correction(approximation, num, pool, keys[1], search.found(law, pool.log_joint, drawn.theta[0, :num]))
+    found = Correction(approximation, num, pool, keys[1], search.found(laws, pool.log_joint, drawn.theta[:, :num]))
     while found.wants_more:
         drawn, proposals = refitted(found.pool, sum(counts), rng, found.images.laws if found.images else ())
         heard = ask(drawn, len(found.exchanges))

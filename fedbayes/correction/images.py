@@ -7,7 +7,7 @@ prior where there are more than two or three globals. But *where* the others wou
 mean. One evaluation of the log posterior at each tells whether it is as high there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
@@ -32,12 +32,12 @@ _SAME = 1e-6  # sds, up to which two images are one
 
 
 class Images(NamedTuple):
-    """The Gaussian and its images where the posterior is about as high.
+    """The Gaussian and its images where the posterior is about as high; where chains are apart, of each.
 
     Attributes
     ----------
     laws
-        One for each, the Gaussian's first.
+        One for each, the first chain's Gaussian first.
     complete
         Whether these are all that the symmetries lead to.
     """
@@ -174,60 +174,71 @@ class Search(NamedTuple):
         points = points[1:] + points[1:2] * (-len(maps) % chains)
         return cls(maps, np.asarray(points).reshape(-1, chains, size).swapaxes(0, 1))
 
-    def found(self, law: Law, log_joint: np.ndarray, draws: np.ndarray) -> "Images | None":
-        """The modes by what was heard at the places; ``None`` where the posterior is lower at all of them.
+    def found(self, laws: Sequence[Law], log_joint: np.ndarray, draws: np.ndarray) -> "Images | None":
+        """The modes by what was heard at the places, and by where the chains are; ``None`` where there is one.
 
         A place counts where the posterior is about as high as at typical draws of the Gaussian, and far higher than the
         Gaussian is there.
 
         Parameters
         ----------
-        law
-            The Gaussian.
+        laws
+            Each chain's Gaussian; the first is the one around which the places are.
         log_joint
             Of all draws of the exchange, shape ``(chain, draw)``: those at the places are the last ones.
         draws
-            Of the Gaussian, shape ``(n, d)``, at which the first chain's exchange begins.
+            Of the Gaussians, shape ``(chain, n, d)``, with which the exchange begins.
         """
+        images = closure(laws, self._as_high(laws[0], log_joint, draws.shape[1]), draws[:, :_CLOUD])
+        return images if len(images.laws) > 1 else None
+
+    def _as_high(self, law: Law, log_joint: np.ndarray, num: int) -> list[Map]:
         if not self.maps:
-            return None
+            return []
         _, per_chain, size = self.places.shape
         heard = log_joint[:, -per_chain:].T.reshape(-1)[: len(self.maps)]
         points = self.places.swapaxes(0, 1).reshape(-1, size)[: len(self.maps)]
-        typical = float(np.median(log_joint[:, : len(draws)]))
+        typical = float(np.median(log_joint[:, :num]))
         top = typical + 0.5 * size  # of a Gaussian, whose log density at a draw is d / 2 lower on average
         squares = np.asarray([_distance(law, point, law.mean) ** 2 for point in points])
         high = (heard > typical - _LOWER) & (heard > top - 0.5 * squares + _MORE)
-        images = closure(law, [each for each, is_high in zip(self.maps, high, strict=True) if is_high], draws[:_CLOUD])
-        return images if len(images.laws) > 1 else None
+        return [each for each, is_high in zip(self.maps, high, strict=True) if is_high]
 
 
-def closure(law: Law, maps: list[Map], draws: np.ndarray) -> Images:
-    """The law and its images under all compositions of the maps, at most 64.
+def closure(laws: Sequence[Law], maps: list[Map], draws: np.ndarray) -> Images:
+    """The chains' laws that are apart, and their images under all compositions of the maps, at most 64.
 
     Parameters
     ----------
-    law
-        The Gaussian.
+    laws
+        Each chain's Gaussian.
     maps
         Under which the posterior is about as high.
     draws
-        Of the law, shape ``(n, d)``: an image has the moments of their images.
+        Of the laws, shape ``(chain, n, d)``: an image has the moments of their images.
     """
-    laws, clouds, place = [law], [draws], 0
-    while place < len(laws):
+    first, known, clouds, place = laws[0], [laws[0]], [draws[0]], 0
+
+    def is_new(at: np.ndarray) -> bool:
+        return bool(np.all(np.isfinite(at))) and min(_distance(first, at, each.mean) for each in known) >= _FAR
+
+    for law, cloud in zip(laws[1:], draws[1:], strict=True):
+        if is_new(law.mean) and _distance(law, law.mean, first.mean) >= _FAR:
+            known.append(law)
+            clouds.append(cloud)
+    while place < len(known):
         for each in maps:
-            image = each(laws[place].mean[None])[0]
-            if not np.all(np.isfinite(image)) or min(_distance(law, image, known.mean) for known in laws) < _FAR:
+            image = each(known[place].mean[None])[0]
+            if not is_new(image):
                 continue
-            if len(laws) == _MOST:
-                return Images(laws, complete=False)
+            if len(known) == _MOST:
+                return Images(known, complete=False)
             moved = each(clouds[place])
             new = Law.of_moments(moved.mean(axis=0), np.atleast_2d(np.cov(moved, rowvar=False)), _TAILS)
-            laws.append(new._replace(mean=image))
+            known.append(new._replace(mean=image))
             clouds.append(moved)
         place += 1
-    return Images(laws, complete=True)
+    return Images(known, complete=True)
 
 
 def _distance(law: Law, one: np.ndarray, other: np.ndarray) -> float:

@@ -19,13 +19,13 @@ SD = 0.1  # of each mode
 
 
 def corrected(log_factor, mean, shapes, sd=SD) -> Correction:
-    """One client with this log factor, a prior of Normal(0, 10), and a Gaussian around one place."""
+    """One client with this log factor, a prior of Normal(0, 10), and a Gaussian around one place, or one a chain."""
     mean = np.asarray(mean, float)
-    size = len(mean)
+    size = mean.shape[-1]
     with jax.enable_x64(True):
         prior = Prior(lambda theta: -0.5 * jnp.sum((theta / 10.0) ** 2), size)
         precision = np.broadcast_to(np.eye(size) / sd**2, (CHAINS, size, size))
-        law = Gaussian(np.tile(mean / sd**2, (CHAINS, 1)), precision, np.zeros(CHAINS))
+        law = Gaussian(np.broadcast_to(mean, (CHAINS, size)) / sd**2, precision, np.zeros(CHAINS))
 
         def ask(drawn, turn):
             value = log_factor(drawn.theta)
@@ -91,6 +91,20 @@ def test_a_mode_of_little_mass_is_no_mode_and_one_of_a_tenth_has_its_share() -> 
     found = corrected(uneven(np.log(9.0)), around_one(2), shapes)
     share = np.sum(found.pool.weights, where=found.pool.theta[..., 0] < 0.0)
     np.testing.assert_allclose(share, 0.1, atol=6.0 * np.sqrt(0.1 / found.pool.effective))
+
+
+def test_chains_that_are_apart_are_weighed_together() -> None:
+    """Two places without a symmetry; one chain of four has found the one with 9 / 10 of the mass."""
+    places = np.asarray([[0.0, 0.0], [2.0, 3.0]])
+
+    def two(theta):
+        near, far = (-0.5 * np.sum(((theta - place) / SD) ** 2, axis=-1) for place in places)
+        return np.logaddexp(near + np.log(0.9), far + np.log(0.1))
+
+    found = corrected(two, places[[1, 1, 0, 1]], (("a", ()), ("b", ())))
+    share = np.sum(found.pool.weights, where=found.pool.theta[..., 0] < 1.0)
+    assert (found.modes, found.state) == (2, "applied")
+    np.testing.assert_allclose(share, 0.9, atol=6.0 * np.sqrt(0.09 / found.pool.effective))
 
 
 def test_the_labels_of_a_mixture_are_swapped_with_its_weights() -> None:
