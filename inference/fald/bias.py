@@ -49,8 +49,8 @@ def _of_participation(config: Options, known: Mapping[str, float]) -> list[str]:
     if np.isnan(bias):
         return [
             "The bias of the sds by partial participation can't be predicted: it depends on the clients' curvatures, "
-            "which are not known with `init='zero'`, and on local latents, which move only when their client takes part."
-            " Write `scheme='full'`."
+            "which are not known with `init='zero'`, and on local latents, which move only when their client takes "
+            "part. Write `scheme='full'`."
         ]
     if not bias > ERROR_LIMIT:
         return []
