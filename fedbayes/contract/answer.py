@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
     Attributes
     ----------
     converged
-        As far as the fit can tell.
+        See :attr:`fedbayes.FederatedFit.converged`, and the table in ``DESIGN.md``.
     error
         Monte Carlo error of the means, in posterior sds (root mean square over the globals); NaN where it is not known.
     headline

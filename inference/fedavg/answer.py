@@ -113,7 +113,7 @@ class _Ended:
         It has, if over the last half of the rounds it fell by less than a percent.
         """
         if self.steady:
-            return self.left <= self.tolerance
+            return self.left <= min(self.tolerance, ERROR_LIMIT)
         values = np.array([self._level(place) for place in range(len(self.rounds))])
         late = values[len(values) // 2 :]
         if len(late) < 4 or not np.all(np.isfinite(late)):

@@ -11,6 +11,7 @@ import optax
 from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update, its_key, no_inputs
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.inference.fedavg.client import (
     Message,
     Own,
@@ -173,7 +174,7 @@ def _averaged(
         "change": way.change,
         "left": way.left,
         "step_size": state.step,
-        "converged": way.left <= config.tolerance,
+        "converged": way.left <= min(config.tolerance, ERROR_LIMIT),
         "hopeless": ~taken,
     }
     losses, step = state.losses, state.step

@@ -92,8 +92,8 @@ def test_golden_fedavg(steps, first, second, last, gradient) -> None:
 
 
 SMALL_STEPS = {
-    "tiny": {"step_size": 1e-14},
-    "below rounding": {"step_size": 1e-30},
+    "tiny": {"optimizer": optax.sgd(1e-14)},
+    "below rounding": {"optimizer": optax.sgd(1e-30)},
     "that shrink": {"step_size": 1e-4, "schedule": lambda round: 0.5**round},
     "that shrink at the server": {"step_size": 1e-4, "server_optimizer": optax.sgd(lambda count: 0.5**count)},
 }
@@ -490,6 +490,14 @@ def test_options_that_do_not_fit_the_clients() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             fb.fit_federated(eight_schools.model, schools, method=fb.FedAvg(**options), key=KEY, progress=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 1, "laplace": False}])
+def test_steps_that_can_get_nowhere_are_refused(options) -> None:
+    """With mini-batches their objective has stopped falling from the first round on, which looks like convergence."""
+    method = fb.FedAvg(init={"slope": 3.0}, step_size=1e-14, **options)
+    with pytest.raises(ValueError, match=r"`step_size` is 1e-14, .* a hundredth of the way .* Write `step_size=0.056`"):
+        fb.fit_federated(line, GOLDEN, method=method, key=KEY, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:The rounds ended 0.1 .* at rest:fedbayes.NotConvergedWarning")
