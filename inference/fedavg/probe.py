@@ -73,9 +73,9 @@ def check_step(config: Options, roster: Roster) -> Callable[[RunState], None]:
         limit, name = 1.0 / curvatures[worst], names[worst]
         if step_size * most < _LEAST * limit:
             raise ValueError(
-                f"`step_size` is {step_size:g}, but the largest curvature of a client's loss is {curvatures[worst]:.3g} "
-                f"at the start (client '{name}'): all {config.max_rounds} rounds together would go less than a hundredth "
-                f"of the way to the optimum. Write `step_size={limit / 2.0:.2g}`, or leave it out."
+                f"`step_size` is {step_size:g}, but the loss of client '{name}' has the curvature "
+                f"{curvatures[worst]:.3g} at the start: all {config.max_rounds} rounds together would go less than a "
+                f"hundredth of the way to the optimum. Write `step_size={limit / 2.0:.2g}`, or leave it out."
             )
         if step_size >= 2.0 * limit:
             raise ValueError(

@@ -496,7 +496,9 @@ def test_options_that_do_not_fit_the_clients() -> None:
 def test_steps_that_can_get_nowhere_are_refused(options) -> None:
     """With mini-batches their objective has stopped falling from the first round on, which looks like convergence."""
     method = fb.FedAvg(init={"slope": 3.0}, step_size=1e-14, **options)
-    with pytest.raises(ValueError, match=r"`step_size` is 1e-14, .* a hundredth of the way .* Write `step_size=0.056`"):
+    with pytest.raises(
+        ValueError, match=r"`step_size` is 1e-14, .* less than a hundredth of the way .* Write `step_size=0.056`"
+    ):
         fb.fit_federated(line, GOLDEN, method=method, key=KEY, progress=False)
 
 
