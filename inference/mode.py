@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Info, Method, Phase, Replies, Reply, Update, no_inputs
-from fedbayes.contract.answer import REPLICATE, Diagnostic, GaussianAnswer
+from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic, GaussianAnswer
 from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
@@ -252,7 +252,7 @@ def federated_mode(
         step, decrement, undamped, proper, damping = _newton_step(state, damping)
         new = state._replace(position=state.best + step, damping=damping, round=state.round + 1)
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / size)
-        converged = undamped & proper & (change < tolerance)
+        converged = undamped & proper & (change < min(tolerance, ERROR_LIMIT))
         if ready is not None:
             converged = converged | ((damping <= 1.0) & (change < _NEAR) & ready(new))
         # a step to where no factor is finite is taken back and damped, as long as there is a best position

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 CLIENT, REPLICATE, COORDINATE = "client", "replicate", "coordinate"
 
+# What no converged fit may be off by, as far as it knows: of the means in posterior sds, of the sds relatively. An
+# interval that should hold 95 percent holds 94.9 with means off by a tenth of an sd, and 92 to 97 with sds off by a
+# tenth; twice as much would be seen. DESIGN.md has the table of what each method compares with it.
+ERROR_LIMIT = 0.1
+R_HAT_LIMIT = 1.01  # of Markov chains (Vehtari et al. 2021)
+ESS_LIMIT = 400.0  # effective draws below which R-hat itself is not known (the same)
+
 
 class Diagnostic(NamedTuple):
     """What a number in ``fit.rounds`` is.
@@ -45,7 +52,7 @@ class Verdict(NamedTuple):
     Attributes
     ----------
     converged
-        As far as the fit can tell.
+        See :attr:`fedbayes.FederatedFit.converged`, and the table in ``DESIGN.md``.
     error
         Monte Carlo error of the means, in posterior sds (root mean square over the globals); NaN where it is not known.
     headline

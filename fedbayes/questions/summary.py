@@ -32,7 +32,8 @@ def trouble(fitted: Fitted) -> str:
     found, check = verdict(fitted), checked(fitted)
     absent = "" if found.converged else unheard(rounds(fitted))
     failed = f"{fitted.unchecked} {_KEPT}" if fitted.unchecked else ""
-    return " ".join(filter(None, (found.trouble, absent, check.trouble() if check else "", failed)))
+    saved = check.despite() if check and not found.converged and not absent else ""
+    return " ".join(filter(None, (found.trouble, absent, saved, check.trouble() if check else "", failed)))
 
 
 def summary(fitted: Fitted) -> str:

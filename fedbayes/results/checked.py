@@ -76,6 +76,15 @@ class Checked(NamedTuple):
         """Whether what the clients' Gaussians say of each other can be shown without being asked for."""
         return self.reliable and max(self.mean_error, self.sd_error) <= _ENOUGH
 
+    def despite(self) -> str:
+        """What the weights have saved of a fit that has not converged; empty if nothing."""
+        if not self.reliable or self.correction != "applied":
+            return ""
+        return (
+            "`fit.idata` is corrected all the same, by importance weights that can be trusted "
+            f"({self.effective_draws:,.0f} effective draws)."
+        )
+
     def trouble(self) -> str:
         """Why the answer can't be trusted, and what to do; empty if it can."""
         if self.reliable:

@@ -8,7 +8,16 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.contract.answer import CLIENT, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
+from fedbayes.contract.answer import (
+    CLIENT,
+    ESS_LIMIT,
+    R_HAT_LIMIT,
+    REPLICATE,
+    Diagnostic,
+    Verdict,
+    bad_clients,
+    shortened,
+)
 from fedbayes.contract.client_locals import FromServer
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
@@ -48,7 +57,7 @@ _WARMUP = 500  # sweeps of the long chains
 _FEWEST = 1000  # draws that every answer's moments rest on
 _MOST_NUMBERS = 20_000_000  # of Omega's draws together
 _FEW_DRAWS = 250  # below which Omega's draws are not worth having
-_R_HAT, _ESS = 1.05, 100.0
+_LONGER = (1, 4)  # times the thinning, until the chains have mixed
 _SEEN = 60  # clients whose covariances R-hat looks at
 _CHAINS: Kept[Any] = Kept(32)
 
@@ -80,18 +89,22 @@ class BayesAnswer:
 
     def __init__(self, config: Options, layout: Layout, roster: Roster, run: RunState) -> None:
         self._config, self._layout, self._roster, self._run = config, layout, roster, run
-        self._found: dict[int, Any] = {}
+        self._found: dict[tuple[int, int], Any] = {}
         self._shown = _FEWEST
 
-    def chains(self, num: int) -> Any:
-        """So many draws of each chain, :class:`Draws` as NumPy arrays with leading axes chain and draw."""
-        if num not in self._found:
+    def chains(self, num: int, thinning: int | None = None) -> Any:
+        """So many draws of each chain, :class:`Draws` as NumPy arrays with leading axes chain and draw.
+
+        ``thinning`` sweeps lie between two draws; ``None``: as many as the chains took to mix.
+        """
+        thinning = self.thinning if thinning is None else thinning
+        if (num, thinning) not in self._found:
             state: State = self._run.state
-            run = _long(self._layout, num, self._config.thinning)
+            run = _long(self._layout, num, thinning)
             with jax.enable_x64(True):
                 found = run(state.prior, state.sites, state.means, state.key)
-            self._found = {num: jax.tree.map(np.asarray, found)}
-        return self._found[num]
+            self._found = {(num, thinning): jax.tree.map(np.asarray, found)}
+        return self._found[num, thinning]
 
     def _drawn(self) -> Any:
         """The draws that are shown: evenly spaced ones of the chains."""
@@ -144,10 +157,32 @@ class BayesAnswer:
         """See :class:`~fedbayes.contract.answer.Answer`: the chains give none."""
         return np.full(self._config.num_chains, np.nan)
 
-    @cached_property
+    @property
+    def thinning(self) -> int:
+        """Sweeps between two draws: the method's, or four times as many where its chains had not mixed."""
+        return self._judged[0]
+
+    @property
     def mixing(self) -> tuple[float, float]:
         """Largest R-hat and smallest effective sample size of the globals and of Omega."""
-        drawn = self.chains(_FEWEST)
+        return self._judged[1:]
+
+    @property
+    def _mixed(self) -> bool:
+        return is_mixed(*self.mixing)
+
+    @cached_property
+    def _judged(self) -> tuple[int, float, float]:
+        """The thinning, R-hat and effective draws of the first chains that have mixed, or of the last ones."""
+        found = (0, float("nan"), float("nan"))
+        for times in _LONGER:
+            thinning = times * self._config.thinning
+            found = (thinning, *self._mixing_of(self.chains(_FEWEST, thinning)))
+            if self._config.num_chains == 1 or is_mixed(*found[1:]):
+                break
+        return found
+
+    def _mixing_of(self, drawn: Any) -> tuple[float, float]:
         seen = np.unique(np.linspace(0, self._layout.num_clients - 1, _SEEN).round().astype(int))
         loadings, psi = drawn.loadings[:, :, seen], drawn.psi[:, :, seen]
         rows, columns = np.tril_indices(len(seen))
@@ -160,23 +195,19 @@ class BayesAnswer:
         return float(found["r_hat"].max()), float(found["ess"].min())
 
     def report(self) -> dict[str, float]:
-        """``r_hat`` and ``ess`` of the server's chains, and the ``rank``."""
+        """``r_hat`` and ``ess`` of the server's chains, the ``thinning`` that they took, and the ``rank``."""
         r_hat, ess = self.mixing
-        return {"r_hat": r_hat, "ess": ess, "rank": float(self._layout.rank)}
+        return {"r_hat": r_hat, "ess": ess, "thinning": float(self.thinning), "rank": float(self._layout.rank)}
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
         """Whether the sites have settled with every client heard, and the chains have mixed."""
         r_hat, ess = self.mixing
-        mixed = not r_hat > _R_HAT and not ess < _ESS
-        settled = self._run.converged
+        settled, mixed = self._run.converged, self._mixed
         trouble = []
         if not settled:
             trouble += self._unsettled(rounds)
         if not mixed:
-            trouble.append(
-                f"The server's chains have not mixed: R-hat {r_hat:.3f}, {ess:.0f} effective draws of the globals or "
-                f"of Omega. Write `CorrelatedClients(thinning={4 * self._config.thinning})`, or a smaller `rank`."
-            )
+            trouble.append(self._unmixed())
         num = self._config.num_chains
         lines = [
             f"  last      changed the clients' posteriors by {float(rounds['change'][-1].max()):.2g} posterior sds",
@@ -186,6 +217,16 @@ class BayesAnswer:
         error = 1.0 / np.sqrt(ess) if ess > 0 else float("nan")
         fine = settled and mixed
         return Verdict(fine, float(error), lines, " ".join(trouble), self._remarks(rounds) if fine else [])
+
+    def _unmixed(self) -> str:
+        if self._config.num_chains == 1:
+            return "R-hat needs two chains at least: write `CorrelatedClients(num_chains=4)`."
+        r_hat, ess = self.mixing
+        return (
+            f"The server's chains have not mixed: R-hat is {r_hat:.3f} (below {R_HAT_LIMIT} is wanted), with {ess:.0f} "
+            f"effective draws of the globals or of Omega (at least {ESS_LIMIT:.0f} are wanted). Write "
+            f"`CorrelatedClients(thinning={4 * self.thinning})`, or a smaller `rank`."
+        )
 
     def _unsettled(self, rounds: "xr.Dataset") -> list[str]:
         last = rounds.isel(round=-1)
@@ -211,6 +252,11 @@ class BayesAnswer:
             "draws": "of the server's Markov chains, which know each client by its Gaussian site",
             "chains": "Markov chains, each given rounds of its own",
         }
+
+
+def is_mixed(r_hat: float, ess: float) -> bool:
+    """Whether chains can be trusted by R-hat and their effective draws; false where these are not known."""
+    return r_hat < R_HAT_LIMIT and ess >= ESS_LIMIT
 
 
 def omega_of(loadings: np.ndarray, psi: np.ndarray) -> np.ndarray:

@@ -70,7 +70,8 @@ class CorrelatedClients(Options, Method):
     num_chains
         Independent runs of the whole fit, each of which ends in one chain of the posterior.
     thinning
-        Sweeps between two draws of the chains at the end.
+        Sweeps between two draws of the chains at the end; four times as many where R-hat is not below 1.01 then, or
+        effective draws of the globals or of Omega are fewer than 400.
 
     Raises
     ------

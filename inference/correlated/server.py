@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.algorithm import Info, Replies
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.inference.correlated.client import Own, Shared, SiteMessage
 from fedbayes.inference.correlated.gibbs import Moments, first_position, short_chain, turned
 from fedbayes.inference.correlated.options import Layout
@@ -143,7 +144,7 @@ def aggregate(
         "change": jnp.where(fine, known, jnp.inf),
         "monte_carlo_noise": noise,
         "step": step,
-        "converged": fine & (known <= tolerance),
+        "converged": fine & (known <= min(tolerance, ERROR_LIMIT)),
         "proper": fine,
     }
     return moved, info

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes.contract.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer
+from fedbayes.contract.answer import CLIENT, ERROR_LIMIT, REPLICATE, Diagnostic, GaussianAnswer, Verdict
 from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import Record, RunState
 from fedbayes.errors import ResultCode
-from fedbayes.inference.ep.step import HOPELESS, EPState, posterior_of
+from fedbayes.inference.ep.step import HOPELESS, EPState, posterior_of, remaining
 from fedbayes.inference.own_site import told_everybody
 
 if TYPE_CHECKING:
@@ -40,29 +40,20 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
 }
 
 
-_UNLIKELY = 4.0  # a change of so many times its noise is not noise
-
-
 def fixed_point_error(history: Sequence[Record]) -> float:
     """Distance of the last global from the fixed point, in posterior sds, from the last two rounds.
 
-    At distance ``e`` from a fixed point with contraction ``rho`` an undamped round changes the global by ``c = (1 -
-    rho) e``, and a step ``eta`` leaves ``r e`` with ``r = 1 - eta (1 - rho)``. The changes of two rounds have the ratio
-    ``r``, hence ``r e = eta c r / (1 - r)``. From the changes goes what noise alone would cause. The largest of the
-    replicates; NaN before the second round, and where changes near the noise do not shrink, so that two of them tell
-    nothing.
+    See :func:`~fedbayes.inference.ep.step.remaining`. The largest of the replicates; NaN before the second round, and
+    where two rounds tell nothing.
     """
     rounds = [record for record in history if "monte_carlo_noise" in record][-2:]
     if len(rounds) < 2:
         return float("nan")
-    with np.errstate(invalid="ignore"):  # a round without a usable client has infinite noise: its ratio is not known
-        before, last = (np.sqrt(np.maximum(r["change"] ** 2 - 2.0 * r["monte_carlo_noise"] ** 2, 0.0)) for r in rounds)
-        ratio = np.divide(last, before, out=np.ones_like(last), where=before > 0.0)
-    known = (last == 0.0) | (ratio < 0.95) | (last > _UNLIKELY * rounds[-1]["monte_carlo_noise"])
-    slow = np.clip(ratio, 0.0, 0.95)
-    with np.errstate(invalid="ignore"):  # no step could be taken: the change is infinite
-        distance = np.where(last == 0.0, 0.0, rounds[-1]["step"] * last * slow / (1.0 - slow))
-    return float(np.max(distance[known])) if np.any(known) else float("nan")
+    before, last = rounds
+    changes = last["change"], before["change"], last["monte_carlo_noise"], before["monte_carlo_noise"]
+    with np.errstate(invalid="ignore"):  # a round without a usable client has infinite noise, and its change is, too
+        distance = remaining(*changes, last["step"], np)
+    return float(np.nanmax(distance)) if np.any(np.isfinite(distance)) else float("nan")
 
 
 class EPAnswer(GaussianAnswer):
@@ -88,6 +79,17 @@ class EPAnswer(GaussianAnswer):
     def report(self) -> dict[str, float]:
         """``fixed_point_error``: how far the last round has left the fixed point, estimated; NaN after one round."""
         return {"fixed_point_error": fixed_point_error(self._run.history)}
+
+    def verdict(self, rounds: "xr.Dataset") -> Verdict:
+        """As for any Gaussian answer; and the fixed point is near, as far as the last two rounds tell."""
+        found, distance = super().verdict(rounds), fixed_point_error(self._run.history)
+        if not (found.converged and distance > ERROR_LIMIT):
+            return found
+        trouble = (
+            f"The rounds ended about {distance:.1g} posterior sds from their fixed point (the limit is {ERROR_LIMIT}). "
+            f"Write a smaller tolerance, such as `EP(tolerance={self._tolerance / 10.0:.1g})`."
+        )
+        return found._replace(converged=False, trouble=trouble, remarks=[])
 
     def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:
         """The Monte Carlo error says nothing of rounds that were left out: beside it stands what they would change."""

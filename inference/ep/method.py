@@ -63,7 +63,8 @@ class EP(Options, Method):
     tolerance
         The fit has converged when an undamped round would change the global by less, in posterior sds (root mean
         square, ``sqrt(2 KL / d)``); or by about its Monte Carlo noise, if that is at most 0.1: then no smaller change
-        is to be had, and ``repr(fit)`` says so.
+        is to be had, and ``repr(fit)`` says so. Either way the rounds go on while the last two tell of more than 0.1 to
+        the fixed point.
     num_replicates
         Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and
         Monte Carlo standard errors speak about the fit.

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.client import Change, Family, Own, Shared, Told, local_update
 from fedbayes.inference.ep.options import Options
@@ -23,6 +24,7 @@ from fedbayes.inference.ep.step import (
     largest_proper_step,
     makes_progress,
     noise_limited,
+    remaining,
     taken_back,
 )
 from fedbayes.inference.local import solvers
@@ -192,6 +194,9 @@ def _aggregate(
     # where the noise has halved, as by a better solver, the last change says nothing of how far this one could shrink
     comparable = jnp.where(state.noise <= 2.0 * noise, state.change, jnp.inf)
     at_noise = noise_limited(noise, change, comparable, step)
+    left = remaining(change, state.change, noise, state.noise, step)
+    alone = ~jnp.isfinite(state.change) & (change > 2.0 * noise)  # one round tells of its own change only
+    far = jnp.where(alone, change, left) > ERROR_LIMIT  # false where that is not known
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
     fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used)
     stuck = jnp.where(counting, state.stuck, jnp.where(fine & ~back, 0.0, state.stuck + 1.0))
@@ -215,7 +220,7 @@ def _aggregate(
         "step": jnp.where(plain | back, step, 0.0),
         "stuck": stuck,
         "hopeless": stuck >= HOPELESS,
-        "converged": plain & ~lost & ~improper & ((change <= config.tolerance) | at_noise) & ~state.opening,
+        "converged": plain & ~lost & ~improper & ((change <= config.tolerance) | at_noise) & ~far & ~state.opening,
         "proper": jnp.all(jnp.isfinite(moved.white)),
     }
     return moved, info

@@ -5,7 +5,8 @@ cavity is its client's: one that the step has made improper is reported with the
 the step back and a smaller one.
 """
 
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that ne
 _AT_NOISE, ABOVE_NOISE, _NEAR_NOISE = 2.0, 3.0, 4.0
 _BACKOFF, _MAX_BACKOFF = 0.8, 40
 _BACK, _LEAST = 0.25, 0.01  # how far a step is taken back, and where from wholly: after five exchanges at most
+_SLOWEST = 0.95  # ratio of two changes from which on they tell no more than a bound
 HOPELESS = 8  # rounds without progress after which a fit stops
 
 
@@ -151,6 +153,31 @@ def noise_limited(noise: Array, change: Array, last_change: Array, step: Array) 
     shrinks = change <= (1.0 - 0.5 * step) * last_change
     near = (change <= _NEAR_NOISE * noise) & ~shrinks
     return ((change <= _AT_NOISE * noise) | near) & (noise <= NOISE_TARGET)
+
+
+def remaining(change: Any, last_change: Any, noise: Any, last_noise: Any, step: Any, xp: ModuleType = jnp) -> Any:
+    """Distance that a round has left to the fixed point, in posterior sds; NaN where two rounds don't tell.
+
+    At distance ``e`` from a fixed point with contraction ``rho`` an undamped round changes the global by ``c = (1 -
+    rho) e``, and a step ``eta`` leaves ``r e`` with ``r = 1 - eta (1 - rho)``. The changes of two rounds have the ratio
+    ``r``, hence ``r e = eta c r / (1 - r)``. From the changes goes what noise alone would cause. Changes near the noise
+    that do not shrink tell nothing, and neither does the first round.
+
+    Parameters
+    ----------
+    change, last_change, noise, last_noise, step
+        Of this round, and of the one before it; infinite where they are not known.
+    xp
+        ``jax.numpy``, or ``numpy`` on the host.
+    """
+    before, last = (
+        xp.sqrt(xp.maximum(c**2 - 2.0 * n**2, 0.0)) for c, n in ((last_change, last_noise), (change, noise))
+    )
+    told = xp.isfinite(before) & xp.isfinite(last)
+    ratio = xp.where(told & (before > 0.0), last / xp.where(before > 0.0, before, 1.0), 1.0)
+    slow = xp.clip(ratio, 0.0, _SLOWEST)
+    distance = xp.where(last == 0.0, 0.0, step * last * slow / (1.0 - slow))
+    return xp.where(told & ((last == 0.0) | (ratio < _SLOWEST) | (last > _NEAR_NOISE * noise)), distance, xp.nan)
 
 
 def makes_progress(noise: Array, change: Array, last_change: Array, step: Array) -> Array:

@@ -8,10 +8,21 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.contract.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, shortened
+from fedbayes.contract.answer import (
+    CLIENT,
+    COORDINATE,
+    ERROR_LIMIT,
+    R_HAT_LIMIT,
+    REPLICATE,
+    Diagnostic,
+    Verdict,
+    shortened,
+)
 from fedbayes.contract.client_locals import FromRecord
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
+from fedbayes.inference.fald.bias import predicted_too_large
+from fedbayes.inference.fald.options import Options
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
 from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.numerics.gaussian import Gaussian
@@ -44,8 +55,6 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
         "by one (Stein's identity)",
     ),
 }
-R_HAT_LIMIT = 1.01
-BIAS_LIMIT = 0.1  # of an sd, measured by the chains themselves
 
 
 class ChainsAnswer:
@@ -57,10 +66,8 @@ class ChainsAnswer:
         Of the clients.
     run
         How the rounds went.
-    num_warmup
-        Draws thrown away.
-    temperature
-        The draws follow the posterior to the power of its inverse.
+    options
+        Of the sampler.
     numbers
         What the sampler has chosen, and what theory predicts of it.
 
@@ -70,12 +77,10 @@ class ChainsAnswer:
         Draws of the globals, shape ``(draw, chain, d)``.
     """
 
-    def __init__(
-        self, roster: Roster, run: RunState, *, num_warmup: int, temperature: float, numbers: Mapping[str, float]
-    ) -> None:
-        everything = np.concatenate(run.draws)
-        self.theta, self.num_warmup = everything[num_warmup:], num_warmup
-        self._roster, self._temperature = roster, temperature
+    def __init__(self, roster: Roster, run: RunState, *, options: Options, numbers: Mapping[str, float]) -> None:
+        everything, num_warmup = np.concatenate(run.draws), options.num_warmup
+        self.theta = everything[num_warmup:]
+        self._roster, self._options, self._temperature = roster, options, options.temperature or 1.0
         self._numbers = {**numbers, "rounds_per_draw": run.rounds_in_phase / len(everything)}
         records = [record for record in run.history if "slope_position" in record]
         done = np.cumsum([int(record["rounds"]) for record in records])
@@ -121,9 +126,10 @@ class ChainsAnswer:
         return dict(self._numbers)
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
-        """Whether no R-hat exceeds 1.01, no client was dropped, and no bias above ten percent of an sd is measured."""
+        """Whether R-hat is below 1.01, no client was dropped, and no predicted or measured bias is above the limit."""
         mixed = bool(self.diagnostics["r_hat"].max() < R_HAT_LIMIT)  # false for NaN
-        converged = mixed and not self.dropped and not self.measured_sd_bias[1] > BIAS_LIMIT
+        biased = bool(self._predicted) or self.measured_sd_bias[1] > ERROR_LIMIT
+        converged = mixed and not self.dropped and not biased
         trouble = "" if converged else self._trouble()
         return Verdict(converged, self.monte_carlo_error, self._headline(), trouble)
 
@@ -150,6 +156,11 @@ class ChainsAnswer:
         return float(np.sqrt(np.maximum(flat.mean(), 0.0)) - 1.0), float(np.sqrt(np.maximum(lower, 0.0)) - 1.0)
 
     @property
+    def _predicted(self) -> list[str]:
+        """What theory predicts to be off by more than the limit, or can't predict, in words."""
+        return predicted_too_large(self._options, self._numbers)
+
+    @property
     def dropped(self) -> list[str]:
         """Clients whose steps were not finite in some round after warm-up, and so are missing from the posterior."""
         worst = np.max([record["code"] for record in self._records], axis=(0, 2))
@@ -170,7 +181,9 @@ class ChainsAnswer:
         ]
         known, measured = self._numbers, self.measured_sd_bias[0]
         predicted = [f"sds {known['sd_bias']:+.1%}"] if np.isfinite(known["sd_bias"]) else []
-        if known["participation_bias"]:
+        if np.isnan(known["participation_bias"]):
+            predicted.append("not that by participation")
+        elif known["participation_bias"]:
             predicted.append(f"{known['participation_bias']:+.1%} by participation")
         if np.isfinite(known["mean_bias"]):
             predicted.append(f"means {known['mean_bias']:.2g} sds")
@@ -200,10 +213,12 @@ class ChainsAnswer:
             )
         # chains that start far off and have not arrived yet have a transient, which is not a bias
         arrived = worst < R_HAT_LIMIT or np.isfinite(self._numbers["sd_bias"])
-        if arrived and (bias := self.measured_sd_bias[1]) > BIAS_LIMIT:
+        parts += self._predicted
+        if arrived and (bias := self.measured_sd_bias[1]) > ERROR_LIMIT:
             smaller = self._numbers["step_size"] / 4.0
             parts.append(
-                f"The chains are too wide: by Stein's identity the sds are off by {bias:.0%} or more somewhere. "
+                f"The chains are too wide: by Stein's identity the sds are off by {bias:.0%} or more somewhere "
+                f"(the limit is {ERROR_LIMIT:.0%}). "
                 "Mini-batches and partial participation widen them, and so does a step too large for the curvature "
                 f"away from the mode: try `FALD(step_size={smaller:.2g})`."
             )

@@ -55,7 +55,9 @@ class FALD(Options, Method):
     scheme
         ``"full"``; ``"with_replacement"``: ``num_active`` clients drawn by their weights (scheme I);
         ``"without_replacement"``: drawn uniformly (scheme II), which needs equal weights. Partial participation
-        inflates the posterior however small the steps, unless ``noise_correlation`` is 1.
+        inflates the posterior: however small the steps, unless ``noise_correlation`` is 1, and then by the product of
+        step, local steps and the spread of the clients' curvatures and gradients. With local latents, or without a
+        mode, the inflation can't be predicted, and the fit does not count as converged.
     num_active
         Clients S per round of the partial schemes.
     allow_unbalanced
@@ -80,7 +82,8 @@ class FALD(Options, Method):
         ``"mode"``: chains start from the Laplace approximation at the federated mode (Newton rounds first);
         ``"zero"``: at zero, with nothing known (needs ``step_size``).
     bias
-        Largest bias that the defaults may cause, in posterior sds of the mean and as a fraction of an sd.
+        Largest bias that the defaults may cause, in posterior sds of the mean and as a fraction of an sd. Whatever it
+        is, a fit with a bias above 0.1, predicted or measured, has not converged.
     num_chains
         Independent chains, all at once.
     num_warmup
@@ -125,6 +128,4 @@ class FALD(Options, Method):
         """The draws."""
         plan = plan_of(run)
         numbers = {name: float(value) for name, value in plan._asdict().items() if np.ndim(value) == 0}
-        return ChainsAnswer(
-            roster, run, num_warmup=self.num_warmup, temperature=self.temperature or 1.0, numbers=numbers
-        )
+        return ChainsAnswer(roster, run, options=self, numbers=numbers)

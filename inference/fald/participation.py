@@ -1,8 +1,8 @@
 """What partial participation does to FA-LD's posterior: the clients' spread enters the server's average.
 
 With ``p_c`` the clients' weights, N clients of which S take part in a round, and ``rho`` the weight of the noise that
-they share, the stationary covariance is ``r`` times that of full participation, however small the step is. Plain NumPy,
-on the host.
+they share, the stationary covariance is ``r`` times that of full participation, however small the step is, if clients
+are alike; if they are not, it is larger (:mod:`fedbayes.inference.fald.law`). Plain NumPy, on the host.
 """
 
 from typing import Literal
@@ -29,13 +29,18 @@ def participation_share(
 
 
 def covariance_inflation(num_clients: int, share: float, rho: float = 0.0) -> float:
-    """``r = 1 + (1 - rho^2) share (N - 1)``: multiplies the covariance however small the step (derived)."""
+    """``r = 1 + (1 - rho^2) share (N - 1)``: of clients that are alike, however small the step (derived)."""
     return 1.0 + (1.0 - rho**2) * share * (num_clients - 1)
 
 
-def participation_bias(config: Options, num: int) -> float:
-    """``sqrt(r) - 1`` with the inflation r of partial participation, for equal weights."""
+def share_of(config: Options, weights: np.ndarray) -> float:
+    """``C_S / S`` of the configured scheme; zero where everybody takes part."""
     if config.scheme == "full" or config.num_active is None:
         return 0.0
-    share = participation_share(np.full(num, 1.0 / num), config.num_active, config.scheme)
-    return float(np.sqrt(covariance_inflation(num, share, config.noise_correlation)) - 1.0)
+    averaged = average_weights(config, weights)
+    return participation_share(averaged, config.num_active, config.scheme)
+
+
+def average_weights(config: Options, weights: np.ndarray) -> np.ndarray:
+    """By which positions are averaged in expectation, shape ``(N,)``: scheme II takes the drawn clients alike."""
+    return np.full(len(weights), 1.0 / len(weights)) if config.scheme == "without_replacement" else weights

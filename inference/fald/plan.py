@@ -7,8 +7,11 @@ clients has
     mean         theta* + eta (K - 1) / 2  H^-1 sum p_c H_c g_c         (zero with the control variate)
     covariance   tau H^-1/2 (I + eta / 2 [H + (K - 1) H^-1/2 (S - H^2) H^-1/2]) H^-1/2    where H and S commute
 
-that is: discretisation, and the drift of clients with unequal curvatures. Derived from the exact law of one round
-(:mod:`fedbayes.theory.langevin`); the paper has bounds only.
+that is: discretisation, and the drift of clients with unequal curvatures. Partial participation with the share ``C_S /
+S`` adds ``tau eta K share / 2 H^-1/2 (S - H^2 + sum p_c g_c g_c' / tau) H^-1/2`` for ``rho = 1``, and more for less.
+Derived from the exact law of one round (:mod:`fedbayes.theory.langevin`); the paper has bounds only. The formulas
+choose the step; what is then predicted of partial participation is exact for quadratic clients
+(:mod:`fedbayes.inference.fald.law`).
 """
 
 from typing import NamedTuple
@@ -19,8 +22,9 @@ import numpy as np
 from jax import Array
 
 from fedbayes.inference.curvature import client_energies, largest_eigenvalue
+from fedbayes.inference.fald.law import Quadratics, stationary
 from fedbayes.inference.fald.options import Options
-from fedbayes.inference.fald.participation import participation_bias
+from fedbayes.inference.fald.participation import average_weights, share_of
 from fedbayes.inference.local.steps.coordinates import Coordinates
 from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import whitener
@@ -44,7 +48,11 @@ class Plan(NamedTuple):
     sd_bias
         Predicted relative bias of the sd in the worst direction, from discretisation and drift.
     participation_bias
-        Relative bias of the sds that partial participation causes however small the steps are.
+        Predicted relative bias of the sd in the worst direction that partial participation adds; infinite where the
+        spread of the clients grows without limit, zero where everybody takes part, and NaN where it can't be predicted:
+        with nothing known of the curvature, or with locals, which move only when their client takes part.
+
+    The biases are those at the step at which the first draw is kept.
     """
 
     step_size: Array
@@ -72,7 +80,7 @@ def no_plan(config: Options, weights: np.ndarray) -> Plan:
         curvatures=jnp.full(len(weights), jnp.nan),
         mean_bias=unknown,
         sd_bias=unknown,
-        participation_bias=jnp.asarray(participation_bias(config, len(weights))),
+        participation_bias=jnp.asarray(0.0 if config.scheme == "full" else np.nan),
     )
 
 
@@ -101,22 +109,53 @@ def make_plan(
     lean = jnp.sqrt(jnp.mean(shift**2 / jnp.diagonal(inverse)))
     lean = jnp.where(bool(config.control_variate), 0.0, lean / np.sqrt(config.temperature or 1.0))
 
-    eta = jnp.minimum(0.5 / smooth, config.bias / jnp.maximum(0.25 * drift, lean))
+    share, heat = share_of(config, weights), config.temperature or 1.0
+    pulls = jnp.zeros_like(slopes) if config.control_variate else slopes
+    apart = square - mean @ mean + jnp.einsum("c,ci,cj->ij", p, pulls, pulls) / heat
+    absence = share * steps * largest_eigenvalue(white @ apart @ white.T)
+
+    eta = jnp.minimum(0.5 / smooth, config.bias / jnp.maximum(0.25 * jnp.maximum(drift, absence), lean))
     if has_locals:
         eta = jnp.minimum(eta, 5.0 * config.bias / steps)
     eta = _first_step(config, smooth, eta)
     rate = eta * steps / largest_eigenvalue(inverse)
+    stride = jnp.maximum(1.0, jnp.ceil(jnp.log(2.0) / rate))
+    kept = _kept_step(config, smooth, convex, eta, config.num_warmup * (config.thinning or stride) * steps)
+    mean_bias, participation = kept * lean, jnp.zeros(())
+    if share > 0.0:
+        clients = Quadratics(hessians, pulls, p, jnp.asarray(average_weights(config, weights)))
+        mean_bias, participation = _by_participation(config, clients, kept, steps, inverse, share)
+        participation = jnp.full((), jnp.nan) if has_locals else participation
     return Plan(
         step_size=eta,
         local_steps=steps,
-        rounds_per_draw=jnp.maximum(1.0, jnp.ceil(jnp.log(2.0) / rate)),
+        rounds_per_draw=stride,
         smoothness=smooth,
         convexity=convex,
         curvatures=largest,
-        mean_bias=eta * lean,
-        sd_bias=0.25 * eta * drift,
-        participation_bias=jnp.asarray(participation_bias(config, len(weights))),
+        mean_bias=mean_bias,
+        sd_bias=0.25 * kept * drift,
+        participation_bias=participation,
     )
+
+
+def _by_participation(
+    config: Options, clients: Quadratics, step: Array, steps: Array, inverse: Array, share: float
+) -> tuple[Array, Array]:
+    """Bias of the means, and the worst relative bias of the sds beyond that if all took part, for quadratic clients."""
+    heat = config.temperature or 1.0
+    law = stationary(clients, step, steps, heat=heat, rho=config.noise_correlation, share=share)
+    white = whitener(law.everybody)
+    worst = jnp.sqrt(largest_eigenvalue(white @ law.covariance @ white.T)) - 1.0
+    lean = jnp.sqrt(jnp.mean(law.mean**2 / (heat * jnp.diagonal(inverse))))
+    return lean, jnp.where(jnp.isfinite(worst), worst, jnp.inf)
+
+
+def _kept_step(config: Options, smooth: Array, convex: Array, first: Array, iteration: Array) -> Array:
+    """The step at the local iteration from which on draws are kept; theorem 5.8's where it decays."""
+    if callable(config.step_size):
+        return jnp.asarray(config.step_size(iteration), jnp.float64)
+    return 1.0 / (2.0 * smooth + convex * iteration / 12.0) if isinstance(config.step_size, str) else first
 
 
 def _first_step(config: Options, smooth: Array, default: Array) -> Array:

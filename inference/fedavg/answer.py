@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.contract.answer import CLIENT, REPLICATE, Diagnostic, GaussianAnswer, Verdict, bad_clients
+from fedbayes.contract.answer import CLIENT, ERROR_LIMIT, REPLICATE, Diagnostic, GaussianAnswer, Verdict, bad_clients
 from fedbayes.contract.client_locals import FromCavity, FromOwnPoint, FromStart
 from fedbayes.contract.locals_from import LocalsFrom
 from fedbayes.contract.state import RunState
@@ -56,7 +56,6 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     ),
 }
 _POINT = 1e-5  # width of a point, in unconstrained units
-_GAP_LIMIT = 0.1  # distance from the mode, in posterior sds, that is worth a remark
 _TOO_LONG = (
     "The objective has risen: the steps are too long. Write smaller ones, at the clients (`step_size`, `optimizer`) or "
     "in `server_optimizer`."
@@ -114,7 +113,7 @@ class _Ended:
         It has, if over the last half of the rounds it fell by less than a percent.
         """
         if self.steady:
-            return self.left <= self.tolerance
+            return self.left <= min(self.tolerance, ERROR_LIMIT)
         values = np.array([self._level(place) for place in range(len(self.rounds))])
         late = values[len(values) // 2 :]
         if len(late) < 4 or not np.all(np.isfinite(late)):
@@ -178,19 +177,24 @@ class LaplaceAnswer(GaussianAnswer):
         return {"distance_from_mode": self.gap}
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
-        """Whether the rounds have arrived, every client heard, and how far from the mode that is.
+        """Whether the rounds have arrived, every client heard, and near the mode, as the answer is that of the mode.
 
-        Rounds that differ, by their clients or batches, never arrive: they count as converged near the mode.
+        Rounds that differ, by their clients or batches, never arrive, and are judged by the mode alone.
         """
-        ended, near = self._ended, self.gap <= _GAP_LIMIT
+        ended, near = self._ended, self.gap <= ERROR_LIMIT
         failures = ended.failures(rounds)
-        fine = (ended.arrived if ended.steady else near) and np.isfinite(self.gap) and not failures
-        drifts = [] if near else [f"but the clients' drift keeps it {self.gap:.2g} posterior sds from the mode"]
+        fine = near and (ended.arrived or not ended.steady) and not failures
         trouble = "" if fine else " ".join(failures or self._stopped())
         lines = ended.lines()
         if np.isfinite(self.gap):
-            lines.append(f"  mode      {self.gap:.2g} posterior sds away, by a Newton step")
-        return Verdict(bool(fine), spread_of_means(self.posterior), lines, trouble, drifts if fine else [])
+            drifts = ": the clients' drift keeps it there" if self._drifts else ""
+            lines.append(f"  mode      {self.gap:.2g} posterior sds away, by a Newton step{drifts}")
+        return Verdict(bool(fine), spread_of_means(self.posterior), lines, trouble)
+
+    @property
+    def _drifts(self) -> bool:
+        """Whether the rounds have come to rest away from the mode."""
+        return self._ended.steady and self._ended.arrived and self.gap > ERROR_LIMIT
 
     def _stopped(self) -> list[str]:
         """Why the rounds have not arrived, and what to try."""
@@ -202,7 +206,13 @@ class LaplaceAnswer(GaussianAnswer):
                 "are far from a mode, or it is at infinity. Raise `num_rounds`, scale the data to unit size, give the "
                 "globals proper priors, or write `laplace=False` for the point alone."
             ]
-        where = f"The rounds ended {self.gap:.2g} posterior sds from the mode"
+        where = f"The rounds ended {self.gap:.2g} posterior sds from the mode (the limit is {ERROR_LIMIT})"
+        if self._drifts:
+            return [
+                f"{where}, at rest: the clients' drift keeps them there, as each goes towards its own optimum in its "
+                "local steps. Write `local_steps=1` or a smaller `step_size`. `method='laplace'` finds the mode by "
+                "Newton steps."
+            ]
         if not self._ended.steady:
             return [
                 f"{where}. They differ in their clients or batches, and end in noise as wide as their steps. Let the "

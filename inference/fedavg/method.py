@@ -81,8 +81,9 @@ class FedAvg(Options, Method):
         ``fit.idata`` holds one draw, the point.
     tolerance
         The rounds end when they are nearer to their fixed point than this, in posterior sds; the distance is estimated
-        from how fast moves shrink. With mini-batches, partial participation or more than 512 globals they end at their
-        limit.
+        from how fast moves shrink, beyond what smaller steps make of them. With mini-batches, partial participation or
+        more than 512 globals they end at their limit. Rounds that the clients' drift keeps farther than 0.1 posterior
+        sds from the mode have not converged, if the answer is the Laplace posterior.
     max_rounds
         Limit of the rounds.
     num_replicates

@@ -1,7 +1,7 @@
 """The clients' largest curvatures at the start: what steps can be taken there."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,8 @@ from fedbayes.inference.fedavg.server import ProbeState, first_position
 from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
+_LEAST = 0.01  # part of the way to the minimum that all rounds together must be able to go
+
 
 def probed(config: Options, rounds: Algorithm, roster: Roster, weights: np.ndarray) -> list[Phase]:
     """The rounds, after one that asks for the clients' curvature where plain steps need to know it."""
@@ -24,7 +26,7 @@ def probed(config: Options, rounds: Algorithm, roster: Roster, weights: np.ndarr
     probe = probing(config, roster, weights)
     return [
         Phase(algorithm=probe, max_rounds=1, full_participation=True, main=False),
-        Phase(algorithm=rounds, max_rounds=config.max_rounds, check=check_step(config.step_size, roster.names)),
+        Phase(algorithm=rounds, max_rounds=config.max_rounds, check=check_step(config, roster)),
     ]
 
 
@@ -52,12 +54,16 @@ def probing(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
     )
 
 
-def check_step(step_size: float | None, names: Sequence[str]) -> Callable[[RunState], None]:
+def check_step(config: Options, roster: Roster) -> Callable[[RunState], None]:
     """A check of plain gradient steps against the clients' largest curvatures at the start.
 
     A quadratic loss of curvature H diverges under steps of ``2 / H`` and more. From ``1 / H`` on the results on
-    FedAvg's fixed point do not hold (Su, Xu and Yang 2023, who assume less).
+    FedAvg's fixed point do not hold (Su, Xu and Yang 2023, who assume less). K steps in each of R rounds go at most the
+    part ``eta H K R`` of the way to the minimum, and with mini-batches nothing later tells such rounds from ended ones.
     """
+    step_size, names = config.step_size, roster.names
+    batches = np.ceil(roster.rows.max() / config.batch_size) if config.batch_size else 1.0
+    most = config.max_rounds * (config.steps if config.epochs is None else config.epochs * batches)
 
     def check(probed: RunState) -> None:
         curvatures = np.max(np.asarray(probed.state.curvatures), axis=0)
@@ -65,6 +71,12 @@ def check_step(step_size: float | None, names: Sequence[str]) -> Callable[[RunSt
             return
         worst = int(np.nanargmax(curvatures))
         limit, name = 1.0 / curvatures[worst], names[worst]
+        if step_size * most < _LEAST * limit:
+            raise ValueError(
+                f"`step_size` is {step_size:g}, but the loss of client '{name}' has the curvature "
+                f"{curvatures[worst]:.3g} at the start: all {config.max_rounds} rounds together would go less than a "
+                f"hundredth of the way to the optimum. Write `step_size={limit / 2.0:.2g}`, or leave it out."
+            )
         if step_size >= 2.0 * limit:
             raise ValueError(
                 f"`step_size` is {step_size:g}, but the loss of client '{name}' has the curvature "

@@ -11,6 +11,7 @@ import optax
 from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update, its_key, no_inputs
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.inference.fedavg.client import (
     Message,
     Own,
@@ -29,6 +30,7 @@ from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
 _STEP = 0.5  # of plain gradient steps by default, over the largest curvature at the start
+_ROUNDING = 1e-15  # of a position, relative
 _SLOWEST = 0.999  # ratio of two rounds' moves that counts as getting nearer
 
 
@@ -55,6 +57,9 @@ class FedAvgState(NamedTuple):
     slope, move
         The gradient that the last round reported, and how far it moved the server, ``(d,)``; empty where gradients are
         not sent, NaN where the next can't be compared with it.
+    pull
+        How far the clients' steps led in the last round, over the size of their steps: it shrinks as the fixed point
+        comes nearer, and not as steps do.
     losses
         Mean losses of the groups, NaN where not known; empty without fairness.
     """
@@ -65,6 +70,7 @@ class FedAvgState(NamedTuple):
     round: Array
     slope: Array
     move: Array
+    pull: Array
     losses: Array
 
 
@@ -123,11 +129,12 @@ def averaging(
         position = first_position(config, roster, key) if previous is None else previous.position
         step, nothing = _first_step(config, previous), jnp.zeros(known)
         losses = jnp.full(0 if fairness is None else fairness.num_groups, jnp.nan)
-        return FedAvgState(position, optimizer.init(position), step, jnp.zeros(()), nothing, nothing, losses)
+        zero = jnp.zeros(())
+        return FedAvgState(position, optimizer.init(position), step, zero, nothing, nothing, zero, losses)
 
     def broadcast(state: FedAvgState) -> tuple[Shared, Array | tuple[()]]:
-        factor = 1.0 if config.schedule is None else jnp.asarray(config.schedule(state.round), jnp.float64)
-        return Shared(state.position, factor * state.step), () if fairness is None else fairness.factors(state.losses)
+        personal = () if fairness is None else fairness.factors(state.losses)
+        return Shared(state.position, _size(config, state)), personal
 
     return Algorithm(
         name="FedAvg" if config.proximal == 0.0 else "FedProx",
@@ -136,6 +143,13 @@ def averaging(
         init_client=init_client or (start_personal if is_personalised(config) else start_own),
         updates={config.solver: Update(update, no_inputs if config.batch_size is None else its_key)},
         aggregate=lambda state, replies, key: _averaged(config, roster, fairness, state, replies),
+    )
+
+
+def _size(config: Options, state: FedAvgState) -> Array:
+    """Of the clients' steps in this round."""
+    return (
+        state.step if config.schedule is None else state.step * jnp.asarray(config.schedule(state.round), jnp.float64)
     )
 
 
@@ -150,7 +164,8 @@ def _averaged(
     slope, move = total.slope / share, position - state.position
     told = move[: slope.size]
     complete = jnp.all(replies.used)
-    way = _way(state, slope, told, complete)
+    pull = jnp.sqrt(jnp.sum((total.delta / share) ** 2)) / jnp.maximum(_size(config, state), 1e-300)
+    way = _way(state, slope, told, pull, _size(config, state), complete)
     norm = jnp.sqrt(jnp.sum(slope**2)) / num_rows if slope.size else jnp.full((), jnp.nan)
     info = {
         "objective": total.value / share,
@@ -159,7 +174,7 @@ def _averaged(
         "change": way.change,
         "left": way.left,
         "step_size": state.step,
-        "converged": way.left <= config.tolerance,
+        "converged": way.left <= min(config.tolerance, ERROR_LIMIT),
         "hopeless": ~taken,
     }
     losses, step = state.losses, state.step
@@ -170,7 +185,8 @@ def _averaged(
         info |= {"group_loss": losses, "group_rank": ranks}
     if config.probes and config.step_size is None:  # the curvature may have grown since the start
         step = jnp.minimum(step, _STEP * num_rows / jnp.maximum(way.curvature, 1e-300))
-    after = FedAvgState(position, kept, step, state.round + 1.0, jnp.where(complete, slope, jnp.nan), told, losses)
+    slope = jnp.where(complete, slope, jnp.nan)
+    after = FedAvgState(position, kept, step, state.round + 1.0, slope, told, pull, losses)
     return jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, state), info
 
 
@@ -202,10 +218,12 @@ class _Way(NamedTuple):
     curvature: Array
 
 
-def _way(state: FedAvgState, slope: Array, move: Array, complete: Array) -> _Way:
+def _way(state: FedAvgState, slope: Array, move: Array, pull: Array, size: Array, complete: Array) -> _Way:
     """Lengths in posterior sds without a Hessian: ``sqrt(move' H move / d)``, with ``H move`` the gradient's change.
 
-    Moves that shrink by a ratio r leave ``r / (1 - r)`` of the last one.
+    Moves that shrink by a ratio r leave ``r / (1 - r)`` of the last one. Moves also shrink as steps do, at the clients
+    or at the server, which brings nothing nearer: the ratio is the larger one of the moves' and of the ``pull``'s. Ways
+    of the length of their rounding have no ratio.
     """
     unknown = jnp.full((), jnp.inf)
     if slope.size == 0:
@@ -214,6 +232,15 @@ def _way(state: FedAvgState, slope: Array, move: Array, complete: Array) -> _Way
     known = complete & (state.round > 0) & (square >= 0.0)
     change = jnp.where(known, jnp.sqrt(jnp.where(known, square, 0.0) / slope.size), jnp.inf)
     moved = farther > 0.0
-    ratio = jnp.sqrt(far / jnp.where(moved, farther, 1.0))
+    rounding = _ROUNDING * jnp.sqrt(jnp.sum(state.position**2))
+    moves = _ratio(jnp.sqrt(far), jnp.sqrt(farther), rounding)
+    ratio = jnp.maximum(moves, _ratio(pull, state.pull, rounding / jnp.maximum(size, 1e-300)))
     left = jnp.where(ratio < _SLOWEST, change * ratio / (1.0 - jnp.minimum(ratio, _SLOWEST)), jnp.inf)
     return _Way(change, left, jnp.where(known & moved, square / jnp.where(moved, farther, 1.0), 0.0))
+
+
+def _ratio(new: Array, old: Array, rounding: Array) -> Array:
+    """Of two lengths, as large as their rounding lets it be; not known where the old one is all rounding."""
+    sure = old - rounding
+    rest = (new == 0.0) & (rounding == 0.0)  # at the origin nothing is rounded away
+    return jnp.where(sure > 0.0, (new + rounding) / jnp.where(sure > 0.0, sure, 1.0), jnp.where(rest, 0.0, jnp.inf))

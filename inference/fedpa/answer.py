@@ -20,6 +20,11 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     "change": Diagnostic(
         (REPLICATE,), "how far the round moved the server, root mean square over the globals", "shared coordinates"
     ),
+    "pull": Diagnostic(
+        (REPLICATE,),
+        "length of the clients' mean delta, before the server's optimiser, root mean square",
+        "shared coordinates",
+    ),
     "drift": Diagnostic(
         (CLIENT, REPLICATE), "how far the client's samples lie from the server, root mean square", "shared coordinates"
     ),

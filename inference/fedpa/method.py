@@ -86,7 +86,8 @@ class FedPA(Options, Method):
         ``"mode"``: the federated mode (Newton rounds first); ``"zero"``; or arrays by global site, in unconstrained
         space, as networks need.
     tolerance
-        The rounds end when one moves the server by less, in shared coordinates (root mean square).
+        The rounds end when one moves the server by less, in shared coordinates (root mean square), and the clients'
+        mean delta is at most 0.1 there: the server's small steps are no convergence.
     max_rounds
         Limit of the rounds.
     check

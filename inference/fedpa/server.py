@@ -10,6 +10,7 @@ import optax
 from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.errors import usable
 from fedbayes.inference.curvature import largest_curvature, shared_coordinates
 from fedbayes.inference.fedavg.server import server_step
@@ -33,7 +34,8 @@ class FedPAState(NamedTuple):
     optimizer
         The optimiser's own state.
     change
-        By how much the last round moved the server, in shared coordinates (root mean square).
+        By how much the last round moved the server, in shared coordinates (root mean square); infinite while the
+        rounds have not converged.
     """
 
     shared: Shared
@@ -82,10 +84,13 @@ def descending(
         old, total = state.shared.position, replies.total
         position, kept, taken = server_step(optimizer, state.optimizer, old, total.delta, total.weight)
         change = jnp.where(taken, jnp.sqrt(jnp.mean((position - old) ** 2)), jnp.inf)
-        info = {"change": change, "converged": change <= config.tolerance}
+        # the server's steps may be so small that they change nothing, wherever the clients want to go
+        pull = jnp.sqrt(jnp.mean((total.delta / jnp.where(total.weight > 0, total.weight, 1.0)) ** 2))
+        near = taken & (change <= config.tolerance) & (pull <= ERROR_LIMIT)
+        info = {"change": change, "pull": pull, "converged": near}
         if old.shape[0] <= DENSE_LIMIT:
             info["server"] = state.shared.coordinates.globals_at(position)
-        return FedPAState(state.shared._replace(position=position), kept, change), info
+        return FedPAState(state.shared._replace(position=position), kept, jnp.where(near, change, jnp.inf)), info
 
     def choose(variants: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
         chosen = retry_unreliable(clients.retry, variants, infos)

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.contract.answer import CLIENT, COORDINATE, REPLICATE, Diagnostic, Verdict, bad_clients, shortened
+from fedbayes.contract.answer import (
+    CLIENT,
+    COORDINATE,
+    ERROR_LIMIT,
+    REPLICATE,
+    Diagnostic,
+    Verdict,
+    bad_clients,
+    shortened,
+)
 from fedbayes.contract.client_locals import FromCavity, FromStart
 from fedbayes.contract.locals_from import LocalsFrom
 from fedbayes.contract.state import RunState
@@ -59,7 +68,6 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     ),
     "merge_k_hat": Diagnostic((REPLICATE,), "Pareto tail shape of the merged Gaussian's importance weights"),
 }
-ERROR_LIMIT = 0.1  # of the merged means, in posterior sds
 _MISFIT = 0.1  # nats by which a client's Gaussian may be off without being named
 _GAP_LIMIT = 0.25  # between where the rounds ended and the merged mean, in posterior sds: their noise, but no more
 
@@ -142,7 +150,7 @@ class MergedAnswer:
     def _measured(self) -> str:
         """The measured error in words, as precisely as the importance weights allow."""
         if self.k_hat > 1.0:  # the weights' tail has no mean
-            return f"too large to be measured (k-hat {self.k_hat:.2f})"
+            return f"larger than the merged Gaussian's own draws can tell (k-hat {self.k_hat:.2f})"
         rough = "" if self.k_hat <= K_HAT_LIMIT else "roughly "
         return f"{rough}{self.error:.2g} posterior sds (root mean square, k-hat {self.k_hat:.2f})"
 
@@ -212,9 +220,12 @@ class MergedAnswer:
                 "samples, or give the server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
             )
         if not parts:
+            pull = self._run.last("pull")
+            still = f", and the clients pulled by {pull:.2g} (the limit is {ERROR_LIMIT})" if pull > ERROR_LIMIT else ""
             parts.append(
-                f"The last round still moved the server by {self._run.last('change'):.2g} in shared coordinates: "
-                "raise `num_rounds`, or give the server smaller steps, `FedPA(server_optimizer=optax.sgd(0.3))`."
+                f"The last round still moved the server by {self._run.last('change'):.2g} in shared "
+                f"coordinates{still}: raise `num_rounds`, or give the server other steps, such as "
+                "`FedPA(server_optimizer=optax.sgd(0.3))`."
             )
         return " ".join(parts)
 

@@ -61,7 +61,9 @@ def test_gain_is_the_difference_of_two_exact_densities(fitted) -> None:
     assert gains["gain"].attrs["units"] == "nats per outcome"
 
 
-@pytest.mark.parametrize("method", [fb.FedAvg(), fb.FedAvg(laplace=False), fb.Laplace(), fb.OneShot(combine="laplace")])
+@pytest.mark.parametrize(
+    "method", [fb.FedAvg(local_steps=1), fb.FedAvg(laplace=False), fb.Laplace(), fb.OneShot(combine="laplace")]
+)
 def test_every_kind_of_answer_has_one(method) -> None:
     train, test = halves()
     fit = fb.fit_federated(linear.model, train, method=method, key=KEY, num_draws=500, correct=False, progress=False)

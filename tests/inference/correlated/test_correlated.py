@@ -1,5 +1,7 @@
 """Correlated clients from end to end: exact sites, other likelihoods, every question a fit is asked."""
 
+from dataclasses import replace
+
 import jax
 import matplotlib.pyplot
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes import plots
+from fedbayes.inference.correlated.answer import BayesAnswer
 from fedbayes.inference.correlated.plots import client_correlation
 
 KEY = jax.random.key(1)
@@ -84,6 +87,28 @@ def test_idata_holds_omega_and_all_clients(linear):
     estimate = posterior["theta_by_client"].mean(("chain", "draw")).values
     assert np.abs(estimate - theta).max() < 0.5
     assert {"r_hat", "ess", "rank"} <= set(fit.rounds.attrs)
+
+
+@pytest.mark.parametrize(("r_hat", "ess"), [(1.016, 2000.0), (1.001, 214.0), (float("nan"), float("nan"))])
+def test_chains_that_have_not_mixed_are_no_convergence(linear, monkeypatch, r_hat, ess):
+    """By R-hat below 1.01 as everywhere, and by enough draws for R-hat to mean it, after four times the sweeps."""
+    fit, *_ = linear
+    monkeypatch.setattr(BayesAnswer, "_mixing_of", lambda answer, drawn: (r_hat, ess))
+    answer = fit.method.answer(fit.fitted.roster, fit.fitted.run)
+    found = answer.verdict(fit.rounds)
+    assert not found.converged
+    assert answer.thinning == 4 * fit.method.thinning
+    assert "(below 1.01 is wanted)" in found.trouble
+    assert "at least 400 are wanted" in found.trouble
+    assert "`CorrelatedClients(thinning=16)`" in found.trouble
+
+
+def test_a_single_chain_knows_no_r_hat(linear, monkeypatch):
+    fit, *_ = linear
+    monkeypatch.setattr(BayesAnswer, "_mixing_of", lambda answer, drawn: (float("nan"), float("nan")))
+    found = replace(fit.method, num_chains=1).answer(fit.fitted.roster, fit.fitted.run).verdict(fit.rounds)
+    assert not found.converged
+    assert "R-hat needs two chains at least" in found.trouble
 
 
 def test_a_clients_posterior_is_its_part_of_the_chains(linear):

@@ -1,16 +1,19 @@
 """The server's step: how long it may be, when it counts as noise, and when rounds no longer help."""
 
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import fedbayes as fb
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep import server
-from fedbayes.inference.ep.answer import fixed_point_error
+from fedbayes.inference.ep.answer import EPAnswer, fixed_point_error
 from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress, taken_back
 from fedbayes.models import linear
 from fedbayes.numerics.gaussian import Gaussian
@@ -104,6 +107,35 @@ def test_the_fixed_point_error_of_a_linear_iteration_is_exact(eta, contraction) 
 def test_changes_of_noise_alone_leave_no_fixed_point_error() -> None:
     record = {"change": np.array([0.07]), "monte_carlo_noise": np.array([0.05]), "step": np.ones(1)}
     assert fixed_point_error([record, record]) == 0.0
+
+
+def test_a_small_change_far_from_the_fixed_point_is_no_convergence() -> None:
+    """Linear clients with a long tolerance: damped rounds that would move the global by more than the limit go on."""
+    clients, _ = linear.simulate(jax.random.key(1))
+    method = fb.EP(num_replicates=1, init="prior", solver="laplace", damping=0.5, tolerance=1e3)
+    fit = fb.fit_federated(linear.model, clients, method=method, key=jax.random.key(0), progress=False, correct=False)
+    assert fit.converged
+    assert 0.0 < fit.rounds.attrs["fixed_point_error"] <= ERROR_LIMIT
+    assert fit.rounds["change"][-1].max() < 1.0
+
+
+def test_the_verdict_and_the_line_on_more_rounds_agree() -> None:
+    """Where two rounds tell of 0.3 sds that are left, the fit has not converged."""
+    record = {"monte_carlo_noise": np.zeros(1), "step": np.ones(1)}
+    history = [record | {"change": np.array([change])} for change in (0.2, 0.12)]
+    run = SimpleNamespace(
+        state=jax.tree.map(lambda leaf: leaf[None], state_of(1.0, 0.0)), history=history, converged=True
+    )
+    told = {
+        "change": (("round", "replicate"), [[0.2], [0.12]]),
+        "monte_carlo_noise": (("round", "replicate"), [[0.0]] * 2),
+    }
+    rounds = xr.Dataset(told | {"code": (("round", "client", "replicate"), [[[0]]] * 2)}, {"client": ["a"]})
+    answer = EPAnswer(run, 0.5, has_locals=False)
+    found = answer.verdict(rounds)
+    assert not found.converged
+    assert "ended about 0.2 posterior sds from their fixed point (the limit is 0.1)" in found.trouble
+    assert any("would move the global by about 0.2" in line for line in found.headline)
 
 
 def separable(x, y) -> None:

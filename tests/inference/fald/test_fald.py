@@ -13,7 +13,7 @@ from numpyro.distributions import constraints
 
 from fedbayes.inference.fald import client as fald
 from fedbayes.inference.fald.method import FALD
-from fedbayes.inference.fald.participation import participation_bias, participation_share
+from fedbayes.inference.fald.participation import participation_share
 from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.local.steps.energy import Energy
 from fedbayes.problem.problem import make_problem
@@ -168,16 +168,6 @@ def test_partial_participation_inflates_as_derived(scheme, rho):
     variance = factor / (1.0 - eta / 2.0)
     assert abs(draws.mean() - 2.0) < 5.0 * np.sqrt(variance / CHAINS)
     assert abs(draws.var() / variance - 1.0) < 7.5 * np.sqrt(2.0 / CHAINS)  # a mixture: six of its own errors
-
-
-@pytest.mark.parametrize(
-    ("scheme", "rho", "factor"),
-    [("with_replacement", 0.0, 2.8), ("without_replacement", 0.5, 1.75), ("with_replacement", 1.0, 1.0)],
-)
-def test_plan_reports_the_inflation(scheme, rho, factor):
-    method = FALD(scheme=scheme, num_active=5, noise_correlation=rho)
-    assert participation_bias(method, 10) == pytest.approx(np.sqrt(factor) - 1.0)
-    assert participation_bias(FALD(), 10) == 0.0
 
 
 @pytest.mark.slow

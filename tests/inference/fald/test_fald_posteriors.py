@@ -154,6 +154,7 @@ def skewed_clients() -> dict:
 
 @pytest.mark.slow
 @pytest.mark.optimised
+@pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # the bias is what is asked for
 def test_drift_of_label_skewed_clients_is_as_predicted_and_goes_with_the_control_variate() -> None:
     """The bias of the means is linear in ``eta (K - 1)``, of the predicted size, and gone with the anchor."""
     clients = skewed_clients()

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import fedbayes as fb
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.inference.local.steps.descent import make_batches
 from fedbayes.models import eight_schools, heart_disease, linear
 
@@ -72,6 +73,7 @@ def quadratic(clients) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows / rows.sum(), hessians, slopes
 
 
+@pytest.mark.filterwarnings("ignore:The rounds ended .* at rest:fedbayes.NotConvergedWarning")  # golden, and far
 @pytest.mark.parametrize(("steps", "first", "second", "last", "gradient"), FEDAVG)
 def test_golden_fedavg(steps, first, second, last, gradient) -> None:
     method = fb.FedAvg(step_size=0.05, local_steps=steps, init=ORIGIN, tolerance=1e-12, max_rounds=1000)
@@ -85,6 +87,27 @@ def test_golden_fedavg(steps, first, second, last, gradient) -> None:
     gap = gradient / (14.0 / 3.0) * np.sqrt(14.0)
     np.testing.assert_allclose(fit.rounds.attrs["distance_from_mode"], gap, atol=1e-8)
     assert ("the clients' drift keeps it" in repr(fit)) == (gap > 0.1)
+    assert fit.converged == (gap <= ERROR_LIMIT)
+    assert ("(the limit is 0.1), at rest" in fit.trouble()) == (gap > ERROR_LIMIT)
+
+
+SMALL_STEPS = {
+    "tiny": {"optimizer": optax.sgd(1e-14)},
+    "below rounding": {"optimizer": optax.sgd(1e-30)},
+    "that shrink": {"step_size": 1e-4, "schedule": lambda round: 0.5**round},
+    "that shrink at the server": {"step_size": 1e-4, "server_optimizer": optax.sgd(lambda count: 0.5**count)},
+}
+
+
+@pytest.mark.parametrize("kind", SMALL_STEPS)
+def test_small_steps_are_no_convergence(kind) -> None:
+    """The moves shrink, or are all rounding, far from the mode: what is left does not."""
+    method = fb.FedAvg(init={"slope": 3.0}, laplace=False, local_steps=2, max_rounds=12, **SMALL_STEPS[kind])
+    with pytest.warns(fb.NotConvergedWarning, match="The rounds were spent before they had arrived"):
+        fit = fb.fit_federated(line, GOLDEN, method=method, key=KEY, progress=False)
+    assert not fit.converged
+    assert int((fit.rounds["phase"] == "FedAvg").sum()) == 12
+    assert fit.fitted.run.last("left") > 1.0
 
 
 @pytest.mark.parametrize("solver", ["newton", "steps"])
@@ -469,6 +492,17 @@ def test_options_that_do_not_fit_the_clients() -> None:
             fb.fit_federated(eight_schools.model, schools, method=fb.FedAvg(**options), key=KEY, progress=False)
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_size": 1, "laplace": False}])
+def test_steps_that_can_get_nowhere_are_refused(options) -> None:
+    """With mini-batches their objective has stopped falling from the first round on, which looks like convergence."""
+    method = fb.FedAvg(init={"slope": 3.0}, step_size=1e-14, **options)
+    with pytest.raises(
+        ValueError, match=r"`step_size` is 1e-14, .* less than a hundredth of the way .* Write `step_size=0.056`"
+    ):
+        fb.fit_federated(line, GOLDEN, method=method, key=KEY, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:The rounds ended 0.1 .* at rest:fedbayes.NotConvergedWarning")
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_both_names(method) -> None:
     clients, _ = linear.simulate(jax.random.key(2))

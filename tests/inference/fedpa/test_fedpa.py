@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import fedbayes as fb
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.inference.fedpa import method as fedpa
 from fedbayes.inference.local.steps.sgd import covariance_factor
 from fedbayes.models import hierarchical_linear as hm2
@@ -144,6 +145,16 @@ def test_the_server_takes_any_optimiser(optimizer) -> None:
             moves, state = optimizer.update(jnp.asarray(slope), state, jnp.asarray(position))
             position = position + np.asarray(moves)
     np.testing.assert_allclose(server(found)[0], position / np.sqrt(rows), rtol=1e-10)
+
+
+def test_a_tiny_step_of_the_server_is_no_convergence() -> None:
+    """It changes next to nothing, from the first round on, and the clients still pull."""
+    method = fb.FedPA(solver="laplace", server_optimizer=optax.sgd(1e-14), max_rounds=3, **PLAIN)
+    with pytest.warns(fb.NotConvergedWarning, match="The rounds ended .* posterior sds from the merged mean"):
+        found = fit(method)
+    assert int((found.rounds["phase"] == "FedPA").sum()) == 3
+    assert float(found.rounds["change"].max()) < 1e-10
+    assert float(found.rounds["pull"].max()) > ERROR_LIMIT
 
 
 def test_partial_participation_ends_in_the_exact_posterior() -> None:
