@@ -28,7 +28,7 @@ from jax import Array
 
 from fedbayes.contract.answer import COORDINATE, Answer
 from fedbayes.correction.images import Images, Search, Shapes
-from fedbayes.correction.pool import Pool
+from fedbayes.correction.pool import SHARE, Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.recipe import Counts, Drawn, draw
 from fedbayes.numerics.gaussian import Gaussian
@@ -59,6 +59,7 @@ _MORE = 2  # exchanges that may follow the first
 _SAME = 0.01  # distance from the posterior, in the sense of chi-square, below which the Gaussian is the posterior
 _PROBES = 10  # of so many wide draws one may be spent on the place of another mode
 _NARROW = 1e-3  # times as wide as the Gaussian: what is drawn there is the place
+_OFF = 3.0  # posterior sds by which the Gaussian's means may be off, beyond which k-hat alone is not believed
 _PER_GLOBAL = 10  # effective draws a global, to which a proposal is fitted
 
 
@@ -144,7 +145,15 @@ class Correction:
     @property
     def reliable(self) -> bool:
         """Whether the weights can be trusted, and no mode is known of that has no draws."""
-        return self.pool.reliable and self.all_modes
+        return self.pool.reliable and self.all_modes and (self.pool.largest <= SHARE or not self._far_off)
+
+    @property
+    def _far_off(self) -> bool:
+        """Whether nearly all weight lies where the Gaussian has no draws: then no single draw may count for much.
+
+        What no draw has met has no weight, and the stated error knows nothing of it; k-hat does not either.
+        """
+        return not np.max(np.abs(self.errors()["mean"]), initial=0.0) <= _OFF
 
     @property
     def applied(self) -> bool:

@@ -93,6 +93,8 @@ class Checked(NamedTuple):
             f"k-hat is {self.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {self.effective_draws:.0f} effective draws "
             f"(at least {LEAST} are needed)"
         )
+        if self.k_hat <= K_HAT_LIMIT and self.effective_draws >= LEAST and self.noise <= NOISE:
+            why = "the Gaussian's means are off by more than 3 posterior sds, and single draws hold much of the weight"
         if self.k_hat <= K_HAT_LIMIT and self.noise > NOISE:
             why = f"the clients' estimates of their likelihoods have the relative variance {self.noise:.2g} in sum"
         if not self.all_modes:

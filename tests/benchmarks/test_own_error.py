@@ -45,7 +45,7 @@ def test_a_fit_is_honest_about_its_error(script, name: str) -> None:
     if found.reliable:  # and what is corrected is right
         assert found.corrected_mean < 4.0 * found.noise + 1e-9
         assert found.corrected_sd < 4.0 * found.noise + 1e-9
-    assert found.reliable is not (name == "funnel of 24 means")
+    assert found.reliable is ("funnel of" not in name)  # whose necks no draw has met
 
 
 @pytest.mark.parametrize(("own", "true", "honest"), [(0.1, 0.19, True), (0.1, 0.3, False), (0.3, 0.1, False)])

@@ -181,7 +181,7 @@ def test_the_answer_moves_with_the_unit(linear):
 @pytest.mark.optimised
 def test_other_locals_are_integrated_out():
     clients, _ = make_clients(rows=25)
-    fit = fitted(common_mean, clients, tolerance=0.1, thinning=6, solver="importance")
+    fit = fitted(common_mean, clients, tolerance=0.1, thinning=8, solver="importance")
     own = fit.client_posterior("c0").posterior
     assert set(own.data_vars) == {"mu", "sigma", "z"}
     assert 0.2 < float(own["sigma"].mean()) < 0.45
