@@ -170,6 +170,11 @@ def largest_share(log_weights: np.ndarray) -> float:
     return float(np.exp(top - logsumexp(log_weights))) if np.isfinite(top) else 1.0
 
 
+def tail_shape(log_weights: np.ndarray) -> float:
+    """k-hat, the shape of the tail of weights ``(n,)``."""
+    return float(_smooth(log_weights)[1])
+
+
 def trusted(log_weights: np.ndarray, k_hat: float) -> bool:
     """Whether the tail of the weights is short enough: k-hat is below 0.7, or no draw has a share that counts.
 

@@ -9,6 +9,7 @@ from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.questions.conflict import conflict, disagreeing
 from fedbayes.results.corrected import check_is_due, checked
 from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, rounds, verdict
+from fedbayes.results.quantities import long_tailed
 from fedbayes.results.rounds import unheard
 
 _LABEL = len("  globals   ")
@@ -76,8 +77,9 @@ def _conclusion(fitted: Fitted) -> str:
         return "don't rely on fit.idata: its error is not known, and fit.trouble() says why"
     converged = verdict(fitted).converged
     if check is not None:
+        but = ", but for the sds of long tails" if long_tailed(fitted) else ""
         # weights measure and correct the error of any Gaussian, wherever the rounds have stopped
-        return "fit.idata can be used as it is" + (
+        return f"fit.idata can be used as it is{but}" + (
             "" if converged else ": its draws were checked, whatever the rounds did"
         )
     if not converged:
@@ -99,7 +101,15 @@ def _checked_lines(fitted: Fitted) -> list[str]:
     if found is None:
         unknown = ["  Gaussian  not checked: neither its error is known, nor whether there are other modes"]
         return [*(unknown if isinstance(fitted.posterior, Gaussian) else []), *_disagreement_lines(fitted)]
-    return [*found.lines(), *(_disagreement_lines(fitted) if found.gaussian_enough else [])]
+    return [*found.lines(), *_tail_lines(fitted), *(_disagreement_lines(fitted) if found.gaussian_enough else [])]
+
+
+def _tail_lines(fitted: Fitted) -> list[str]:
+    """Whose sd is made of a few draws in a long tail."""
+    if not (names := long_tailed(fitted)):
+        return []
+    them = "its quantiles" if len(names) == 1 else "their quantiles"
+    return [f"  tails     too long for the sd of {shortened(list(names))}: read {them}, see fit.error"]
 
 
 def _disagreement_lines(fitted: Fitted) -> list[str]:

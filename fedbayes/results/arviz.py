@@ -102,6 +102,18 @@ def site_dims(program: Program, data: Arrays, user_dims: Mapping[str, Sequence[s
     return dims
 
 
+def labels(name: str, shape: Sequence[int], dims: Sequence[str], coords: Mapping[str, Any]) -> list[str]:
+    """One label per entry of a site, ``beta[0]`` style, or ``beta[age]`` where the user has named them."""
+    known = [
+        np.asarray(coords[dim]).tolist() if dim in coords else range(size)
+        for dim, size in zip(dims, shape, strict=True)
+    ]
+    return [
+        f"{name}[{', '.join(str(known[axis][i]) for axis, i in enumerate(index))}]" if index else name
+        for index in np.ndindex(*shape)
+    ]
+
+
 def plate_coords(dims: Mapping[str, Sequence[str]], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Integer coordinates for the dimensions that the user gave none."""
     coords = {}

@@ -1,5 +1,6 @@
 """What the check of a Gaussian answer has shown, in numbers that are saved with a fit: to say it again asks nobody."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 from fedbayes.correction.correct import Correction
@@ -31,6 +32,8 @@ class Checked(NamedTuple):
         Separate modes that were found and hold some of the posterior's mass.
     all_modes
         Whether the draws are of all modes that were found.
+    long_tailed
+        Quantities of the user's with a tail too long for their sd.
     """
 
     correction: str
@@ -44,6 +47,7 @@ class Checked(NamedTuple):
     draws: int
     modes: int = 1
     all_modes: bool = True
+    long_tailed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, found: Correction) -> Self:
@@ -54,6 +58,11 @@ class Checked(NamedTuple):
             told["k_hat"], told["effective_draws"], told["noise"], int(found.pool.weights.size),
             found.modes, found.all_modes,
         )  # fmt: skip
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Self:
+        """From a file."""
+        return cls(**{**told, "long_tailed": tuple(told.get("long_tailed", ()))})
 
     def lines(self) -> list[str]:
         """How far off the Gaussian is, for ``repr``."""

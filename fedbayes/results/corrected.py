@@ -8,7 +8,6 @@ trusted (:mod:`fedbayes.correction`).
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from fedbayes.results.checked import Checked
 from fedbayes.results.fitted import Fitted, once, was_asked
 from fedbayes.runtime.keys import Purpose, key_for
 from fedbayes.runtime.precision import computing
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @once
@@ -66,23 +62,6 @@ def check_is_due(fitted: Fitted) -> bool:
     """Whether the answer would have to be checked now, by exchanges, for :func:`checked` to say something."""
     in_file = fitted.saved is not None and fitted.saved.checked is not None
     return is_checked(fitted) and not in_file and not was_asked(fitted, weighed)
-
-
-def error(fitted: Fitted) -> "xr.Dataset":
-    """How far the Gaussian answer is from the posterior, see :attr:`fedbayes.FederatedFit.error`."""
-    found = correction(fitted)
-    if fitted.unchecked:
-        raise ValueError(f"This fit has not measured its error. {fitted.unchecked}")
-    if found is None:
-        raise ValueError(
-            "This fit has not measured its error: it was made with `correct=False`."
-            if not fitted.shown.correct
-            else "`fit.error` is about a Gaussian approximation, and this fit has none: Markov chains tell of "
-            "themselves by R-hat and effective sample size, and a point has no posterior, as where a search for "
-            "the mode has stopped too early."
-        )
-    with computing():
-        return found.dataset(fitted.roster.globals.labels())
 
 
 def log_evidence(fitted: Fitted) -> np.ndarray:

@@ -22,10 +22,11 @@ from fedbayes.questions.replicates import check
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
 from fedbayes.questions.summary import as_html, summary, trouble
-from fedbayes.results.corrected import correction, error, log_evidence, theta
+from fedbayes.results.corrected import correction, log_evidence, theta
 from fedbayes.results.exact import exact
 from fedbayes.results.fitted import Fitted, cost, moments, rounds, verdict
 from fedbayes.results.posterior import approximate_idata, idata, save
+from fedbayes.results.quantities import error
 from fedbayes.results.rounds import Communication
 
 if TYPE_CHECKING:
@@ -201,6 +202,14 @@ class FederatedFit:
             ``correction``: ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``; ``exchanges`` that
             this has taken; ``modes``, separate ones to which symmetries of signs and labels lead and that hold some of
             the posterior's mass.
+
+            Over ``quantity``, what the user reads in ``fit.idata``, constrained globals and deterministic functions of
+            them: ``quantity_mean``, ``quantity_sd`` and ``quantity_quantiles`` (along ``probability``) in the
+            quantity's own units, with the Monte Carlo errors that they have in ``fit.idata``, ``quantity_mean_mcse``
+            and so on: of the weights that were used, and of taking draws by them
+            (:mod:`fedbayes.correction.quantities`). ``quantity_mean_reliable`` and ``quantity_sd_reliable`` are false
+            where few draws in a long tail make most of the mean, or of the sd: their Monte Carlo errors are then too
+            small, and the quantiles are what to read.
 
         Raises
         ------

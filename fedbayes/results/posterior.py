@@ -11,6 +11,7 @@ from fedbayes.numerics.host import log_joint
 from fedbayes.results import arviz, corrected
 from fedbayes.results.fitted import Fitted, attrs, cost_of_posterior, once, rounds
 from fedbayes.results.presented import presented
+from fedbayes.results.quantities import long_tailed
 from fedbayes.results.saved import Saved, about, check_savable, write_fit
 from fedbayes.runtime.precision import computing
 
@@ -109,6 +110,7 @@ def save(fitted: Fitted, path: str | os.PathLike) -> None:
     problem, method = fitted.problem, fitted.method
     options, posterior = check_savable(method), idata(fitted)
     clients = {**about(fitted.roster), **({"elsewhere": True} if problem.elsewhere else {})}
+    check = corrected.checked(fitted)
     saved = Saved(
         type(method).__name__,
         options,
@@ -117,7 +119,7 @@ def save(fitted: Fitted, path: str | os.PathLike) -> None:
         fitted.shown,
         clients,
         cost_of_posterior(fitted),
-        corrected.checked(fitted),
+        None if check is None else check._replace(long_tailed=long_tailed(fitted)),
         fitted.unchecked,
     )
     write_fit(Path(path), posterior, rounds(fitted), saved, problem.description(), fitted.run, fitted.executor)

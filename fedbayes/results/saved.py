@@ -138,7 +138,7 @@ def read_meta(folder: Path) -> Saved:
             shown._replace(local=tuple(shown.local)),
             meta.get("about", {}),
             Communication(*meta["cost"]) if meta.get("cost") else None,
-            None if meta.get("checked") is None else Checked(**meta["checked"]),
+            None if meta.get("checked") is None else Checked.read(meta["checked"]),
             meta.get("unchecked", ""),
         )
     except (ValueError, KeyError, TypeError) as error:
