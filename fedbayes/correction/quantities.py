@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedbayes.correction.pool import SHARE, largest_share, tail_shape
+from fedbayes.correction.pool import largest_share, tail_shape
 
 PROBABILITIES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the quantiles
 _MEDIAN = PROBABILITIES.index(0.5)
+_SHARE = 0.02  # of one term in the sum, up to which the shape of the tail does not matter
 _SHAPE = 0.5  # k-hat of terms, above which they have no variance, so that a Monte Carlo error means nothing
 _NUMBERS = 1 << 22  # of draws times functions at once
 
@@ -145,4 +146,4 @@ def _has_variance(terms: np.ndarray, log_weights: np.ndarray, counts: np.ndarray
         return True  # a bound, as of an indicator
     with np.errstate(divide="ignore"):
         logs = (log_weights + np.log(terms)).reshape(-1)
-    return largest_share(logs) <= SHARE or tail_shape(logs) <= _SHAPE
+    return largest_share(logs) <= _SHARE or tail_shape(logs) <= _SHAPE

@@ -25,7 +25,10 @@ def rates(count, y=None) -> None:
 @pytest.fixture(scope="module")
 def clients() -> dict:
     kind = np.array([0, 1, 0, 1])
-    return {"north": {"count": kind, "y": np.array([3, 0, 2, 1])}, "south": {"count": kind, "y": np.array([1, 0, 4, 0])}}
+    return {
+        "north": {"count": kind, "y": np.array([3, 0, 2, 1])},
+        "south": {"count": kind, "y": np.array([1, 0, 4, 0])},
+    }
 
 
 @pytest.fixture(scope="module")
