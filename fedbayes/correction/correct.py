@@ -28,7 +28,7 @@ from jax import Array
 
 from fedbayes.contract.answer import COORDINATE, Answer
 from fedbayes.correction.images import Images, Search, Shapes
-from fedbayes.correction.pool import SHARE, Pool
+from fedbayes.correction.pool import NOISE, SHARE, Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.recipe import Counts, Drawn, draw
 from fedbayes.numerics.gaussian import Gaussian
@@ -79,6 +79,8 @@ class Correction:
         For resampling.
     images
         Where separate modes were found; ``None``: none was found.
+    finer
+        Whether the clients have integrated out their locals by more draws: then the first exchange was made twice.
     """
 
     approximation: Gaussian
@@ -86,6 +88,7 @@ class Correction:
     pool: Pool
     key: Array
     images: Images | None = None
+    finer: bool = False
 
     @property
     def exchanges(self) -> tuple[int, ...]:
@@ -110,10 +113,22 @@ class Correction:
         """With the draws of one more exchange."""
         return replace(self, pool=self.pool.extended(more))
 
-    def exchanged(self) -> list[Drawn]:
-        """The draws of each exchange, ``(chain, draw, d)``."""
+    def exchanged(self) -> list[tuple[int, Drawn]]:
+        """The turn of each exchange, by which clients have random numbers, and its draws ``(chain, draw, d)``."""
         parts = np.split(self.pool.theta, np.cumsum(self.exchanges)[:-1], axis=1)
-        return [Drawn(*each) for each in zip(parts, self.pool.recipes, strict=True)]
+        turns = range(self._thrown_away, self.turns)
+        return [
+            (turn, Drawn(theta, recipe)) for turn, theta, recipe in zip(turns, parts, self.pool.recipes, strict=True)
+        ]
+
+    @property
+    def _thrown_away(self) -> int:
+        return int(self.finer)  # the first exchange, which was made again
+
+    @property
+    def turns(self) -> int:
+        """Number of exchanges that were made."""
+        return len(self.exchanges) + self._thrown_away
 
     @cached_property
     def _own_weights(self) -> np.ndarray:
@@ -250,7 +265,7 @@ class Correction:
             largest_weight=self.pool.largest,
             effective_draws=self.pool.effective,
             noise=self.pool.weighted_noise,
-            exchanges=len(self.exchanges),
+            exchanges=self.turns,
             modes=self.modes,
         )
 
@@ -279,7 +294,8 @@ def correct(
     prior
         Of the globals.
     ask
-        One exchange; random numbers of the clients are new in each turn.
+        One exchange; random numbers of the clients are new in each turn. Where the first one's noise is too large, it
+        is made again with more draws of the clients' locals, which all others then have, too.
     keys
         Of the approximation's draws, and of all others.
     shapes
@@ -292,10 +308,14 @@ def correct(
     search = Search.around(laws[0], shapes, len(laws), max(num, least) // _WIDE // _PROBES)
     drawn, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least, search.places)
     pool = pool_of(drawn, proposals, counts, ask(drawn, 0), prior.log_densities)
-    found = Correction(approximation, num, pool, keys[1], search.found(laws, pool.log_joint, drawn.theta[:, :num]))
+    finer = pool.weighted_noise > NOISE
+    if finer:
+        pool = pool_of(drawn, proposals, counts, ask(drawn, 1, finer=True), prior.log_densities)
+    images = search.found(laws, pool.log_joint, drawn.theta[:, :num])
+    found = Correction(approximation, num, pool, keys[1], images, finer)
     while found.wants_more:
         drawn, proposals = refitted(found.pool, sum(counts), rng, found.images.laws if found.images else ())
-        heard = ask(drawn, len(found.exchanges))
+        heard = ask(drawn, found.turns, finer=finer)
         found = found.extended(pool_of(drawn, proposals, (sum(counts),), heard, prior.log_densities))
     return found
 

@@ -105,7 +105,13 @@ class Checked(NamedTuple):
         if self.k_hat <= K_HAT_LIMIT and self.effective_draws >= LEAST and self.noise <= NOISE:
             why = "the Gaussian's means are off by more than 3 posterior sds, and single draws hold much of the weight"
         if self.k_hat <= K_HAT_LIMIT and self.noise > NOISE:
-            why = f"the clients' estimates of their likelihoods have the relative variance {self.noise:.2g} in sum"
+            return (
+                "The clients' likelihoods are known too inexactly for importance weights: even with many draws of "
+                f"their locals the estimates have the relative variance {self.noise:.2g} in sum (the limit is "
+                f"{NOISE:g}). `fit.idata` has the Gaussian's draws, whose error is not known. Write the locals in "
+                "another parametrisation, in which they are nearer to Gaussian given the globals, or integrate some "
+                "of them out in the model."
+            )
         if not self.all_modes:
             return (
                 "By the symmetries of the program the posterior has more separate modes than the draws can cover: the "

@@ -115,7 +115,7 @@ def single_correction(fitted: Fitted) -> Correction | None:
     if found is None or not fitted.problem.elsewhere:
         return found
     with computing():
-        single = [_single(fitted, draws, turn) for turn, draws in enumerate(found.exchanged())]
+        single = [_single(fitted, draws, turn, found.finer) for turn, draws in found.exchanged()]
     return replace(found, pool=replace(found.pool, log_likelihood=np.concatenate(single, axis=1)))
 
 
@@ -131,9 +131,9 @@ def single_log_likelihood(fitted: Fitted) -> np.ndarray:
         return _single(fitted, _with_recipe(fitted, theta(fitted)))
 
 
-def _single(fitted: Fitted, drawn: Drawn, turn: int = 0) -> np.ndarray:
+def _single(fitted: Fitted, drawn: Drawn, turn: int = 0, finer: bool = False) -> np.ndarray:
     """Each client's log-likelihoods at draws ``(chain, draw, d)``, shape ``(chain, draw, client)``."""
-    heard = fitted.clients.log_likelihood(drawn, turn, what="single log-likelihoods", single=True)
+    heard = fitted.clients.log_likelihood(drawn, turn, what="single log-likelihoods", finer=finer, single=True)
     return np.moveaxis(heard.replies.each, 0, -1)
 
 

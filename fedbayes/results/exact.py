@@ -88,10 +88,11 @@ def _run(fitted: Fitted, num_draws: int, max_exchanges: int, progress: bool) -> 
     try:
         bar.start(f"exact chains, at most {max_exchanges} exchanges of {num:,} draws a chain", max_exchanges)
         with computing():
+            found = weighed(fitted)
             return exact_chains(
-                weighed(fitted),
+                found,
                 fitted.roster.prior.log_densities,
-                partial(fitted.clients.log_likelihood, what="exact"),
+                partial(fitted.clients.log_likelihood, what="exact", finer=found.finer),
                 key_for(fitted.key, Purpose.EXACT),
                 num_draws=num_draws,
                 num_proposals=num,

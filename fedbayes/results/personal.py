@@ -69,15 +69,17 @@ class Clients:
         self._kept_cavities: Kept[Gaussian] = Kept(1)
         self.exchanges: list[Asked] = []
 
-    def log_likelihood(self, drawn: Drawn, turn: int = 0, what: str = "posterior", *, single: bool = False) -> Heard:
+    def log_likelihood(
+        self, drawn: Drawn, turn: int = 0, *, what: str = "posterior", finer: bool = False, single: bool = False
+    ) -> Heard:
         """One more exchange: clients are told of draws ``(chain, draw, d)``, and answer with their log-likelihoods.
 
         In one process these are seen client by client. Over a network their sum is enough, unless ``single`` ones are
-        asked for: all clients then stand as one. Each ``turn`` has random numbers of its own. ``what`` the exchange is
-        for stands in the ledger.
+        asked for: all clients then stand as one. Each ``turn`` has random numbers of its own. With ``finer`` clients
+        integrate out their locals by more draws. ``what`` the exchange is for stands in the ledger.
         """
         together = self._problem.elsewhere and not single
-        name = "log_likelihood_sum" if together else "log_likelihood"
+        name = f"log_likelihood{'_finer' if finer else ''}{'_sum' if together else ''}"
         heard = self._ask(name, drawn.theta, np.arange(len(self._problem.names)), turn, drawn.recipe)
         self.exchanges.append(Asked(what, heard.bytes_down, heard.bytes_up))
         return _as_one(heard) if together else heard
@@ -121,8 +123,8 @@ class Clients:
         attrs = {"solver": "importance weights of all clients", "k_hat": correction.pool.k_hat}
         if not self._problem.roster.num_locals[place]:
             return Personal(correction.theta, attrs)
-        asked = enumerate(correction.exchanged())
-        found = [self._ask("given", each.theta, np.asarray([place]), turn).replies.each[place] for turn, each in asked]
+        update, me = "given_finer" if correction.finer else "given", np.asarray([place])
+        found = [self._ask(update, each.theta, me, turn).replies.each[place] for turn, each in correction.exchanged()]
         mine = correction.at(np.concatenate(found, axis=1))
         return Personal(np.concatenate([correction.theta, mine], axis=-1), attrs)
 

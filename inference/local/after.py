@@ -5,6 +5,7 @@ broadcast's shapes say how much is wanted.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from fedbayes.contract.algorithm import Inputs, Method, Private, Reply, Shared, 
 from fedbayes.contract.locals_from import Wanted
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.density.tilted import Tilted, cold_chains
-from fedbayes.inference.local.log_factors import locals_given, log_factors
+from fedbayes.inference.local.log_factors import NUM_LOCAL, NUM_LOCAL_FINER, locals_given, log_factors
 from fedbayes.inference.local.sampling.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.sampling.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.numerics.gaussian import STRUCTURE, Gaussian, packed
@@ -32,13 +33,13 @@ class Personal(NamedTuple):
 
 
 def _given(
-    theta: Array, cavity: Gaussian, private: tuple[()], client: Client, inputs: tuple[Array, Array]
+    num_local: int, theta: Array, cavity: Gaussian, private: tuple[()], client: Client, inputs: tuple[Array, Array]
 ) -> tuple[Reply, tuple[()]]:
     """One draw of the locals for each draw of the globals.
 
     With the key of an earlier log-likelihood call it picks among the draws used there.
     """
-    return Reply(each=locals_given(client, cavity, theta, *inputs), code=_ok()), private
+    return Reply(each=locals_given(client, cavity, theta, *inputs, num_local), code=_ok()), private
 
 
 def _given_inputs(key: Array, theta: Array, num_locals: int) -> tuple[Array, Array]:
@@ -47,9 +48,9 @@ def _given_inputs(key: Array, theta: Array, num_locals: int) -> tuple[Array, Arr
 
 
 def _log_likelihood(
-    theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
+    num_local: int, theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
 ) -> tuple[Reply, tuple[()]]:
-    found = log_factors(client, cavity, theta, shift)
+    found = log_factors(client, cavity, theta, shift, num_local)
     noise = found.noise if jax.tree.leaves(cavity) else jnp.zeros(())  # nobody has locals: there is none
     return Reply(each=found.values, code=_ok(), info={"noise": noise}), private
 
@@ -102,8 +103,10 @@ def _chained_inputs(key: Array, wanted: Wanted, num_locals: int) -> tuple[Array,
 
 AFTER: Mapping[str, Update] = {
     "cavity": Update(_cavity, no_inputs, STRUCTURE),
-    "log_likelihood": Update(_log_likelihood, _log_likelihood_inputs, STRUCTURE),
-    "given": Update(_given, _given_inputs, STRUCTURE, stays=True),
+    "log_likelihood": Update(partial(_log_likelihood, NUM_LOCAL), _log_likelihood_inputs, STRUCTURE),
+    "log_likelihood_finer": Update(partial(_log_likelihood, NUM_LOCAL_FINER), _log_likelihood_inputs, STRUCTURE),
+    "given": Update(partial(_given, NUM_LOCAL), _given_inputs, STRUCTURE, stays=True),
+    "given_finer": Update(partial(_given, NUM_LOCAL_FINER), _given_inputs, STRUCTURE, stays=True),
     "resampled": Update(_resampled, _resampled_inputs, STRUCTURE, stays=True),
     "chained": Update(_chained, _chained_inputs, STRUCTURE, stays=True),
 }

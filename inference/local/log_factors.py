@@ -15,7 +15,7 @@ from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, whitener
 from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import Client
 
-_LOCAL_DRAWS = 64  # that integrate out the locals at each draw of the globals
+NUM_LOCAL, NUM_LOCAL_FINER = 64, 512  # draws that integrate out the locals at each draw of the globals
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals
 _MANY_LOCALS = 16  # from which their law given the globals is that at the mode, moved along a line
 
@@ -40,6 +40,7 @@ def log_factors(
     cavity: Gaussian,
     theta: Float[Array, "draw {cavity.size}"],
     shift: Float[Array, " {client.num_locals}"],
+    num_local: int = NUM_LOCAL,
 ) -> LogFactors:
     """``log f(theta)`` with the locals integrated out at each row of ``theta``.
 
@@ -59,10 +60,12 @@ def log_factors(
         The globals.
     shift
         Of a quasi-random sequence; each row has its own, by a sequence of shifts.
+    num_local
+        Draws of the locals at each of the globals, a power of two.
     """
     if client.num_locals == 0:
         return LogFactors(client.at_many(client.log_factor, theta), jnp.zeros(len(theta)))
-    locals_of, shifts = _locals(client, cavity, theta), _shifts(shift, len(theta))
+    locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array]) -> tuple[Array, Array]:
         found = _integrated(locals_of(*given))
@@ -77,6 +80,7 @@ def locals_given(
     theta: Float[Array, "draw {cavity.size}"],
     shift: Float[Array, " {client.num_locals}"],
     picks: Float[Array, " draw"],
+    num_local: int = NUM_LOCAL,
 ) -> Float[Array, "draw {client.num_locals}"]:
     """One draw of the locals at each draw of the globals.
 
@@ -85,12 +89,12 @@ def locals_given(
 
     Parameters
     ----------
-    client, cavity, theta, shift
+    client, cavity, theta, shift, num_local
         As there.
     picks
         Uniform random numbers.
     """
-    locals_of, shifts = _locals(client, cavity, theta), _shifts(shift, len(theta))
+    locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array, Array]) -> Array:
         one, own, pick = given
@@ -127,14 +131,14 @@ def _shifts(shift: Float[Array, " m"], num: int) -> Float[Array, "{num} m"]:
     return jnp.mod(shift + jnp.arange(num)[:, None] * ratio ** -np.arange(1.0, size + 1), 1.0)
 
 
-def _locals(client: Client, cavity: Gaussian, theta: Array) -> Callable[[Array, Array], _Weighted]:
+def _locals(client: Client, cavity: Gaussian, theta: Array, num: int) -> Callable[[Array, Array], _Weighted]:
     """``(theta, shift) -> draws`` of the locals given the globals."""
     size, groups = theta.shape[1], jnp.asarray(client.groups)
     mode = Tilted(client, cavity).mode(jnp.concatenate([theta[0], jnp.zeros(client.num_locals)]))
     white = whitener(mode.curvature[size:, size:])
     slope = white.T @ white @ mode.curvature[size:, :size]
     wide = 1.0 + client.num_locals**-0.5
-    half = _LOCAL_DRAWS // 2
+    half = num // 2
 
     def given(one: Array, at: Callable[[Array], Array]) -> tuple[Array, Callable[[Array], Array], Array]:
         """Centre, noise to offset, and log determinant of the Laplace approximation."""
@@ -148,8 +152,8 @@ def _locals(client: Client, cavity: Gaussian, theta: Array) -> Callable[[Array, 
     def draw(one: Array, shift: Array) -> _Weighted:
         at = lambda local: client.log_factor(jnp.concatenate([one, local]))  # noqa: E731
         centre, spread, log_spread = given(one, at)
-        noise = quasi_normal(shift, _LOCAL_DRAWS)
-        noise = noise * jnp.where(jnp.arange(_LOCAL_DRAWS) < half, 1.0, wide)[:, None]
+        noise = quasi_normal(shift, num)
+        noise = noise * jnp.where(jnp.arange(num) < half, 1.0, wide)[:, None]
         z = centre + spread(noise)
         logs = jax.vmap(at)(z)
         squares = 0.5 * jnp.sum(noise**2, axis=1)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ import fedbayes as fb
 from fedbayes.correction import correct
 from fedbayes.errors import FederatedError, NotConvergedWarning, UnreliableWarning
 from fedbayes.models import eight_schools, linear
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.problem.program.prior import Prior
+from fedbayes.results.checked import Checked
 
 MOMENTS = json.loads((Path(__file__).parents[2] / "data" / "posteriordb" / "moments.json").read_text())
 # mean of mu, of log tau, and their sds, with 10, 30 and 100 clients: a grid over both (notes E3.3 of Yue 2023)
@@ -142,6 +146,65 @@ def test_questions_are_no_part_of_what_idata_costs(straight: dict, tmp_path: Pat
     assert ", fit.idata included" in repr(loaded)
     loaded.exact(progress=False)
     assert loaded.communication == fit.communication
+
+
+def heard(log_factor, theta, noise: float) -> SimpleNamespace:
+    """One client's answer with this relative variance."""
+    value = log_factor(theta)[None]
+    return SimpleNamespace(replies=SimpleNamespace(each=value), infos={"noise": np.full(value.shape, noise)})
+
+
+@pytest.mark.parametrize(("coarse", "fine", "asked", "state"), [
+    (0.9, None, [(0, False)], "not needed"),
+    (1.1, 0.1, [(0, False), (1, True)], "not needed"),
+    (40.0, 1.2, [(0, False), (1, True), (2, True), (3, True)], "unreliable"),
+])  # fmt: skip
+def test_noisy_clients_are_asked_again_for_more_draws_of_their_locals(coarse, fine, asked, state) -> None:
+    """Two chains with the exact posterior, a standard Normal: only the noise can be wrong."""
+    said = []
+
+    def ask(drawn, turn, finer=False):
+        said.append((turn, finer))
+        return heard(lambda theta: np.zeros(theta.shape[:2]), drawn.theta, fine if finer else coarse)
+
+    law = Gaussian(jnp.zeros((2, 1)), jnp.ones((2, 1, 1)), jnp.zeros(2))
+    with jax.enable_x64(True):
+        prior = Prior(lambda theta: -0.5 * jnp.sum(theta**2), 1)
+        found = correct.correct(law, 500, prior, ask, (jax.random.key(1), jax.random.key(2)))
+    assert said == asked
+    assert found.state == state
+    assert found.dataset(["theta"]).attrs["exchanges"] == len(asked)
+    assert [turn for turn, _ in found.exchanged()] == [turn for turn, finer in asked if finer == found.finer]
+    trouble = Checked.of(found).trouble()
+    assert ("even with many draws of their locals the estimates have the relative variance 1.2" in trouble) == (
+        state == "unreliable"
+    )
+
+
+def rarely(y) -> None:
+    """A rare event in each client, whose locals are skewed."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.5))
+    with fb.local():
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Bernoulli(logits=mu + z), obs=y)
+
+
+@pytest.mark.statistical(key=0, numbers=2, errors=6.0)
+def test_more_draws_of_the_locals_give_the_same_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = {name: {"y": np.array([0.0, 0.0, float(name == "b")])} for name in "abc"}
+    asked = dict(method=fb.EP(num_replicates=2), key=jax.random.key(0), num_draws=1000, progress=False)
+    plain = fb.fit_federated(rarely, clients, **asked)
+    monkeypatch.setattr(correct, "NOISE", 1e-9)
+    finer = fb.fit_federated(rarely, clients, **asked)
+    assert (plain.correction.finer, finer.correction.finer) == (False, True)
+    assert finer.communication.exchanges == plain.communication.exchanges + 1
+    assert finer.error.attrs["noise"] < 0.3 * plain.error.attrs["noise"]
+    mine, other = finer.error["quantity_mean"], plain.error["quantity_mean"]
+    assert abs(mine - other) < 6.0 * plain.error["quantity_mean_mcse"]
+    z = [each.client_posterior("b").posterior["z"].values for each in (plain, finer)]
+    assert abs(z[0].mean() - z[1].mean()) < 6.0 * np.sqrt(2.0) * z[0].std() / np.sqrt(
+        plain.error.attrs["effective_draws"]
+    )
 
 
 @pytest.mark.slow
