@@ -91,10 +91,16 @@ def _left_out(fitted: Fitted) -> "xr.Dataset":
 def loo(fitted: Fitted) -> Any:
     """:meth:`leave_one_out` in ArviZ's form, with the client as the unit, for ``az.compare``.
 
+    To be preferred to ``az.loo(fit.idata, var_name="client")``, which knows draws of the whole posterior alone: leaving
+    out a client that says much changes it too much for weights to follow, and a k-hat above 0.7 says so. Here draws are
+    those of the posterior without the client, and fewer k-hats are large. :meth:`leave_one_out` has both, side by side
+    (``elpd`` and ``psis``).
+
     Returns
     -------
     ELPDData
-        Pointwise. Fits of different models to the same clients are compared by
+        Pointwise. ``pareto_k`` is 0.7 at most for clients whose weights can be trusted since none of them has a share
+        that counts, so that ArviZ does not warn of them; ``leave_one_out().k_hat`` is what was found. Fits of different models to the same clients are compared by
         ``az.compare({"one": one.loo(), "other": other.loo()})``.
 
     Raises
