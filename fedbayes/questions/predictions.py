@@ -48,7 +48,7 @@ def predict(fitted: Fitted, /, client: Client | None = None, *, key: Array | Non
     TypeError
         The model does not take these arguments, or needs more.
     ClientDataError
-        An argument holds no numbers, missing values, or other columns than in the fit; outcomes may be missing.
+        An argument holds no numbers, missing values, or other columns or axes than in the fit; outcomes may be missing.
     ValueError
         A client that was no part of the fit would need local latents, which this posterior can't give.
     """

@@ -214,6 +214,18 @@ BAD_ROWS = {
     "missing": ({"x": pd.DataFrame({"u": [1.0, None], "v": [1, 2]})}, fb.ClientDataError, "column 'u' of `x` holds 1"),
     "text": ({"x": [["u", "v"]]}, fb.ClientDataError, "Client 'new rows': `x` holds text"),
     "columns": ({"x": np.ones((2, 3))}, fb.ClientDataError, r"`x` has shape \(2, 3\), but client 'north' has \(8, 2\)"),
+    "more axes": (
+        {"x": np.ones((9, 3, 2))},
+        fb.ClientDataError,
+        r"`x` has shape \(9, 3, 2\), but client 'north' has \(8, 2\). Write an array of shape \(rows, 2\).$",
+    ),
+    "one row": ({"x": np.ones(2)}, fb.ClientDataError, r"shape \(rows, 2\): `numpy.reshape\(x, \(-1, 2\)\)`.$"),
+    "one number": ({"x": 1.0}, fb.ClientDataError, r"`x` has shape \(\), but client 'north' has \(8, 2\). Write an"),
+    "outcomes as a column": (
+        {"x": np.ones((2, 2)), "y": np.ones((2, 1))},
+        fb.ClientDataError,
+        r"`y` has shape \(2, 1\), but client 'north' has \(8,\). .* \(rows,\): `numpy.reshape\(y, \(-1,\)\)`",
+    ),
     "their order": ({"x": CLIENTS["north"]["x"][["v", "u"]]}, fb.ClientDataError, r"`x` has the columns \['v', 'u'\]"),
     "none": ({}, TypeError, r"the arguments \[\], which fails: missing a required argument: 'x'. The model is"),
     "unknown": ({"x": np.ones((2, 2)), "z": 1}, TypeError, r"\['x', 'z'\], which fails: got an unexpected keyword"),
