@@ -154,6 +154,20 @@ def subsampled(y):
         numpyro.sample("y", dist.Normal(mu, 1.0), obs=numpyro.subsample(y, event_dim=0))
 
 
+def one_mean(y):
+    observe(numpyro.sample("mu", dist.Normal(0.0, 1.0)) + jnp.zeros(len(y)), y)
+
+
+def column_of_means(y):
+    observe(numpyro.sample("mu", dist.Normal(0.0, 1.0)) + jnp.zeros((len(y), 1)), y)
+
+
+def one_event(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(mu + jnp.zeros(len(y)), 1.0).to_event(1), obs=y)
+
+
+COLUMNS = {name: {"y": data["y"][:, None]} for name, data in GOOD.items()}
 COUNTS = {"a": {"y": np.array([1, 2, 4])}}
 BAD_MODELS = {
     "no observed site": (sampled_outcome, GOOD, r"no observed site.* Pass the data to a site"),
@@ -167,6 +181,18 @@ BAD_MODELS = {
     "nothing global": (all_local, GOOD, r"no global latent: \['mu'\] are all marked local"),
     "param": (param_array, GOOD, r"Site 'slope' is a `numpyro.param`: it has no prior.* Write `numpyro.sample`"),
     "param of a number": (param_number, GOOD, r"Site 'slope' is a `numpyro.param`: it has no prior"),
+    "a column of outcomes": (
+        one_mean,
+        COLUMNS,
+        r"site 'y' has shape \(3, 1\), but its distribution has shape \(3,\): they broadcast to \(3, 3\), .* Drop the "
+        r"last axis of `y`, by `\[:, 0\]` or `.squeeze\(-1\)`",
+    ),
+    "the same, as an event": (one_event, COLUMNS, r"they broadcast to \(3, 3\)"),
+    "a column of means": (
+        column_of_means,
+        GOOD,
+        r"has shape \(3,\), but its distribution has shape \(3, 1\): .* last axis of the distribution's parameters",
+    ),
     "subsampling": (subsampled, GOOD, r"Plate 'rows' subsamples 2 of 3 rows.* Leave `subsample_size` out"),
 }
 
@@ -177,6 +203,31 @@ def test_bad_models(case, monkeypatch):
     monkeypatch.setattr("fedbayes.fit.Run", None)  # no round is begun
     with pytest.raises(fb.ModelError, match=message):
         fit(model, clients)
+
+
+def constant_for_all(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    numpyro.sample("sum", dist.Normal(mu, 0.1), obs=0.0)
+    observe(mu.sum(), y)
+
+
+def in_a_plate(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        observe(mu, y)
+
+
+def one_of_a_column(y):
+    """Each value under the distribution of its own kind, by a mask over all pairs."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.handlers.mask(mask=jnp.arange(2) == jnp.arange(len(y))[:, None] % 2):
+        observe(mu, y[:, None])
+
+
+@pytest.mark.parametrize("model", [constant_for_all, in_a_plate, one_of_a_column])
+@pytest.mark.filterwarnings("ignore:The outcome of the site:UserWarning")
+def test_outcomes_and_distributions_may_broadcast_where_one_has_all_axes(model):
+    check(model, GOOD)
 
 
 def test_globals_of_other_shapes_behind_a_flag():
