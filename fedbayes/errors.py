@@ -1,5 +1,7 @@
 """What can go wrong: bad input raises before work starts; a failure in a round is data, reported per client."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 from typing import Any
 
@@ -16,6 +18,12 @@ class ModelError(ValueError):
 
 class FederatedError(RuntimeError):
     """A fit broke down; the message names the round, the clients and what to try."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that ends a message about an unknown name, with a blank before it; empty where no name is near."""
+    near = get_close_matches(name, list(known), n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 class NotConvergedWarning(UserWarning):

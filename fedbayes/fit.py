@@ -22,7 +22,7 @@ from fedbayes.problem.program.program import Model
 from fedbayes.problem.roster import Roster
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import Fitted, fitted_by, without_check
-from fedbayes.results.presented import Presentation
+from fedbayes.results.presented import Presentation, check_names
 from fedbayes.results.saved import Saved, SavedPosterior, about, check_same, read_meta, state_file
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
@@ -82,7 +82,7 @@ def fit_federated(
         Names of client-local latents, for a model that does not use ``fedbayes.local()``.
     coords, dims
         For ArviZ, as usual: ``coords={"coefficient": [...]}, dims={"beta": ["coefficient"]}``. Plates name their
-        dimensions by themselves.
+        dimensions by themselves. Globals are then called by their labels, ``beta[age]``, wherever the fit names them.
     num_draws
         Posterior draws per chain.
     correct
@@ -140,6 +140,7 @@ def fit_federated(
     bar = Bar() if progress else Silent()
     with computing():
         problem = problem_for(configured, model, clients, local, dtype)
+        check_names(problem, shown)
         warn_of_twins(model, clients, problem.arrays, stacklevel=2)
         after = updates_after(configured, problem.roster)
         programs = programs_for(configured, problem.roster, problem.programs, after)

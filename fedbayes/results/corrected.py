@@ -16,7 +16,7 @@ from fedbayes.correction.correct import Correction, correct, correctable, correc
 from fedbayes.correction.recipe import Drawn, Recipe
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.results.checked import Checked
-from fedbayes.results.fitted import Fitted, once, was_asked
+from fedbayes.results.fitted import Fitted, labels, once, was_asked
 from fedbayes.runtime.keys import Purpose, key_for
 from fedbayes.runtime.precision import computing
 
@@ -82,7 +82,7 @@ def error(fitted: Fitted) -> "xr.Dataset":
             "the mode has stopped too early."
         )
     with computing():
-        return found.dataset(fitted.roster.globals.labels())
+        return found.dataset(labels(fitted))
 
 
 def log_evidence(fitted: Fitted) -> np.ndarray:
