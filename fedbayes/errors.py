@@ -22,8 +22,9 @@ class FederatedError(RuntimeError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question that ends a message about an unknown name, with a blank before it; empty where no name is near."""
-    near = get_close_matches(name, list(known), n=1)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    written = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), list(written), n=1)
+    return f" Did you mean '{written[near[0]]}'?" if near else ""
 
 
 class NotConvergedWarning(UserWarning):

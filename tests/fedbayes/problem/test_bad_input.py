@@ -279,9 +279,38 @@ def test_a_model_that_looks_at_values_is_named():
         check(model, GOOD)
 
 
-def test_arguments_the_model_does_not_take():
-    with pytest.raises(TypeError, match=r"'z'(.|\n)*raised for client 'a'"):
-        check(Counted(), {"a": {"y": Y3, "z": Y3}})
+def named(y, covariates, *, scale=1.0):
+    observe(numpyro.sample("mu", dist.Normal(0.0, scale)) * covariates, y)
+
+
+def any_arguments(y, **others):
+    observe(numpyro.sample("mu", dist.Normal(0.0, 1.0)) * others["x"], y)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "words"),
+    [
+        (named, ("y", "Covariates"), r"takes no argument `Covariates` and needs `covariates`; it is `named\(y, covari"),
+        (named, ("y", "Covariates"), r"scale=1.0\)`. Did you mean 'covariates'\?"),
+        (named, ("y", "z"), r"It takes no argument `z` and needs `covariates`; it is `named\(y, covari.*\)`.\n"),
+        (named, ("y",), r"It needs `covariates`; it is `named"),
+        (
+            named,
+            ("y", "covariates", "Scale"),
+            r"takes no argument `Scale`; it is `named\(.*\)`. Did you mean 'scale'\?",
+        ),
+        (any_arguments, ("z",), r"It needs `y`; it is `any_arguments\(y, \*\*others\)`.\n"),
+    ],
+)
+def test_arguments_the_model_does_not_take(model, arguments, words):
+    with pytest.raises(fb.ClientDataError, match=words + r"(.|\n)*raised for client 'a'") as info:
+        check(model, {"a": dict.fromkeys(arguments, Y3)})
+    assert info.value.__suppress_context__  # of Python's own words, which say less in fifty lines
+
+
+def test_a_type_error_of_the_models_own_is_the_models():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'rate'(.|\n)*raised for client 'a'"):
+        check(lambda y: observe(numpyro.sample("mu", dist.Normal(rate=1.0)), y), GOOD)
 
 
 MESH = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("clients",))

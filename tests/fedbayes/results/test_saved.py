@@ -227,8 +227,12 @@ BAD_ROWS = {
         r"`y` has shape \(2, 1\), but client 'north' has \(8,\). .* \(rows,\): `numpy.reshape\(y, \(-1,\)\)`",
     ),
     "their order": ({"x": CLIENTS["north"]["x"][["v", "u"]]}, fb.ClientDataError, r"`x` has the columns \['v', 'u'\]"),
-    "none": ({}, TypeError, r"the arguments \[\], which fails: missing a required argument: 'x'. The model is"),
-    "unknown": ({"x": np.ones((2, 2)), "z": 1}, TypeError, r"\['x', 'z'\], which fails: got an unexpected keyword"),
+    "none": ({}, TypeError, r"with the arguments \[\]. It needs `x`; it is `model\(x, y=None.*\)`. What a prediction"),
+    "unknown": (
+        {"x": np.ones((2, 2)), "Y": 1},
+        TypeError,
+        r"\['Y', 'x'\]. It takes no argument `Y`; it is `model\(x, .*`. Did you mean 'y'\? What",
+    ),
 }  # fmt: skip
 
 
