@@ -8,15 +8,23 @@ from typing import Any
 K_HAT_LIMIT = 0.7  # tail shape of importance weights up to which they can be trusted
 
 
-class ClientDataError(ValueError):
+class FedbayesError(Exception):
+    """What all errors of fedbayes have in common: ``except fedbayes.FedbayesError`` catches them, and nobody else's.
+
+    An argument that can't be meant, such as ``num_rounds=0``, is a plain ``TypeError``, ``ValueError`` or ``KeyError``,
+    as everywhere in Python.
+    """
+
+
+class ClientDataError(FedbayesError, ValueError):
     """The clients' data cannot be used; the message names the client, the argument and the value seen."""
 
 
-class ModelError(ValueError):
+class ModelError(FedbayesError, ValueError):
     """The program cannot be fitted by federation; the message names the site and what to write instead."""
 
 
-class FederatedError(RuntimeError):
+class FederatedError(FedbayesError, RuntimeError):
     """A fit broke down; the message names the round, the clients and what to try."""
 
 
