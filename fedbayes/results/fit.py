@@ -21,11 +21,11 @@ from fedbayes.questions.predictive_check import predictive_check
 from fedbayes.questions.replicates import check
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
-from fedbayes.questions.summary import as_html, summary, trouble
+from fedbayes.questions.summary import as_html, save, summary, trouble
 from fedbayes.results.corrected import correction, error, log_evidence, theta
 from fedbayes.results.exact import exact
 from fedbayes.results.fitted import Fitted, cost, labels, moments, rounds, verdict
-from fedbayes.results.posterior import approximate_idata, idata, save
+from fedbayes.results.posterior import approximate_idata, idata
 from fedbayes.results.rounds import Communication
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from fedbayes.problem.roster import Roster
 from fedbayes.results.personal import Asked, Clients, asked_for
 from fedbayes.results.presented import Presentation, labels_of_globals
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
-from fedbayes.results.saved import SavedPosterior
+from fedbayes.results.saved.folder import SavedPosterior
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.precision import computing
