@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedbayes.calibration.simulators import prior_simulator
     from fedbayes.errors import (
         ClientDataError,
+        FedbayesError,
         FederatedError,
         MergeWarning,
         ModelError,
@@ -67,6 +68,7 @@ __all__ = [
     "FedEnsemble",
     "FedPA",
     "FedProx",
+    "FedbayesError",
     "FederatedError",
     "FederatedFit",
     "Gaussian",
@@ -99,6 +101,7 @@ _HOMES = {
     "fedbayes.runtime.compiling": ["cache_programs"],
     "fedbayes.errors": [
         "ClientDataError",
+        "FedbayesError",
         "FederatedError",
         "MergeWarning",
         "ModelError",

@@ -1,21 +1,38 @@
 """What can go wrong: bad input raises before work starts; a failure in a round is data, reported per client."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 from typing import Any
 
 K_HAT_LIMIT = 0.7  # tail shape of importance weights up to which they can be trusted
 
 
-class ClientDataError(ValueError):
+class FedbayesError(Exception):
+    """What all errors of fedbayes have in common: ``except fedbayes.FedbayesError`` catches them, and nobody else's.
+
+    An argument that can't be meant, such as ``num_rounds=0``, is a plain ``TypeError``, ``ValueError`` or ``KeyError``,
+    as everywhere in Python.
+    """
+
+
+class ClientDataError(FedbayesError, ValueError):
     """The clients' data cannot be used; the message names the client, the argument and the value seen."""
 
 
-class ModelError(ValueError):
+class ModelError(FedbayesError, ValueError):
     """The program cannot be fitted by federation; the message names the site and what to write instead."""
 
 
-class FederatedError(RuntimeError):
+class FederatedError(FedbayesError, RuntimeError):
     """A fit broke down; the message names the round, the clients and what to try."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that ends a message about an unknown name, with a blank before it; empty where no name is near."""
+    written = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), list(written), n=1)
+    return f" Did you mean '{written[near[0]]}'?" if near else ""
 
 
 class NotConvergedWarning(UserWarning):

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -22,8 +22,9 @@ from fedbayes.problem.program.program import Model
 from fedbayes.problem.roster import Roster
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import Fitted, fitted_by, without_check
-from fedbayes.results.presented import Presentation
-from fedbayes.results.saved import Saved, SavedPosterior, about, check_same, read_meta, state_file
+from fedbayes.results.presented import Presentation, check_names
+from fedbayes.results.saved.fit import SavedFit
+from fedbayes.results.saved.folder import Saved, SavedPosterior, about, check_same, read_meta, state_file
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
@@ -82,7 +83,7 @@ def fit_federated(
         Names of client-local latents, for a model that does not use ``fedbayes.local()``.
     coords, dims
         For ArviZ, as usual: ``coords={"coefficient": [...]}, dims={"beta": ["coefficient"]}``. Plates name their
-        dimensions by themselves.
+        dimensions by themselves. Globals are then called by their labels, ``beta[age]``, wherever the fit names them.
     num_draws
         Posterior draws per chain.
     correct
@@ -140,6 +141,7 @@ def fit_federated(
     bar = Bar() if progress else Silent()
     with computing():
         problem = problem_for(configured, model, clients, local, dtype)
+        check_names(problem, shown)
         warn_of_twins(model, clients, problem.arrays, stacklevel=2)
         after = updates_after(configured, problem.roster)
         programs = programs_for(configured, problem.roster, problem.programs, after)
@@ -183,15 +185,27 @@ def warn_of_trouble(fit: FederatedFit, stacklevel: int) -> None:
         warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=stacklevel)
 
 
-def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mapping[str, Any]]) -> FederatedFit:
-    """A fit from the folder that ``fit.save(path)`` wrote, with the same model and clients.
+@overload
+def load_fit(path: str | os.PathLike) -> SavedFit: ...
+@overload
+def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mapping[str, Any]]) -> FederatedFit: ...
+def load_fit(
+    path: str | os.PathLike, model: Model | None = None, clients: Mapping[str, Mapping[str, Any]] | None = None
+) -> FederatedFit | SavedFit:
+    """A fit from the folder that ``fit.save(path)`` wrote.
 
     Parameters
     ----------
     path
-        The folder. Its ``posterior.nc`` and ``rounds.nc`` can be read without this function, and without any data.
+        The folder. Its ``posterior.nc`` and ``rounds.nc`` can be read without this function, too.
     model, clients
-        As in :func:`fit_federated`; neither was saved.
+        As in :func:`fit_federated`; neither was saved. Without them the fit has what it had found when it was saved.
+
+    Returns
+    -------
+    FederatedFit or SavedFit
+        With model and clients the whole fit, which can be asked anything. Without them its ``idata``, ``rounds``,
+        ``error``, ``conflict()``, ``trouble()`` and ``repr``; so also a fit that was made over a network.
 
     Raises
     ------
@@ -202,10 +216,17 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
     """
     folder = Path(path)
     saved = read_meta(folder)
+    if model is None and clients is None:
+        return SavedFit(folder, saved)
+    if model is None or clients is None:
+        raise ValueError(
+            f"`load_fit` has got {'the clients and no model' if model is None else 'the model and no clients'}. Give "
+            "both, as to the fit, or neither, to read what was saved."
+        )
     if saved.about.get("elsewhere"):
         raise ValueError(
             f"The fit in '{folder}' was made over a network, by clients whose data were elsewhere, and can't be asked "
-            "again. Its files can be read: `arviz.from_netcdf(...)` of 'posterior.nc', and 'rounds.nc'."
+            f"again. What was saved can be read: `fedbayes.load_fit('{folder}')`."
         )
     configured, runner = _configured(folder, saved), Batched()
     with computing():

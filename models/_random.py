@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+from fedbayes.runtime.keys import typed_key
 
 
 def generator(key: jax.Array, *path: int) -> np.random.Generator:
@@ -16,7 +17,7 @@ def generator(key: jax.Array, *path: int) -> np.random.Generator:
     Parameters
     ----------
     key
-        A JAX random key, ``jax.random.key(seed)``.
+        A JAX random key, ``jax.random.key(seed)`` or ``jax.random.PRNGKey(seed)``.
     *path
         Integers folded into the seed, one after the other.
 
@@ -25,10 +26,9 @@ def generator(key: jax.Array, *path: int) -> np.random.Generator:
     TypeError
         If ``key`` is not a JAX random key.
     """
-    if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise TypeError(f"key must be a JAX random key, got {key!r}; write jax.random.key(0)")
+    seed = jax.random.key_data(typed_key(key)).ravel().tolist()
     # spawn_key and not more entropy: entropy is padded with zeros, so (1,) and (1, 0) would be the same seed
-    return np.random.default_rng(np.random.SeedSequence(jax.random.key_data(key).ravel().tolist(), spawn_key=path))
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=path))
 
 
 def rows_of_each(num_clients: int, rows: int | Sequence[int]) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbayes.correction.proposal import Law, Proposal
+from fedbayes.errors import FedbayesError
 from fedbayes.numerics.host import normal_draws
 
 _MOST = 1 << 24  # numbers that a recipe may ask for
@@ -18,7 +19,7 @@ _SAME = 1e-9  # difference of the marks, relative to the draws' scale, that roun
 _WORD, _HALF_WORD = (1 << 64) - 1, (1 << 32) - 1
 
 
-class OtherDraws(ValueError):
+class OtherDraws(FedbayesError, ValueError):
     """A recipe leads to other draws here than where it was written."""
 
     def __init__(self) -> None:

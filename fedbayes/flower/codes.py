@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from fedbayes.errors import FedbayesError
+
 
 class NoAnswer(IntEnum):
     """Why a site gave no answer, as the code of a Flower error. Flower's own codes are below 100."""
@@ -19,7 +21,7 @@ class NoAnswer(IntEnum):
         return _MEANINGS[self]
 
 
-class SiteFailure(Exception):
+class SiteFailure(FedbayesError):
     """There is no answer. The code goes to the server, the text to the site's own log.
 
     Parameters

@@ -28,7 +28,7 @@ from fedbayes.network.transport import Address, Failure, Transport
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import Fitted, fitted_by, without_check
 from fedbayes.results.posterior import idata
-from fedbayes.results.presented import Presentation
+from fedbayes.results.presented import Presentation, check_names
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
@@ -103,10 +103,12 @@ def fit_over(
     check_arguments(num_rounds, participation, num_draws)
     _check_who(num_clients, sites)
     patience = patience or Patience()
+    shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(study.local), bool(correct))
     told = Terminal(seconds_a_round) if progress is True else progress or Silent()
     with computing():
         register = Register(transport, study, min(patience.round_timeout, join_timeout))
         problem, executor = joined(register, num_clients or len(sites), sites, join_timeout, patience, checkpoint)
+        check_names(problem, shown)
         configured, roster = study.configured, problem.roster
         programs = programs_for(configured, roster, problem.programs, updates_after(configured, roster))
         for warning in programs.warnings:
@@ -121,7 +123,6 @@ def fit_over(
             current = run.run(num_rounds, told, saved, num_draws)
         finally:
             told.close()
-    shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(study.local), bool(correct))
     fitted = fitted_by(configured, problem, current, programs, executor, key, shown)
     log.info("The rounds are over; the clients are asked for what the posterior needs beside them.")
     try:

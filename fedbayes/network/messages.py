@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedbayes.errors import FedbayesError
 from fedbayes.rounds.wire import arrays_of, decode, encode
 
 FORMAT = 1  # of the messages; raised when one changes
@@ -28,7 +29,7 @@ class Refusal(Enum):
     FAILED = "has a program that failed; its own log says why"
 
 
-class Refused(Exception):
+class Refused(FedbayesError):
     """A client's no, with the reason that may leave it."""
 
     def __init__(self, reason: Refusal) -> None:

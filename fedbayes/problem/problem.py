@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.errors import ModelError
+from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.problem import checks
 from fedbayes.problem.buckets import Bucket, make_bucket
 from fedbayes.problem.client import Client
 from fedbayes.problem.data.padding import bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.problem.data.reading import ClientArrays, prepare_clients
+from fedbayes.problem.program.called import misfit
 from fedbayes.problem.program.concrete import mixes_precisions, needs_value, precision_refusal, refusal, with_sizes
 from fedbayes.problem.program.local_latents import LocalLatents, local_latents
 from fedbayes.problem.program.prior import Prior, make_prior
@@ -238,6 +239,8 @@ def known_program(options: "Options", client: ClientArrays, name: str) -> Known:
         try:
             return _SPLIT.get((model_key(options.model), *options[1:], static, shapes), build, unchanged)
         except Exception as error:
+            if isinstance(error, TypeError) and (words := misfit(options.model, {*client.static, *client.arrays})):
+                raise ClientDataError(f"The clients' data don't fit the model. It {words}") from None
             if needs_value(error):
                 raise refusal(error, options.model, name) from error
             if mixes_precisions(error):

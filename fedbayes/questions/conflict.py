@@ -32,7 +32,7 @@ from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import whiteners
 from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.roster import Roster
-from fedbayes.results.fitted import Fitted
+from fedbayes.results.fitted import Fitted, labels
 from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
@@ -192,14 +192,16 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     "client 'x' disagrees with all the others about beta[3] (z = 4.1, adjusted p = 0.002)"
     """
     with computing():
-        return conflict_of(*gaussians_of(fitted.posterior, fitted.cavities(), fitted.roster), fitted.roster)
+        return conflict_of(
+            *gaussians_of(fitted.posterior, fitted.cavities(), fitted.roster), fitted.roster, labels(fitted)
+        )
 
 
-def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster) -> "xr.Dataset":
-    """:func:`conflict` of the Gaussians that :func:`gaussians_of` gives."""
+def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels: Sequence[str]) -> "xr.Dataset":
+    """:func:`conflict` of the Gaussians that :func:`gaussians_of` gives, the globals with these labels."""
     import xarray as xr
 
-    num, labels = len(cavities.shift), roster.globals.labels()
+    num = len(cavities.shift)
     single = [agreement(*jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities))) for r in range(num)]
     mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
     # by rows, but no more than that of one of K clients: with locals, many rows of one client are one observation
@@ -223,7 +225,7 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster) -> "xr.
         "p_overall": (overall, p_overall),
         "p_overall_adjusted": (overall, holm(p_overall)),
     }
-    dataset = xr.Dataset(variables, coords={CLIENT: list(roster.names), COORDINATE: labels})
+    dataset = xr.Dataset(variables, coords={CLIENT: list(roster.names), COORDINATE: list(labels)})
     return dataset.assign_attrs(disagreement=disagreement(dataset), remarks="; ".join(_remarks(dataset)))
 
 

@@ -100,7 +100,8 @@ def loo(fitted: Fitted) -> Any:
     -------
     ELPDData
         Pointwise. ``pareto_k`` is 0.7 at most for clients whose weights can be trusted since none of them has a share
-        that counts, so that ArviZ does not warn of them; ``leave_one_out().k_hat`` is what was found. Fits of different models to the same clients are compared by
+        that counts, so that ArviZ does not warn of them; ``leave_one_out().k_hat`` is what was found. Fits of different
+        models to the same clients are compared by
         ``az.compare({"one": one.loo(), "other": other.loo()})``.
 
     Raises

@@ -12,7 +12,7 @@ from fedbayes.results import arviz
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.personal import like_first
 from fedbayes.results.predictive import check_call, class_probabilities, log_densities, predictive_draws, read_arguments
-from fedbayes.runtime.keys import Purpose, fingerprint, key_for
+from fedbayes.runtime.keys import Purpose, fingerprint, key_for, typed_key
 from fedbayes.runtime.precision import computing
 
 
@@ -48,13 +48,13 @@ def predict(fitted: Fitted, /, client: Client | None = None, *, key: Array | Non
     TypeError
         The model does not take these arguments, or needs more.
     ClientDataError
-        An argument holds no numbers, missing values, or other columns than in the fit; outcomes may be missing.
+        An argument holds no numbers, missing values, or other columns or axes than in the fit; outcomes may be missing.
     ValueError
         A client that was no part of the fit would need local latents, which this posterior can't give.
     """
     like = fitted.roster.names[0] if client is None or isinstance(client, Mapping) else client
     program, arguments, draws = _read(fitted, client, like, arguments)
-    key = key_of_predictions(fitted, client) if key is None else key
+    key = key_of_predictions(fitted, client) if key is None else typed_key(key)
     with computing():
         predictive = predictive_draws(program, draws, key, arguments, own_rows(fitted, client, program))
     predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}

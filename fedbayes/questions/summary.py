@@ -1,6 +1,7 @@
 """What a fit says of itself in words: what is wrong with it, and its ``repr``."""
 
 from html import escape
+from typing import TYPE_CHECKING
 
 from fedbayes.contract.answer import shortened
 from fedbayes.contract.locals_from import Question
@@ -11,6 +12,9 @@ from fedbayes.results.corrected import check_is_due, checked
 from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, rounds, verdict
 from fedbayes.results.quantities import long_tailed
 from fedbayes.results.rounds import unheard
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _LABEL = len("  globals   ")
 _KEPT = (
@@ -114,16 +118,21 @@ def _tail_lines(fitted: Fitted) -> list[str]:
 
 def _disagreement_lines(fitted: Fitted) -> list[str]:
     """Who disagrees; nothing where nobody does, or that can't be told, or clients would have to be asked."""
-    if not fitted.clients.cavities_at_hand():
-        return []
-    try:
-        found = conflict(fitted)
-    except ValueError:
-        return []
-    if not (names := disagreeing(found)):
+    found = conflict_at_hand(fitted)
+    if found is None or not (names := disagreeing(found)):
         return []
     verb = "disagrees" if len(names) == 1 else "disagree"
     return [f"  conflict  {', '.join(names)} {verb} with the others; see fit.conflict()"]
+
+
+def conflict_at_hand(fitted: Fitted) -> "xr.Dataset | None":
+    """Who disagrees; ``None`` where that can't be told, or clients would have to be asked."""
+    if not fitted.clients.cavities_at_hand():
+        return None
+    try:
+        return conflict(fitted)
+    except ValueError:
+        return None
 
 
 def _worth_a_look(fitted: Fitted) -> list[str]:

@@ -11,7 +11,7 @@ from jax import Array
 
 from fedbayes.problem.checks import perturbed
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program.program import Arrays, Program
+from fedbayes.problem.program.program import Arrays, Program, entry_labels
 from fedbayes.problem.program.split import trace_sites
 from fedbayes.runtime.compiling import jit_quickly
 from fedbayes.runtime.lru import Kept
@@ -104,14 +104,9 @@ def site_dims(program: Program, data: Arrays, user_dims: Mapping[str, Sequence[s
 
 def labels(name: str, shape: Sequence[int], dims: Sequence[str], coords: Mapping[str, Any]) -> list[str]:
     """One label per entry of a site, ``beta[0]`` style, or ``beta[age]`` where the user has named them."""
-    known = [
-        np.asarray(coords[dim]).tolist() if dim in coords else range(size)
-        for dim, size in zip(dims, shape, strict=True)
-    ]
-    return [
-        f"{name}[{', '.join(str(known[axis][i]) for axis, i in enumerate(index))}]" if index else name
-        for index in np.ndindex(*shape)
-    ]
+    return entry_labels(
+        name, [np.asarray(coords.get(dim, range(size))).tolist() for dim, size in zip(dims, shape, strict=True)]
+    )
 
 
 def plate_coords(dims: Mapping[str, Sequence[str]], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

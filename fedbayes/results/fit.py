@@ -19,13 +19,14 @@ from fedbayes.questions.leaving_out import leave_one_out, loo, loo_rows
 from fedbayes.questions.predictions import log_predictive_density, predict, predict_probabilities
 from fedbayes.questions.predictive_check import predictive_check
 from fedbayes.questions.replicates import check
+from fedbayes.questions.saving import save
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
 from fedbayes.questions.summary import as_html, summary, trouble
 from fedbayes.results.corrected import correction, log_evidence, theta
 from fedbayes.results.exact import exact
-from fedbayes.results.fitted import Fitted, cost, moments, rounds, verdict
-from fedbayes.results.posterior import approximate_idata, idata, save
+from fedbayes.results.fitted import Fitted, cost, labels, moments, rounds, verdict
+from fedbayes.results.posterior import approximate_idata, idata
 from fedbayes.results.quantities import error
 from fedbayes.results.rounds import Communication
 
@@ -82,8 +83,8 @@ class FederatedFit:
 
     @property
     def global_labels(self) -> list[str]:
-        """Names of the unconstrained globals, ``beta[0]`` style: the coordinates of ``moments()`` and ``rounds``."""
-        return self.roster.globals.labels()
+        """Names of the unconstrained globals, as in ``moments()``: ``beta[0]``, or ``beta[age]`` by ``coords``."""
+        return labels(self.fitted)
 
     @property
     def method(self) -> Method:

@@ -27,9 +27,9 @@ from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.results.personal import Asked, Clients, asked_for
-from fedbayes.results.presented import Presentation
+from fedbayes.results.presented import Presentation, labels_of_globals
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
-from fedbayes.results.saved import SavedPosterior
+from fedbayes.results.saved.folder import SavedPosterior
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.precision import computing
@@ -163,6 +163,12 @@ def once(question: Callable[[Fitted], Found]) -> Callable[[Fitted], Found]:
 def was_asked(fitted: Fitted, question: Callable[[Fitted], Any]) -> bool:
     """Whether the fit has the answer to a question that is asked :func:`once`."""
     return question in fitted.answers
+
+
+@once
+def labels(fitted: Fitted) -> list[str]:
+    """Names of the unconstrained globals, ``beta[0]`` style, or ``beta[age]`` by ``coords``."""
+    return labels_of_globals(fitted.problem, fitted.shown)
 
 
 @once

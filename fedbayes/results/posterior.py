@@ -1,18 +1,14 @@
-"""The global posterior of a fit for ArviZ, and the folder that it is written to: functions of a ``Fitted``."""
+"""The global posterior of a fit for ArviZ: functions of a ``Fitted``."""
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedbayes.numerics.host import log_joint
 from fedbayes.results import arviz, corrected
-from fedbayes.results.fitted import Fitted, attrs, cost_of_posterior, once, rounds
+from fedbayes.results.fitted import Fitted, attrs, once
 from fedbayes.results.presented import presented
-from fedbayes.results.quantities import long_tailed
-from fedbayes.results.saved import Saved, about, check_savable, write_fit
 from fedbayes.runtime.precision import computing
 
 
@@ -90,36 +86,3 @@ def of_globals(
     dims = {"client": [arviz.CLIENTS], **{name: labels for name, (_, labels) in extra.items()}}
     program, data = shapes[0].program, shapes[0].ones()
     return presented(groups, program, data, fitted.shown, attrs(fitted) | dict(told), dims, coords)
-
-
-def save(fitted: Fitted, path: str | os.PathLike) -> None:
-    """Write the fit to a folder: ``posterior.nc``, ``rounds.nc``, and the rest for :func:`fedbayes.load_fit`.
-
-    The clients' data and the model are not in it.
-
-    Parameters
-    ----------
-    path
-        The folder, which need not exist.
-
-    Raises
-    ------
-    ValueError
-        An option of the method is or holds a function, which can't be written to a file; or the path is a file.
-    """
-    problem, method = fitted.problem, fitted.method
-    options, posterior = check_savable(method), idata(fitted)
-    clients = {**about(fitted.roster), **({"elsewhere": True} if problem.elsewhere else {})}
-    check = corrected.checked(fitted)
-    saved = Saved(
-        type(method).__name__,
-        options,
-        fitted.key,
-        str(problem.programs[0].dtype),
-        fitted.shown,
-        clients,
-        cost_of_posterior(fitted),
-        None if check is None else check._replace(long_tailed=long_tailed(fitted)),
-        fitted.unchecked,
-    )
-    write_fit(Path(path), posterior, rounds(fitted), saved, problem.description(), fitted.run, fitted.executor)

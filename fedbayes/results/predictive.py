@@ -1,6 +1,5 @@
 """Posterior predictive draws by NumPyro, compiled once for a model and the shapes of its arguments."""
 
-import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpyro.handlers import seed, substitute, trace
 from fedbayes.errors import ClientDataError
 from fedbayes.problem.data.reading import prepare_like
 from fedbayes.problem.problem import Problem
+from fedbayes.problem.program.called import misfit
 from fedbayes.problem.program.program import Model, Program, Unobserved
 from fedbayes.problem.program.split import trace_sites
 from fedbayes.problem.program.tracing import digest_of
@@ -209,18 +209,11 @@ def read_arguments(problem: Problem, like: str, arguments: Mapping[str, Any]) ->
 
 def check_call(model: Model, arguments: Mapping[str, Any]) -> None:
     """Whether the model takes these arguments, and no more are needed."""
-    try:
-        called = inspect.signature(model)
-    except (TypeError, ValueError):  # it has none to look at
-        return
-    try:
-        called.bind(**arguments)
-    except TypeError as error:
+    if words := misfit(model, arguments):
         raise TypeError(
-            f"`fit.predict` calls the model with the arguments {sorted(arguments)}, which fails: {error}. The model is "
-            f"`{getattr(model, '__name__', 'model')}{called}`; what a prediction leaves out, such as an outcome, needs "
-            "a default there, `y=None`."
-        ) from error
+            f"`fit.predict` can't call the model with the arguments {sorted(arguments)}. It {words} What a prediction "
+            "leaves out, such as an outcome, needs a default there, `y=None`."
+        )
 
 
 def _with_missing(outcome: Any) -> np.ndarray | None:

@@ -1,14 +1,16 @@
 """Draws under the names that the user gave: a client's own posterior, and every ArviZ object of a fit."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
 
 from fedbayes.contract.locals_from import Personal
+from fedbayes.errors import did_you_mean
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program.program import Program
+from fedbayes.problem.program.program import Arrays, Program
+from fedbayes.problem.program.split import trace_sites
 from fedbayes.results import arviz
 from fedbayes.results.conditional import integrated_draws, rows_of
 from fedbayes.runtime.keys import Purpose, key_for
@@ -44,6 +46,79 @@ class Presentation(NamedTuple):
 
 def _label(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else str(value)
+
+
+class _Site(NamedTuple):
+    """A site of one client's program: its dimensions with the number of entries of each; 0 where that may change."""
+
+    name: str
+    sizes: Mapping[str, int]
+
+
+def check_names(problem: Problem, shown: Presentation) -> None:
+    """Whether ``coords`` and ``dims`` fit the sites of the model, before any work starts.
+
+    Raises
+    ------
+    ValueError
+        ``dims`` name a site that there is not, or more dimensions than it has; ``coords`` name a dimension that there
+        is not, or have another number of labels than it has entries.
+    """
+    if not (shown.coords or shown.dims):
+        return
+    for name, given in shown.dims.items():
+        if isinstance(given, str):
+            raise ValueError(f"`dims['{name}']` is the text {given!r}; write a list of names, `[{given!r}]`.")
+    clients = [(bucket.clients.program, problem.arrays[bucket.members[0]].arrays) for bucket in problem.buckets]
+    with computing():
+        sites = [site for program, data in clients for site in _sites(program, data, shown.dims)]
+    given = {dim for dims in shown.dims.values() for dim in dims}
+    _check_known("dims", shown.dims, {site.name for site in sites} | {*problem.integrated}, "sites")
+    _check_known("coords", shown.coords, {dim for site in sites for dim in site.sizes} | given, "dimensions")
+    for name, dim in {(site.name, dim): None for site in sites for dim in site.sizes if dim in shown.coords}:
+        sizes, labels = {site.sizes[dim] for site in sites if site.name == name}, len(shown.coords[dim])
+        if len(sizes) == 1 and not sizes & {0, labels}:
+            raise ValueError(
+                f"`coords['{dim}']` has {labels} labels, but '{name}' has {sizes.pop()} entries along that dimension. "
+                "Write one label for each entry."
+            )
+
+
+def _sites(program: Program, data: Arrays, dims: Mapping[str, Sequence[str]]) -> Iterator[_Site]:
+    """The program's sites. How many rows are predicted may differ from how many there are in the fit."""
+    labels, rows = arviz.site_dims(program, data, dims), {len(array) for array in data.values() if array.ndim}
+    for name, site in trace_sites(program.model, program.static, data).items():
+        if site.kind in ("latent", "observed", "deterministic"):
+            fixed = site.kind == "latent" or (site.kind == "deterministic" and not rows & {*site.shape})
+            yield _Site(name, dict(zip(labels[name], site.shape if fixed else (0,) * len(site.shape), strict=True)))
+
+
+def _check_known(argument: str, given: Iterable[str], known: Collection[str], what: str) -> None:
+    """Whether all the names given are known ones."""
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"`{argument}` names '{name}', which is none of the {what} of the model: {sorted(known)}."
+                f"{did_you_mean(name, known)}"
+            )
+
+
+def labels_of_globals(problem: Problem, shown: Presentation) -> list[str]:
+    """One label per coordinate of the unconstrained globals: ``beta[age]`` where ``coords`` name the entries.
+
+    A simplex and its like have fewer coordinates than entries; those have numbers.
+    """
+    if not shown.coords:
+        return problem.globals.labels()
+    program, data = problem.buckets[0].clients.program, problem.arrays[problem.buckets[0].members[0]].arrays
+    with computing():
+        dims = arviz.site_dims(program, data, shown.dims)
+    entries = {}
+    for name, shape in problem.globals.shapes:
+        axes = [shown.coords.get(dim, range(size)) for dim, size in zip(dims[name], shape, strict=False)]
+        if set(dims[name]) & shown.coords.keys() and tuple(map(len, axes)) == shape:
+            entries[name] = [np.asarray(axis).tolist() for axis in axes]
+    return problem.globals.labels(entries)
 
 
 def presented(

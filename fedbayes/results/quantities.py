@@ -11,7 +11,7 @@ import numpy as np
 from fedbayes.correction.quantities import PROBABILITIES, Summary, Taken, summarised
 from fedbayes.results import arviz
 from fedbayes.results.corrected import checked, correction
-from fedbayes.results.fitted import Fitted, once
+from fedbayes.results.fitted import Fitted, labels, once
 from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ def quantities(fitted: Fitted) -> "xr.Dataset | None":
     pool = found.pool
     weights = pool.weights / pool.weights.sum(axis=1, keepdims=True)
     taken = Taken(weights, found.num) if found.applied else Taken.evenly(weights.shape, found.num)
-    labels, parts = [], []
+    names, parts = [], []
     with computing(), np.errstate(all="ignore"):  # far draws may overflow
         shapes = arviz.shapes_of(fitted.problem)
         dims = arviz.site_dims(shapes[0].program, shapes[0].ones(), fitted.shown.dims)
         for name, values in arviz.global_values(shapes, pool.theta).items():
-            labels += arviz.labels(name, values.shape[2:], dims[name], fitted.shown.coords)
+            names += arviz.labels(name, values.shape[2:], dims[name], fitted.shown.coords)
             parts.append(summarised(values.reshape(*values.shape[:2], prod(values.shape[2:])), taken))
     whole = Summary(*map(np.concatenate, zip(*parts, strict=True)))
-    coords = {QUANTITY: labels, PROBABILITY: list(PROBABILITIES)}
+    coords = {QUANTITY: names, PROBABILITY: list(PROBABILITIES)}
     axes = (QUANTITY, PROBABILITY)
     named = {f"{QUANTITY}_{name}": (axes[: value.ndim], value) for name, value in whole._asdict().items()}
     dataset = xr.Dataset(named, coords=coords)
@@ -73,7 +73,7 @@ def error(fitted: Fitted) -> "xr.Dataset":
             "the mode has stopped too early."
         )
     with computing():
-        dataset = found.dataset(fitted.roster.globals.labels())
+        dataset = found.dataset(labels(fitted))
     own = quantities(fitted)
     return dataset if own is None else dataset.merge(own, combine_attrs="override")
 

@@ -77,6 +77,9 @@ def test_predictions_of_two_clients_have_noise_of_their_own(small_fit) -> None:
     np.testing.assert_array_equal(noise(small_fit, asked[0]), found[0])
     one, other = (noise(small_fit, name, key=jax.random.key(5)) for name in asked[:2])
     np.testing.assert_allclose(one, other, atol=1e-12)  # the same key gives the same noise: the comparison sees it
+    np.testing.assert_array_equal(noise(small_fit, asked[0], key=jax.random.PRNGKey(5)), one)
+    with pytest.raises(TypeError, match="`key` is 5; write a typed JAX key"):
+        small_fit.predict(asked[0], x=ROWS, key=5)
 
 
 def test_clients_that_join_later_are_told_apart_by_their_data(small_fit) -> None:

@@ -409,3 +409,25 @@ def test_a_new_method_is_known_by_the_registry_alone():
     package.METHODS, package.__all__ = {"made_by_test": MadeUp}, ["METHODS"]
     assert names_of(package) == {"made_by_test", "MadeUp", "gibbs"}
     assert methods_in("import gibbs\nmade_up = 'made by test'", names_of(package)) == {"gibbs", "madeup", "madebytest"}
+
+
+def errors_without_base(source: str) -> list[str]:
+    """The classes of exceptions that are none of ours."""
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    bases = {each.name: [base.id for base in each.bases if isinstance(base, ast.Name)] for each in classes}
+    ours = {"FedbayesError", "ClientDataError", "ModelError", "FederatedError"}
+    return [
+        name
+        for name, names in bases.items()
+        if name != "FedbayesError"
+        and any(base.endswith(("Error", "Exception")) for base in names)
+        and not ours & {*names}
+    ]
+
+
+def test_every_error_has_the_base():
+    assert [name for path in installed().values() for name in errors_without_base(path.read_text())] == []
+
+
+def test_a_planted_error_without_it_is_found():
+    assert errors_without_base("class Mine(ValueError): ...") == ["Mine"]

@@ -94,7 +94,7 @@ def prepare_like(
     dtype
         Of decimals.
     partly
-        Arguments may be left out, and arrays may have other axes.
+        Arguments may be left out, and others given that the client of the fit has not as arrays.
 
     Raises
     ------
@@ -103,9 +103,7 @@ def prepare_like(
     """
     client = _with_sizes_of(expected, _read(name, data, set(expected.arrays), {name: data}))
     if partly:
-        shared = client.arrays.keys() & expected.arrays.keys()
-        same_axes = {key for key in shared if client.arrays[key].ndim == expected.arrays[key].ndim}
-        _check_columns(first, expected, name, client, same_axes)
+        _check_columns(first, expected, name, client, client.arrays.keys() & expected.arrays.keys())
     else:
         check_like(first, expected, name, client)
     kinds = {
@@ -231,7 +229,12 @@ def _check_columns(
 ) -> None:
     for argument in arguments:
         array, other = client.arrays[argument], expected.arrays[argument]
-        if array.ndim != other.ndim or array.shape[1:] != other.shape[1:]:
+        if array.ndim != other.ndim:
+            raise ClientDataError(
+                f"Client '{name}': `{argument}` has shape {array.shape}, but client '{first}' has {other.shape}. Write "
+                f"{_with_axes(argument, array.shape, other.shape)}."
+            )
+        if array.shape[1:] != other.shape[1:]:
             raise ClientDataError(
                 f"Client '{name}': `{argument}` has shape {array.shape}, but client '{first}' has {other.shape}: "
                 "all clients need the same columns (only the number of rows may differ)."
@@ -244,3 +247,14 @@ def _check_columns(
                 f"Client '{name}': `{argument}` has the columns {list(mine)}, but client '{first}' has {list(theirs)}: "
                 f"all clients need the same ones in one order.{hint}"
             )
+
+
+def _with_axes(argument: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """What to write in place of an array with another number of axes."""
+    if not expected:
+        return "a single number"
+    wanted = f"an array of shape ({', '.join(map(str, ('rows', *expected[1:])))}{',' * (len(expected) == 1)})"
+    columns, whole = ([length for length in each if length != 1] for each in (expected[1:], shape))
+    if len(whole) > len(columns) + 1 or whole[len(whole) - len(columns) :] != columns:
+        return wanted  # what its axes mean can't be told
+    return f"{wanted}: `numpy.reshape({argument}, {(-1, *expected[1:])})`"

@@ -5,9 +5,10 @@ Global latents give the prior ``p(theta)`` with its Jacobian, counted once for t
 space.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -68,12 +69,24 @@ class Block:
         places = self.unravel(np.arange(self.size))
         return np.concatenate([place.reshape(*lengths, -1) for place in places.values()], axis=1)
 
-    def labels(self) -> list[str]:
-        """One label per coordinate of the flat vector, ``beta[0]`` style."""
+    def labels(self, entries: Mapping[str, Sequence[Sequence]] | None = None) -> list[str]:
+        """One label per coordinate of the flat vector, ``beta[0]`` style.
+
+        Parameters
+        ----------
+        entries
+            By latent, the labels along each of its axes: ``beta[age]``, ``beta[age, north]``.
+        """
         labels = []
         for name, shape in self.shapes:
-            labels += [name] if prod(shape) == 1 and not shape else [f"{name}[{i}]" for i in range(prod(shape))]
+            axes = (entries or {}).get(name, [range(prod(shape))])
+            labels += entry_labels(name, axes if shape else [])
         return labels
+
+
+def entry_labels(name: str, axes: Sequence[Sequence]) -> list[str]:
+    """One label per entry of an array, by the labels along each of its axes: ``beta[age, north]``, or ``mu``."""
+    return [f"{name}[{', '.join(map(str, entry))}]" if entry else name for entry in product(*axes)]
 
 
 def unconstrained_substitute(params: Mapping[str, Array]) -> Callable[[dict], Array | None]:

@@ -62,8 +62,8 @@ class TracedSite(NamedTuple):
         The model's argument that is the observed value itself, if one is.
     outcome
         Of an observed site whose values have to be checked.
-    batch
-        Batch shape of an observed site's distribution.
+    law
+        Shape of an observed site's distribution, batch and event.
     scanned
         Whether the site is inside ``numpyro.contrib.control_flow.scan``, whose steps are its first axis.
     process
@@ -83,7 +83,7 @@ class TracedSite(NamedTuple):
     plates: tuple[tuple, ...] = ()
     argument: str | None = None
     outcome: Outcome | None = None
-    batch: tuple[int, ...] = ()
+    law: tuple[int, ...] = ()
     scanned: bool = False
     process: bool = False
     rows_by_rows: bool = False
@@ -131,7 +131,7 @@ def _site(site: dict, data: Arrays) -> TracedSite:
             plates=plates,
             argument=argument,
             outcome=known,
-            batch=site["fn"].batch_shape,
+            law=tuple(site["fn"].shape()),
             scanned=scanned,
             process=process,
             rows_by_rows=process and site["fn"].rows_by_rows,
@@ -248,12 +248,11 @@ def _warn(sites: Mapping[str, TracedSite], globals_: Block) -> None:
     """Programs that run, but seldom mean what they say."""
     for name, site in sites.items():
         own = site.shape[: len(site.shape) - site.event_dim]
-        terms = np.broadcast_shapes(own, site.batch) if site.kind == "observed" else own
-        if np.prod(terms) > np.prod(own):
+        terms = _terms(site)
+        if np.prod(terms) > np.prod(site.shape):
             warnings.warn(
-                f"The outcome of the site '{name}' has shape {site.shape}, but its distribution has batch shape "
-                f"{site.batch}: together {terms}, so that every value counts {int(np.prod(terms) // np.prod(own))} "
-                "times. Give both the same shape, for instance with `y.squeeze(-1)`.",
+                f"The outcome of the site '{name}' has shape {site.shape}, but its distribution has shape {site.law}: "
+                f"every value counts {int(np.prod(terms) // np.prod(site.shape))} times. Give both the same shape.",
                 stacklevel=2,
             )
         covered = {axis for _, axis in site.plates} | ({0} if site.scanned else set())
@@ -276,6 +275,28 @@ def _warn(sites: Mapping[str, TracedSite], globals_: Block) -> None:
             )
 
 
+def _terms(site: TracedSite) -> tuple[int, ...]:
+    """The shape to which an observed value and its distribution broadcast."""
+    return tuple(np.broadcast_shapes(site.shape, site.law)) if site.kind == "observed" else site.shape
+
+
+def _check_outcome(name: str, site: TracedSite) -> None:
+    """Refuse an observed value and a distribution that broadcast to more than either has: all pairs of rows."""
+    terms = _terms(site)
+    if terms in (site.shape, site.law):
+        return
+    outcome = f"`{site.argument}`" if site.argument else "the outcome"
+    longer = outcome if len(site.shape) > len(site.law) else "the distribution's parameters"
+    if len(site.shape) != len(site.law) and (site.shape[-1:] == (1,) or site.law[-1:] == (1,)):
+        repair = f"Drop the last axis of {longer}, by `[:, 0]` or `.squeeze(-1)`"
+    else:
+        repair = "Give both the same shape"
+    raise ModelError(
+        f"The outcome of the site '{name}' has shape {site.shape}, but its distribution has shape {site.law}: they "
+        f"broadcast to {terms}, so that every value would be compared with every row's distribution. {repair}."
+    )
+
+
 def _check_enumerates(program: Program, data: Arrays, discrete: set[str]) -> None:
     theta, z = np.zeros(program.globals.size), np.zeros(program.locals.size)
     try:
@@ -294,6 +315,7 @@ def _check_splittable(sites: Mapping[str, TracedSite]) -> None:
             '`numpyro.sample("y", ..., obs=y)`, or to `numpyro.factor`.'
         )
     for name, site in sites.items():
+        _check_outcome(name, site)
         if site.kind == "param":
             raise ModelError(
                 f"Site '{name}' is a `numpyro.param`: it has no prior, so it has no posterior. "

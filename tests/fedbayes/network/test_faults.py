@@ -482,12 +482,25 @@ def test_a_fit_over_a_network_is_saved_and_says_what_it_is(federation, tmp_path)
     world = federation()
     network = world.network()
     days = np.arange("2026-01-01", "2026-01-03", dtype="M8[D]")
-    fit = world.fit(network, coords={"visit": np.arange(3), "day": days})
+    fit = world.fit(network, coords={"day": days}, dims={"y": ["day"]})
     assert set(client_posterior(network.sites[CY]).posterior) == {"mu", "tau", "own"}
     fit.save(tmp_path / "fit")
     assert (tmp_path / "fit" / "posterior.nc").exists()
-    with pytest.raises(ValueError, match="made over a network"):
+    with pytest.raises(ValueError, match=r"made over a network, .* What was saved can be read: `fedbayes.load_fit\("):
         fb.load_fit(tmp_path / "fit", federation().model, federation().data)
+    read = fb.load_fit(tmp_path / "fit")
+    assert read.client_names == fit.client_names
+    assert read.trouble() == fit.trouble()
+    with pytest.raises(
+        AttributeError, match=r"no `predict`.* made over a network, and its clients can't be asked again"
+    ):
+        read.predict(y=np.zeros(2))
+
+
+def test_names_for_the_posterior_are_checked_before_the_first_round(federation, monkeypatch):
+    monkeypatch.setattr("fedbayes.network.fit.Run", None)
+    with pytest.raises(ValueError, match=r"`dims` names 'own_', which is none of .*\. Did you mean 'own'\?"):
+        federation().fit(dims={"own_": ["ward"]})
 
 
 def test_private_states_are_readable_by_their_owner_only(federation):

@@ -154,6 +154,20 @@ def subsampled(y):
         numpyro.sample("y", dist.Normal(mu, 1.0), obs=numpyro.subsample(y, event_dim=0))
 
 
+def one_mean(y):
+    observe(numpyro.sample("mu", dist.Normal(0.0, 1.0)) + jnp.zeros(len(y)), y)
+
+
+def column_of_means(y):
+    observe(numpyro.sample("mu", dist.Normal(0.0, 1.0)) + jnp.zeros((len(y), 1)), y)
+
+
+def one_event(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(mu + jnp.zeros(len(y)), 1.0).to_event(1), obs=y)
+
+
+COLUMNS = {name: {"y": data["y"][:, None]} for name, data in GOOD.items()}
 COUNTS = {"a": {"y": np.array([1, 2, 4])}}
 BAD_MODELS = {
     "no observed site": (sampled_outcome, GOOD, r"no observed site.* Pass the data to a site"),
@@ -167,6 +181,18 @@ BAD_MODELS = {
     "nothing global": (all_local, GOOD, r"no global latent: \['mu'\] are all marked local"),
     "param": (param_array, GOOD, r"Site 'slope' is a `numpyro.param`: it has no prior.* Write `numpyro.sample`"),
     "param of a number": (param_number, GOOD, r"Site 'slope' is a `numpyro.param`: it has no prior"),
+    "a column of outcomes": (
+        one_mean,
+        COLUMNS,
+        r"site 'y' has shape \(3, 1\), but its distribution has shape \(3,\): they broadcast to \(3, 3\), .* Drop the "
+        r"last axis of `y`, by `\[:, 0\]` or `.squeeze\(-1\)`",
+    ),
+    "the same, as an event": (one_event, COLUMNS, r"they broadcast to \(3, 3\)"),
+    "a column of means": (
+        column_of_means,
+        GOOD,
+        r"has shape \(3,\), but its distribution has shape \(3, 1\): .* last axis of the distribution's parameters",
+    ),
     "subsampling": (subsampled, GOOD, r"Plate 'rows' subsamples 2 of 3 rows.* Leave `subsample_size` out"),
 }
 
@@ -177,6 +203,31 @@ def test_bad_models(case, monkeypatch):
     monkeypatch.setattr("fedbayes.fit.Run", None)  # no round is begun
     with pytest.raises(fb.ModelError, match=message):
         fit(model, clients)
+
+
+def constant_for_all(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    numpyro.sample("sum", dist.Normal(mu, 0.1), obs=0.0)
+    observe(mu.sum(), y)
+
+
+def in_a_plate(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        observe(mu, y)
+
+
+def one_of_a_column(y):
+    """Each value under the distribution of its own kind, by a mask over all pairs."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.handlers.mask(mask=jnp.arange(2) == jnp.arange(len(y))[:, None] % 2):
+        observe(mu, y[:, None])
+
+
+@pytest.mark.parametrize("model", [constant_for_all, in_a_plate, one_of_a_column])
+@pytest.mark.filterwarnings("ignore:The outcome of the site:UserWarning")
+def test_outcomes_and_distributions_may_broadcast_where_one_has_all_axes(model):
+    check(model, GOOD)
 
 
 def test_globals_of_other_shapes_behind_a_flag():
@@ -228,9 +279,38 @@ def test_a_model_that_looks_at_values_is_named():
         check(model, GOOD)
 
 
-def test_arguments_the_model_does_not_take():
-    with pytest.raises(TypeError, match=r"'z'(.|\n)*raised for client 'a'"):
-        check(Counted(), {"a": {"y": Y3, "z": Y3}})
+def named(y, covariates, *, scale=1.0):
+    observe(numpyro.sample("mu", dist.Normal(0.0, scale)) * covariates, y)
+
+
+def any_arguments(y, **others):
+    observe(numpyro.sample("mu", dist.Normal(0.0, 1.0)) * others["x"], y)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "words"),
+    [
+        (named, ("y", "Covariates"), r"takes no argument `Covariates` and needs `covariates`; it is `named\(y, covari"),
+        (named, ("y", "Covariates"), r"scale=1.0\)`. Did you mean 'covariates'\?"),
+        (named, ("y", "z"), r"It takes no argument `z` and needs `covariates`; it is `named\(y, covari.*\)`.\n"),
+        (named, ("y",), r"It needs `covariates`; it is `named"),
+        (
+            named,
+            ("y", "covariates", "Scale"),
+            r"takes no argument `Scale`; it is `named\(.*\)`. Did you mean 'scale'\?",
+        ),
+        (any_arguments, ("z",), r"It needs `y`; it is `any_arguments\(y, \*\*others\)`.\n"),
+    ],
+)
+def test_arguments_the_model_does_not_take(model, arguments, words):
+    with pytest.raises(fb.ClientDataError, match=words + r"(.|\n)*raised for client 'a'") as info:
+        check(model, {"a": dict.fromkeys(arguments, Y3)})
+    assert info.value.__suppress_context__  # of Python's own words, which say less in fifty lines
+
+
+def test_a_type_error_of_the_models_own_is_the_models():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'rate'(.|\n)*raised for client 'a'"):
+        check(lambda y: observe(numpyro.sample("mu", dist.Normal(rate=1.0)), y), GOOD)
 
 
 MESH = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("clients",))

@@ -117,17 +117,13 @@ def test_real_outcomes_cost_no_check():
     assert check(model, [[0.0, 1.0]], [[2.0, 3.0]]).programs[0].outcomes == ()
 
 
-def test_a_column_against_a_vector_is_said():
-    """Shapes (3, 1) and (3,) make nine terms, as in NumPyro."""
+def test_one_value_for_many_distributions_is_said():
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        numpyro.sample("obs", dist.Normal(mu, 1.0), obs=y)
 
-    def model(x, y):
-        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
-        numpyro.sample("obs", dist.Normal(mu * x, 1.0), obs=y)
-
-    clients = {name: {"x": np.ones(3), "y": np.ones((3, 1))} for name in ("north", "south")}
-    with pytest.warns(
-        UserWarning, match=r"'obs' has shape \(3, 1\), .* batch shape \(3,\): together \(3, 3\), .* 3 times"
-    ):
+    clients = {name: {"y": np.ones(1)} for name in ("north", "south")}
+    with pytest.warns(UserWarning, match=r"'obs' has shape \(1,\), .* shape \(3,\): every value counts 3 times"):
         make_problem(model, clients)
 
 

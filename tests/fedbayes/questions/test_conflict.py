@@ -49,7 +49,9 @@ def answer_of(prior, sites) -> GaussianAnswer:
 
 
 def conflict_in(answer, roster):
-    return conflict_of(*gaussians_of(answer.posterior, answer.locals_from.others, roster), roster)
+    return conflict_of(
+        *gaussians_of(answer.posterior, answer.locals_from.others, roster), roster, roster.globals.labels()
+    )
 
 
 def found(clients, prior=None):
@@ -162,10 +164,20 @@ def test_the_report_names_who_disagrees() -> None:
     clients, _ = linear.simulate(jax.random.key(3), rows=(40,) * 8, beta=[1.0, -1.0, 0.5, 0.0])
     odd = clients["client2"]["y"] + 1.2 * clients["client2"]["x"][:, 3]
     clients["client2"] = {**clients["client2"], "y": odd}
+    names = ["age", "bmi", "sex", "dose"]
     fit = fb.fit_federated(
-        linear.model, clients, method=fb.EP(num_replicates=2), key=jax.random.key(0), num_draws=500, progress=False
+        linear.model,
+        clients,
+        method=fb.EP(num_replicates=2),
+        key=jax.random.key(0),
+        num_draws=500,
+        progress=False,
+        coords={"column": names},
+        dims={"beta": ["column"]},
     )
-    assert "  conflict  client2 (beta[3]) disagrees with the others; see fit.conflict()" in repr(fit)
+    assert "  conflict  client2 (beta[dose]) disagrees with the others; see fit.conflict()" in repr(fit)
+    assert "about beta[dose] (z = " in fit.conflict().attrs["disagreement"]
+    assert fit.error["coordinate"].values.tolist() == fit.global_labels == [f"beta[{name}]" for name in names]
 
 
 @pytest.mark.slow

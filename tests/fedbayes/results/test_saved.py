@@ -1,7 +1,9 @@
 """Fits in files and in memory: read again, and refused in words that say what differs."""
 
+import json
 import pickle
 from copy import copy
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -72,6 +74,65 @@ def test_a_loaded_fit_reads_its_draws(fit, folder):
         loaded.predict("north", x=CLIENTS["north"]["x"]).posterior_predictive["y"].values,
         fit.predict("north", x=CLIENTS["north"]["x"]).posterior_predictive["y"].values,
     )
+
+
+def test_a_fit_is_read_without_its_model_and_data(fit, folder):
+    """It has what was found when it was saved, under the same names."""
+    read = fb.load_fit(folder)
+    for ours, theirs in zip(datasets(read.idata), datasets(fit.idata), strict=True):
+        xr.testing.assert_identical(ours.drop_attrs(), theirs.drop_attrs())
+    for ours, theirs in ((read.rounds, fit.rounds), (read.error, fit.error), (read.conflict(), fit.conflict())):
+        xr.testing.assert_equal(ours, theirs)
+    assert read.conflict().attrs == fit.conflict().attrs
+    assert (read.converged, read.trouble()) == (fit.converged, fit.trouble())
+    assert (read.client_names, read.global_labels) == (fit.client_names, fit.global_labels)
+    assert read.communication == fit.communication
+    ours, theirs = ([line for line in repr(each).splitlines() if "look at" not in line] for each in (read, fit))
+    assert ours == theirs
+    assert "  look at   fit.idata, fit.rounds, fit.error, fit.conflict(); read without model and data" in repr(read)
+
+
+@pytest.mark.parametrize("question", ["predict", "client_posterior", "fitted"])
+def test_what_needs_the_model_is_not_answered_without_it(question, folder):
+    read = fb.load_fit(folder)
+    assert not hasattr(read, question)
+    with pytest.raises(
+        AttributeError, match=rf"no `{question}`; it has idata, .* `fedbayes.load_fit\('.*', model, cli"
+    ):
+        getattr(read, question)
+    with pytest.raises(ValueError, match=r"has got the model and no clients. Give both, as to the fit, or neither"):
+        fb.load_fit(folder, model)
+
+
+def test_what_was_not_known_when_a_fit_was_saved_is_said(fit, folder):
+    (folder / "error.nc").unlink()
+    with pytest.raises(ValueError, match=r"holds no 'error.nc': the fit had none when it was saved. Load it with its"):
+        fb.load_fit(folder).error  # noqa: B018
+    assert "fit.rounds, fit.conflict(); read" in repr(fb.load_fit(folder))
+    (folder / "posterior.nc").unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no 'posterior.nc'. Load it with its model and data"):
+        fb.load_fit(folder).idata  # noqa: B018
+
+
+def test_what_an_earlier_version_has_not_saved(folder):
+    file = folder / "fit.json"
+    meta = json.loads(file.read_text())
+    del meta["said"]
+    file.write_text(json.dumps(meta))
+    read = fb.load_fit(folder)
+    assert repr(read).startswith("FederatedFit by Laplace, saved by an earlier version in '")
+    assert read.converged
+    with pytest.raises(ValueError, match=r"was saved by an earlier version. Load it with its model and data"):
+        read.trouble()
+
+
+def test_a_folder_keeps_nothing_of_another_fit(folder):
+    whole = fb.load_fit(folder, model, CLIENTS)
+    whole.save(folder)
+    assert (folder / "error.nc").exists()
+    shown = whole.fitted.shown._replace(correct=False)
+    fb.FederatedFit(replace(whole.fitted, shown=shown, saved=None, answers={})).save(folder)
+    assert not (folder / "error.nc").exists()
 
 
 def test_a_loaded_fit_can_be_saved_in_its_own_place(folder):
@@ -165,8 +226,6 @@ def test_fits_of_other_versions(old, new, message, folder):
 
 
 def test_fits_saved_before_the_clients_were_described_can_be_loaded(fit, folder):
-    import json
-
     file = folder / "fit.json"
     meta = json.loads(file.read_text())
     del meta["about"], meta["cost"]
@@ -214,9 +273,25 @@ BAD_ROWS = {
     "missing": ({"x": pd.DataFrame({"u": [1.0, None], "v": [1, 2]})}, fb.ClientDataError, "column 'u' of `x` holds 1"),
     "text": ({"x": [["u", "v"]]}, fb.ClientDataError, "Client 'new rows': `x` holds text"),
     "columns": ({"x": np.ones((2, 3))}, fb.ClientDataError, r"`x` has shape \(2, 3\), but client 'north' has \(8, 2\)"),
+    "more axes": (
+        {"x": np.ones((9, 3, 2))},
+        fb.ClientDataError,
+        r"`x` has shape \(9, 3, 2\), but client 'north' has \(8, 2\). Write an array of shape \(rows, 2\).$",
+    ),
+    "one row": ({"x": np.ones(2)}, fb.ClientDataError, r"shape \(rows, 2\): `numpy.reshape\(x, \(-1, 2\)\)`.$"),
+    "one number": ({"x": 1.0}, fb.ClientDataError, r"`x` has shape \(\), but client 'north' has \(8, 2\). Write an"),
+    "outcomes as a column": (
+        {"x": np.ones((2, 2)), "y": np.ones((2, 1))},
+        fb.ClientDataError,
+        r"`y` has shape \(2, 1\), but client 'north' has \(8,\). .* \(rows,\): `numpy.reshape\(y, \(-1,\)\)`",
+    ),
     "their order": ({"x": CLIENTS["north"]["x"][["v", "u"]]}, fb.ClientDataError, r"`x` has the columns \['v', 'u'\]"),
-    "none": ({}, TypeError, r"the arguments \[\], which fails: missing a required argument: 'x'. The model is"),
-    "unknown": ({"x": np.ones((2, 2)), "z": 1}, TypeError, r"\['x', 'z'\], which fails: got an unexpected keyword"),
+    "none": ({}, TypeError, r"with the arguments \[\]. It needs `x`; it is `model\(x, y=None.*\)`. What a prediction"),
+    "unknown": (
+        {"x": np.ones((2, 2)), "Y": 1},
+        TypeError,
+        r"\['Y', 'x'\]. It takes no argument `Y`; it is `model\(x, .*`. Did you mean 'y'\? What",
+    ),
 }  # fmt: skip
 
 

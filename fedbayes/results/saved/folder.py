@@ -26,6 +26,28 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+TABLES = ("rounds", "error", "conflict")
+
+
+class Said(NamedTuple):
+    """What a fit says of itself, for whoever reads it without the model and the clients.
+
+    Attributes
+    ----------
+    summary, trouble
+        Its ``repr``, and :meth:`~fedbayes.FederatedFit.trouble`.
+    labels
+        Names of the unconstrained globals.
+    cost
+        Of all exchanges.
+    """
+
+    summary: str
+    trouble: str
+    labels: list[str]
+    cost: Communication
+
+
 class Saved(NamedTuple):
     """What ``fit.json`` holds: all that is needed to make the fit again, except its state.
 
@@ -43,6 +65,8 @@ class Saved(NamedTuple):
         What the check of the answer has shown; ``None`` without a check, and in files of earlier versions.
     unchecked
         Why what follows the rounds has failed; empty if it has not.
+    said
+        What the fit says of itself.
     """
 
     method: str
@@ -54,6 +78,7 @@ class Saved(NamedTuple):
     cost: Communication | None = None
     checked: Checked | None = None
     unchecked: str = ""
+    said: Said | None = None
 
 
 def check_savable(method: Method) -> dict[str, Any]:
@@ -76,13 +101,15 @@ def check_savable(method: Method) -> dict[str, Any]:
 def write_fit(
     folder: Path,
     idata: Any,
-    rounds: "xr.Dataset",
+    tables: Mapping[str, "xr.Dataset"],
     saved: Saved,
     clients: str,
     run: RunState,
     executor: Executor,
 ) -> None:
     """Write a fit; ``clients`` describes them, and belongs to the fingerprint of the state.
+
+    ``tables`` are datasets by the name of their file, one of ``TABLES``.
 
     Raises
     ------
@@ -93,7 +120,11 @@ def write_fit(
         raise ValueError(f"'{folder}' is a file; name a folder, which need not exist.")
     folder.mkdir(parents=True, exist_ok=True)
     idata.to_netcdf(str(folder / "posterior.nc"))
-    rounds.to_netcdf(folder / "rounds.nc", engine="h5netcdf")
+    for name in {*TABLES} - {*tables}:  # of a fit that was there before
+        (folder / f"{name}.nc").unlink(missing_ok=True)
+    for name, table in tables.items():
+        flags = {key: int(value) for key, value in table.attrs.items() if isinstance(value, bool | np.bool_)}
+        table.assign_attrs(flags).to_netcdf(folder / f"{name}.nc", engine="h5netcdf")
     meta = {
         "method": saved.method,
         "options": saved.options,
@@ -105,9 +136,18 @@ def write_fit(
         "cost": list(saved.cost or ()),
         "checked": None if saved.checked is None else saved.checked._asdict(),
         "unchecked": saved.unchecked,
+        "said": None if saved.said is None else saved.said._asdict(),
     }
     (folder / "fit.json").write_text(json.dumps(meta, indent=1, default=list))
     state_file(folder, clients).write(run, executor)
+
+
+def read_table(folder: Path, name: str) -> "xr.Dataset | None":
+    """One of ``TABLES``; ``None`` where the fit had none when it was saved."""
+    import xarray as xr
+
+    file = folder / f"{name}.nc"
+    return xr.load_dataset(file, engine="h5netcdf") if file.is_file() else None
 
 
 def read_meta(folder: Path) -> Saved:
@@ -140,12 +180,17 @@ def read_meta(folder: Path) -> Saved:
             Communication(*meta["cost"]) if meta.get("cost") else None,
             None if meta.get("checked") is None else Checked.read(meta["checked"]),
             meta.get("unchecked", ""),
+            _said(meta.get("said")),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"'{file}' can't be read ({type(error).__name__}: {error}): it is cut short, or from another version of "
             "fedbayes. The draws in 'posterior.nc' can be read without it, by `arviz.from_netcdf`."
         ) from error
+
+
+def _said(read: Mapping[str, Any] | None) -> Said | None:
+    return None if read is None else Said(**{**read, "cost": Communication(*read["cost"])})
 
 
 def state_file(folder: Path, clients: str) -> Checkpoint:
@@ -223,6 +268,10 @@ class SavedPosterior:
     folder: Path
     cost: Communication | None
     checked: Checked | None
+
+    def error(self) -> "xr.Dataset | None":
+        """What was found of its error, where that is in the folder."""
+        return read_table(self.folder, "error")
 
     def read(self) -> Any | None:
         """The ArviZ object; ``None`` where the file is not there any more.
