@@ -32,7 +32,7 @@ from fedbayes.correction.pool import NOISE, SHARE, Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.recipe import Counts, Drawn, draw
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.numerics.host import gaussian_moments, log_joint, whiteners
+from fedbayes.numerics.host import gaussian_moments, log_joint, normal_from_moments, whiteners
 from fedbayes.problem.program.prior import Prior
 from fedbayes.rounds.exchange import Heard
 
@@ -210,6 +210,15 @@ class Correction:
     def at(self, values: np.ndarray) -> np.ndarray:
         """What belongs to these draws, of values at all of the pool's, shape ``(chain, draw, ...)``."""
         return np.stack([mine[places] for mine, places in zip(values, self.places, strict=True)])
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """The Gaussian with the moments of the posterior's draws, leading axis of chains."""
+        if not self.applied:
+            return self.approximation
+        mean, covariance = self.pool.moments()
+        chains = len(self.pool.theta)
+        return normal_from_moments(np.tile(mean, (chains, 1)), np.tile(covariance, (chains, 1, 1)))
 
     def attrs(self) -> dict[str, Any]:
         """What the posterior's draws are, for ArviZ; the approximation's own words stay where these do not differ."""

@@ -124,9 +124,10 @@ class Pool:
         return tail and self.effective >= LEAST and self.weighted_noise <= NOISE
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Weighted mean and variance of each global, shape ``(d,)``."""
+        """Weighted mean ``(d,)`` and covariance ``(d, d)`` of the globals."""
         mean = np.einsum("rs,rsi->i", self.weights, self.theta)
-        return mean, np.einsum("rs,rsi->i", self.weights, (self.theta - mean) ** 2)
+        gap = self.theta - mean
+        return mean, np.einsum("rs,rsi,rsj->ij", self.weights, gap, gap)
 
     def log_evidence(self) -> np.ndarray:
         """Log of the mean weight of each chain, shape ``(chain,)``."""

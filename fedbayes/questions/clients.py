@@ -110,6 +110,8 @@ def stacked(clients: Mapping[str, Any], shared: set[str]) -> tuple[dict[str, np.
 def adapt(fitted: Fitted, new_client: Mapping[str, Any]) -> Any:
     """Posterior of a client that joins after the fit: the global posterior, as a Gaussian, is its prior.
 
+    Where ``fit.idata`` is corrected the Gaussian has the moments of its draws, and not those of the approximation.
+
     Parameters
     ----------
     new_client
@@ -131,7 +133,9 @@ def adapt(fitted: Fitted, new_client: Mapping[str, Any]) -> Any:
     """
     check_newcomers(fitted, "adapt")
     posterior, shown, num_draws = fitted.dense("adapt"), fitted.shown, theta(fitted).shape[1]
+    found = correction(fitted)
     with computing():
+        posterior = posterior if found is None else found.gaussian
         problem, mine = newcomer(
             fitted.problem,
             new_client,

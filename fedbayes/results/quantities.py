@@ -65,8 +65,9 @@ def error(fitted: Fitted) -> "xr.Dataset":
     if fitted.unchecked:
         raise ValueError(f"This fit has not measured its error. {fitted.unchecked}")
     if found is None:
+        away = ", or a client was away when the rounds were over" if fitted.problem.elsewhere else ""
         raise ValueError(
-            "This fit has not measured its error: it was made with `correct=False`."
+            f"This fit has not measured its error: it was made with `correct=False`{away}."
             if not fitted.shown.correct
             else "`fit.error` is about a Gaussian approximation, and this fit has none: Markov chains tell of "
             "themselves by R-hat and effective sample size, and a point has no posterior, as where a search for "

@@ -181,6 +181,29 @@ def test_noisy_clients_are_asked_again_for_more_draws_of_their_locals(coarse, fi
     )
 
 
+@pytest.mark.statistical(key=0, numbers=4, errors=5.0)
+def test_a_client_that_joins_updates_the_corrected_posterior() -> None:
+    """One whose data say nothing: what it is told is the posterior, and the Gaussian's sds are off by 3 percent."""
+
+    def mean_and_sd(th, weight=1.0) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        ell = numpyro.sample("ell", dist.Normal(0.0, 1.0))
+        with numpyro.handlers.scale(scale=weight):
+            numpyro.sample("estimate", dist.Normal(mu, jnp.sqrt(jnp.exp(ell) + 0.05**2 / 100)), obs=th)
+
+    clients = {name: {**data, "weight": np.array(1.0)} for name, data in scale_clients(10).items()}
+    fit = fb.fit_federated(mean_and_sd, clients, key=jax.random.key(0), num_draws=4000, progress=False)
+    joined = fit.adapt({"th": np.array(1.0), "weight": np.array(1e-9)}).posterior
+    assert fit.correction.applied
+    exact = np.asarray(EXACT[10])
+    found = [joined[name].values for name in ("mu", "ell")]
+    error = 1.0 / np.sqrt(fit.error.attrs["effective_draws"])
+    assert np.all(np.abs([each.mean() for each in found] - exact[:2]) / exact[2:] < 5.0 * error)
+    assert np.all(np.abs([each.std() for each in found] / exact[2:] - 1.0) < 5.0 * error / np.sqrt(2.0))
+    off = np.abs(fit.error["sd"].values)
+    assert np.max(off) > 5.0 * error / np.sqrt(2.0)  # the Gaussian itself would fail
+
+
 def rarely(y) -> None:
     """A rare event in each client, whose locals are skewed."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.5))

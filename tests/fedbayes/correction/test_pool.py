@@ -34,8 +34,8 @@ def _float64():
 @pytest.mark.statistical(key=0, numbers=4, errors=150.0)  # even draws: errors of 1e-5, measured
 def test_weighted_moments_and_evidence_are_the_targets() -> None:
     pool = pool_from(law(0.0, 2.0))
-    mean, variance = pool.moments()
-    np.testing.assert_allclose([mean[0], np.sqrt(variance[0])], [1.0, SD], rtol=2e-3)
+    mean, covariance = pool.moments()
+    np.testing.assert_allclose([mean[0], np.sqrt(covariance[0, 0])], [1.0, SD], rtol=2e-3)
     np.testing.assert_allclose(pool.log_evidence(), LOG_SCALE, atol=2e-3)
     assert pool.reliable
 

@@ -85,6 +85,8 @@ def test_a_client_that_is_away_after_the_rounds_costs_the_check_and_not_the_post
     assert_same(fit, undisturbed, rtol=1e-10)
     assert fit.correction is None
     assert "The posterior is not checked" in caplog.text
+    with pytest.raises(ValueError, match="or a client was away when the rounds were over"):
+        _ = fit.error
     assert not hasattr(fit.idata, "log_likelihood")
     assert np.isfinite(fit.idata.posterior["mu"]).all()
 
