@@ -53,6 +53,7 @@ def demo(
 ) -> None:
     """Heart disease in four hospitals: a federated fit by expectation propagation, against NUTS on the pooled data."""
     import time
+    import warnings
 
     from rich.console import Console
 
@@ -67,8 +68,16 @@ def demo(
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(1) from None
     started = time.perf_counter()
+    warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
     _run_demo(console, output, seed, nuts, quick)
     console.print(f"\nDone in {time.perf_counter() - started:.0f} seconds.")
+    posterior = output / "posterior.nc"
+    console.print(
+        f"Next: look at the posterior by `arviz.summary(arviz.from_netcdf('{posterior}'))`, and fit a model of your "
+        "own by `fedbayes.fit_federated(model, clients, key=jax.random.key(0))`: `help(fedbayes.fit_federated)`.",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bool) -> None:
@@ -81,7 +90,7 @@ def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bo
     _heading(console, "The federated fit", f"{job.METHOD}. The first round of each phase compiles: some seconds.")
     fit = job.fit(seed, size=size, progress=progress)
     _show(console, rounds_table(fit))
-    console.print(repr(fit), markup=False)
+    console.print(repr(fit), markup=False, soft_wrap=True)
     _heading(console, "The posterior", "az.summary(fit.idata)")
     _show(console, summary_table(fit.idata))
     reference = None

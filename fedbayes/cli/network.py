@@ -29,7 +29,7 @@ def client_posterior(
     project: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="The project's folder, as it was in the run.")
     ] = Path(),
-    output: Annotated[Path | None, typer.Option(dir_okay=False, help="A NetCDF file.  [default: SITE.nc]")] = None,
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="A NetCDF file; by default SITE.nc.")] = None,
 ) -> None:
     """At a site: write its own posterior after its last run, its local latents and the globals, for ArviZ.
 

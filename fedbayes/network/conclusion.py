@@ -1,6 +1,7 @@
 """The end of a run: what a client is told, and its own posterior, which is computed and kept at the client."""
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -56,9 +57,11 @@ def client_posterior(site: Site) -> Any:
     message = unpack(told)
     header = message.header
     if header["study"] != site.study.digest:
+        then, now = header["attrs"], site.study
         raise FederatedError(
-            f"The last run of site '{site.name}' was of another model, method or version of fedbayes. Use those of "
-            "that run."
+            f"The last run of site '{site.name}' was of study {header['study'][:8]}, by {then.get('method')} of "
+            f"fedbayes {then.get('inference_library_version')}; the study here is {now.digest[:8]}, by "
+            f"{now.configured!r} of fedbayes {version('fedbayes')}. Use model, method and version of that run."
         )
     with computing():
         session = site.session(header)

@@ -103,8 +103,8 @@ class EPAnswer(GaussianAnswer):
         last = rounds.isel(round=-1)
         noisy = float(last["change"].max()) > self._tolerance
         noise = float(last["monte_carlo_noise"].max())
-        limit = f"short of the tolerance {self._tolerance:g}"
-        at_noise = f"as far as Monte Carlo noise of {noise:.2g} posterior sds lets see, {limit}"
+        limit = f"the tolerance {self._tolerance:g} was not reached"
+        at_noise = f"to Monte Carlo noise of {noise:.2g} posterior sds ({limit})"
         return [*([at_noise] if noisy else []), *super()._remarks(rounds)]
 
     def _advice(self, last: "xr.Dataset") -> list[str]:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.errors import did_you_mean
+
 Groups = Mapping[str, Sequence[str]]
 
 
@@ -40,9 +42,7 @@ def partition(groups: Groups | None, clients: Sequence[str]) -> tuple[tuple[str,
             raise ValueError(f"Group '{group}' of `groups` is {members!r}; write the names of its clients.")
         for name in members:
             if str(name) not in homes:
-                raise ValueError(
-                    f"Group '{group}' of `groups` has the client '{name}'; the clients are {list(clients)}."
-                )
+                raise ValueError(_unknown_client(given, group, name, clients))
             homes[str(name)].append(str(group))
     wrong = {name: found for name, found in homes.items() if len(found) != 1}
     if wrong:
@@ -53,3 +53,17 @@ def partition(groups: Groups | None, clients: Sequence[str]) -> tuple[tuple[str,
     if len(set(names)) < len(names):
         raise ValueError(f"Two groups of `groups` have the same name once written as text: {list(names)}.")
     return names, np.array([names.index(found[0]) for found in homes.values()])
+
+
+def _unknown_client(given: Mapping[str, Any], group: str, name: Any, clients: Sequence[str]) -> str:
+    """Why a name is no client: it may be that of a group, where the mapping was given the wrong way round."""
+    if set(map(str, given)) <= set(clients):
+        turned: dict[str, list[str]] = {}
+        for client, groups in given.items():
+            for own in [groups] if isinstance(groups, str) else groups:
+                turned.setdefault(str(own), []).append(str(client))
+        return f"`groups` is from clients to groups, and must be from groups to clients: write `groups={turned}`."
+    return (
+        f"Group '{group}' of `groups` has the client '{name}'; the clients are {list(clients)}."
+        f"{did_you_mean(str(name), clients)}"
+    )

@@ -486,6 +486,10 @@ def test_a_fit_over_a_network_is_saved_and_says_what_it_is(federation, tmp_path)
     days = np.arange("2026-01-01", "2026-01-03", dtype="M8[D]")
     fit = world.fit(network, coords={"day": days}, dims={"y": ["day"]})
     assert set(client_posterior(network.sites[CY]).posterior) == {"mu", "tau", "own"}
+    other = federation(fb.EP(num_samples=128)).site(network.sites[CY].name)
+    other.vault = network.sites[CY].vault
+    with pytest.raises(FederatedError, match=r"was of study \w{8}, by EP\(.*; the study here is \w{8}, by EP\("):
+        client_posterior(other)
     fit.save(tmp_path / "fit")
     assert (tmp_path / "fit" / "posterior.nc").exists()
     with pytest.raises(ValueError, match=r"made over a network, .* What was saved can be read: `fedbayes.load_fit\("):

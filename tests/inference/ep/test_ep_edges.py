@@ -160,10 +160,10 @@ def test_a_fit_at_its_noise_says_that_the_tolerance_was_not_met(in_intercepts) -
     noise = float(found.rounds["monte_carlo_noise"][-1].max())
     assert found.converged
     assert (
-        f"converged, as far as Monte Carlo noise of {noise:.2g} posterior sds lets see, short of the tolerance 1e-09"
+        f"converged, to Monte Carlo noise of {noise:.2g} posterior sds (the tolerance 1e-09 was not reached)"
         in repr(found)
     )
-    assert "short of the tolerance" in found.idata["posterior"].attrs["remarks"]
+    assert "the tolerance 1e-09 was not reached" in found.idata["posterior"].attrs["remarks"]
     assert float(found.rounds["change"][-1].max()) < 4.0 * noise
 
 
