@@ -101,6 +101,11 @@ def subsampled(x, y=None):
         numpyro.sample("y", dist.Normal(mu, 1.0), obs=numpyro.subsample(y, event_dim=0))
 
 
+def truncated(x, y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.TruncatedDistribution(dist.StudentT(3.0, mu, 1.0), low=-9.0).expand([len(x)]), obs=y)
+
+
 MODEL_FUNCTIONS = {model, binary, looking, wrong, unobserved, prior_of_data, parameter, discrete, all_local, subsampled}
 
 
@@ -129,6 +134,12 @@ def saved(change: Callable[[Path], object], clients: dict | None = None, model: 
     good().save(FOLDER)
     change(FOLDER)
     return fb.load_fit(FOLDER, model, clients or two()).idata
+
+
+def read() -> object:
+    """A fit from its folder alone."""
+    good().save(FOLDER)
+    return fb.load_fit(FOLDER)
 
 
 def checkpointed(content: Callable[[bytes], bytes]) -> object:
@@ -180,6 +191,12 @@ CASES: dict[str, dict[str, Callable[[], object]]] = {
             {name: {"x": X + i, "y": np.array([1, 2, 1, 1, 2, i])} for i, name in enumerate("ab")}, binary
         ),
         "a value too large for the precision": lambda: fit(two(y=Y * 1e300), dtype=np.float32),
+        "arguments that the model does not take": lambda: fit(
+            {"north": {"X": X, "y": Y}, "south": {"X": X + 1.0, "y": Y}}
+        ),
+        "outcomes in a column": lambda: fit(
+            {"north": {"x": X, "y": Y[:, None]}, "south": {"x": X + 1.0, "y": Y[:, None]}}
+        ),
         "the same rows under two names": lambda: fit(two(x=X[::-1], y=Y[::-1])),
         "the same name twice": lambda: fit({1: {"x": X, "y": Y}, "1": {"x": X, "y": Y}}),
     },
@@ -212,6 +229,9 @@ CASES: dict[str, dict[str, Callable[[], object]]] = {
         "too much participation": lambda: fit(participation=1.5),
         "integers for the precision": lambda: fit(dtype=np.int32),
         "`local` as text": lambda: fit(local="beta"),
+        "too many labels": lambda: fit(coords={"c": ["age", "bmi", "sex"]}, dims={"beta": ["c"]}),
+        "dimensions of an unknown site": lambda: fit(dims={"betta": ["c"]}),
+        "labels of an unknown dimension": lambda: fit(coords={"k": ["age", "bmi"]}, dims={"beta": ["c"]}),
         "a bad option of EP": lambda: fit(method=fb.EP(num_samples=100)),
         "a folder for the checkpoint": lambda: fit(checkpoint=FOLDER),
     },
@@ -230,6 +250,9 @@ CASES: dict[str, dict[str, Callable[[], object]]] = {
         "an unknown client": lambda: good().client_posterior("east"),
         "a prediction without covariates": lambda: good().predict("north"),
         "a prediction with other columns": lambda: good().predict("north", x=np.ones((2, 3))),
+        "a prediction with other axes": lambda: good().predict("north", x=np.ones((4, 3, 2))),
+        "a prediction that can't be drawn": lambda: fit(model=truncated).predict("north", x=X),
+        "a prediction of a fit read without its model": lambda: read().predict("north", x=X),
         "a new client with other arguments": lambda: good().adapt({"x": X}),
         "a hypothesis about a fit": lambda: fb.excludes(good(), 0),
         "a hypothesis about an array": lambda: fb.excludes(np.zeros((4, 100)), 0),

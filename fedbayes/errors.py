@@ -24,6 +24,10 @@ class ModelError(FedbayesError, ValueError):
     """The program cannot be fitted by federation; the message names the site and what to write instead."""
 
 
+class NotDrawableError(ModelError, NotImplementedError):
+    """A site of the program can't be drawn, as predictions and replicates are; the message names it."""
+
+
 class FederatedError(FedbayesError, RuntimeError):
     """A fit broke down; the message names the round, the clients and what to try."""
 

@@ -13,7 +13,8 @@ from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.problem.data.explained import explaining
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.problem import Problem, make_problem
-from fedbayes.problem.program.program import Block, Model, Program, Unobserved
+from fedbayes.problem.program.handlers import Unobserved
+from fedbayes.problem.program.program import Block, Model, Program
 from fedbayes.problem.program.split import trace_sites
 from fedbayes.runtime.compiling import jit_quickly
 from fedbayes.runtime.precision import computing
@@ -79,13 +80,7 @@ def prior_simulator(
                 found[name] = {**mine.static, **mine.arrays, **drawn}
         return found, {name: np.asarray(value) for name, value in truth.items()}
 
-    try:
-        simulate(jax.random.key(0))
-    except NotImplementedError as error:
-        raise ModelError(
-            f"The prior can't be drawn from ({error}), so that no truth can be simulated. Give every global a proper "
-            "prior, such as `dist.Normal(0.0, 10.0)`."
-        ) from error
+    simulate(jax.random.key(0))  # raises where a site can't be drawn
     return simulate
 
 

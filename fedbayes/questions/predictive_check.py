@@ -205,7 +205,7 @@ def _prior_draws(fitted: Fitted, shapes: Sequence[arviz.Shapes], keys: Array) ->
             theta = jax.vmap(fitted.roster.prior.draw)(keys)
         except NotImplementedError as error:
             raise ValueError(
-                "A prior of the globals is improper, and can't be drawn from. Write `prior=False`, or a proper prior."
+                f"A prior of the globals can't be drawn from. Write `prior=False`, or a proper prior. {error}"
             ) from error
         return arviz.global_values(shapes, np.asarray(theta)[None])
 

@@ -12,7 +12,8 @@ from numpyro.handlers import seed, substitute, trace
 from fedbayes.problem.data.padding import num_rows, pad
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.problem import Problem
-from fedbayes.problem.program.program import Program, Unobserved
+from fedbayes.problem.program.handlers import Unobserved
+from fedbayes.problem.program.program import Program
 from fedbayes.problem.program.row_process import Given, OfRows, RowProcess
 from fedbayes.problem.program.tracing import digest_of
 from fedbayes.runtime.lru import Kept

@@ -16,7 +16,8 @@ from fedbayes.errors import ClientDataError
 from fedbayes.problem.data.reading import prepare_like
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program.called import misfit
-from fedbayes.problem.program.program import Model, Program, Unobserved
+from fedbayes.problem.program.handlers import Unobserved
+from fedbayes.problem.program.program import Model, Program
 from fedbayes.problem.program.split import trace_sites
 from fedbayes.problem.program.tracing import digest_of
 from fedbayes.results.conditional import Rows, conditional_draws, conditional_log_densities

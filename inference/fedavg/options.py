@@ -180,6 +180,6 @@ def _check_proper(roster: Roster) -> None:
         jax.eval_shape(roster.prior.draw, jax.random.key(0))
     except NotImplementedError as error:
         raise ValueError(
-            "`init` is 'prior', but a prior of the globals can't be drawn from, as it is improper. Write 'random', or "
-            "arrays by global site, in unconstrained space."
+            "`init` is 'prior', but a prior of the globals can't be drawn from. Write 'random', or arrays by global "
+            f"site, in unconstrained space. {error}"
         ) from error

@@ -24,8 +24,8 @@ from numpyro.distributions.transforms import IdentityTransform
 from numpyro.distributions.util import sum_rightmost
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import compute_log_probs
-from numpyro.primitives import Messenger
 
+from fedbayes.problem.program.handlers import Drawn, Replaced
 from fedbayes.problem.program.row_process import OfRows
 
 Model = Callable[..., Any]
@@ -142,28 +142,6 @@ class Outcome(NamedTuple):
     support: Constraint | None
 
 
-class Replaced(Messenger):
-    """The model with other values for some of its observed sites."""
-
-    def __init__(self, model: Model, values: Mapping[str, Array]) -> None:
-        super().__init__(model)
-        self.values = values
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """See NumPyro's ``Messenger``."""
-        if msg["type"] == "sample" and msg["name"] in self.values:
-            msg["value"] = self.values[msg["name"]]
-
-
-class Unobserved(Messenger):
-    """Draws the sites that the model observes: with the outcome among the arguments, its prediction is asked for."""
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        """See NumPyro's ``Messenger``."""
-        if msg["type"] == "sample" and msg["is_observed"] and not isinstance(msg["fn"], dist.Unit):  # no `factor`
-            msg["value"], msg["is_observed"] = None, False
-
-
 @dataclass(frozen=True, eq=False)
 class Program:
     """One client's program for one shape of data.
@@ -257,11 +235,11 @@ class Program:
 
         Raises
         ------
-        NotImplementedError
-            A prior is improper.
+        NotDrawableError
+            A prior is improper, or NumPyro lacks a package to draw from it.
         """
         with numpyro.validation_enabled(False):
-            sites = trace(seed(self.model, key)).get_trace(**self.static, **data)
+            sites = trace(seed(Drawn(self.model), key)).get_trace(**self.static, **data)
         drawn = (biject_to(sites[name]["fn"].support).inv(sites[name]["value"]) for name in self.globals.names)
         return jnp.concatenate([jnp.ravel(value).astype(jnp.float64) for value in drawn])
 

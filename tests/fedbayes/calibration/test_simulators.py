@@ -89,7 +89,7 @@ def masked(y, seen):
     [
         (soft, {}, r"more than the priors of the globals: \['near'\]"),
         (computed, {}, r"observed sites \['logs'\] are computed values"),
-        (improper, {}, "can't be drawn from"),
+        (improper, {}, "can't be drawn.* Write a proper distribution"),
         (masked, {"seen": np.array([True, False, True])}, "Outcomes may be missing"),
     ],
 )

@@ -182,13 +182,16 @@ def test_a_prior_with_terms_of_its_own_can_not_be_drawn_from(small_fit, monkeypa
 
 def test_priors_that_can_not_be_drawn_from(small_fit) -> None:
     def improper(key: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError("The site 'mu' can't be drawn.")
 
     roster = SimpleNamespace(prior=SimpleNamespace(draw=improper))
     coupled = SimpleNamespace(locals_from=FromServer((), {}, {}, "EP"))
     for changed, told in (
         ({"answer": coupled}, "EP couples the clients by a prior that is no part"),
-        ({"roster": roster}, "A prior of the globals is improper, and can't be drawn from. Write `prior=False`"),
+        (
+            {"roster": roster},
+            "A prior of the globals can't be drawn from. Write `prior=False`, or a proper prior. The site 'mu' can't",
+        ),
     ):
         with pytest.raises(ValueError, match=told):
             predictive_check(fake(small_fit, **changed), prior=True)
