@@ -1,6 +1,6 @@
 """What EP ends with, and what its diagnostics mean."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ from fedbayes.contract.state import Record, RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import HOPELESS, EPState, posterior_of, remaining
 from fedbayes.inference.own_site import told_everybody
+from fedbayes.problem.program.prior import Hierarchy
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -65,13 +66,14 @@ class EPAnswer(GaussianAnswer):
         How the rounds went.
     tolerance
         Change of the global that counts as none, in posterior sds.
-    has_locals
-        Whether some client has locals, for the advice after a fit that went wrong.
+    has_locals, hierarchy
+        Whether some client has locals, and which globals have a prior whose spread depends on other globals: for the
+        advice after a fit that went wrong.
     """
 
-    def __init__(self, run: RunState, tolerance: float, *, has_locals: bool) -> None:
+    def __init__(self, run: RunState, tolerance: float, *, has_locals: bool, hierarchy: Hierarchy) -> None:
         state: EPState = run.state
-        self._tolerance, self._has_locals = tolerance, has_locals
+        self._tolerance, self._has_locals, self._hierarchy = tolerance, has_locals, hierarchy
         posterior = posterior_of(state)
         told = told_everybody(posterior, state.counted.round, state.counted.step)
         super().__init__(posterior, FromCavity(told, posterior), run)
@@ -114,13 +116,41 @@ class EPAnswer(GaussianAnswer):
             return ["A client keeps its site between rounds: give it a folder that stays (`state-dir` of its node)."]
         if float(last["stuck"].max()) >= HOPELESS:
             stopped = f"It stopped because the last {HOPELESS} rounds brought it no nearer to a fixed point."
-            return [stopped, _PARAMETRISATION if self._has_locals else _PRIORS]
+            return [stopped, self._remedy(_PARAMETRISATION if self._has_locals else _PRIORS)]
         if float(last["step"].min()) == 0.0:
-            return ["No step kept the global and every cavity proper.", _PRIORS]
+            return ["No step kept the global and every cavity proper.", self._remedy(_PRIORS)]
         if noise >= 0.5 * change:
             more = "`EP(num_samples=...)`, a power of two, for more draws a client"
             return [f"Most of the change is Monte Carlo noise, {noise:.2g} posterior sds: give {more}."]
         return ["It was still on its way: raise `num_rounds`."]
+
+    def _remedy(self, otherwise: str) -> str:
+        """What to write: a hierarchy among the globals explains more than anything else would."""
+        return without_funnel(self._hierarchy) if self._hierarchy else otherwise
+
+
+def of_funnel(hierarchy: Hierarchy) -> str:
+    """The warning before the first round of a program with a hierarchy among its globals."""
+    wide = "; ".join(f"that of '{name}' with {_quoted(parents)}" for name, parents in hierarchy.items())
+    return (
+        f"The scale of a global's prior changes with other globals: {wide}. Where the data say little of each entry, "
+        f"the posterior is a funnel, which is far from the Gaussian of EP, and the rounds may not converge. "
+        f"{without_funnel(hierarchy)}"
+    )
+
+
+def without_funnel(hierarchy: Hierarchy) -> str:
+    """How to write a program whose globals have a hierarchy."""
+    name, names = next(iter(hierarchy)), _quoted(hierarchy)
+    return (
+        f"If each client has its own {names}, sample it inside `with fedbayes.local():`. If all clients share it, "
+        f"write the non-centred form, `{name} = location + scale * z` with `z` from a standard normal, or "
+        f"`numpyro.handlers.reparam(model, config={{'{name}': LocScaleReparam(0)}})`."
+    )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return " and ".join(f"'{name}'" for name in names)
 
 
 _PARAMETRISATION = (

@@ -13,6 +13,7 @@ the global stays proper, and takes it back where a client then reports an improp
 and how far, a client learns with the next broadcast (:mod:`fedbayes.inference.own_site`).
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ import numpy as np
 from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic
 from fedbayes.contract.state import RunState
-from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
+from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer, of_funnel
 from fedbayes.inference.ep.client import Own
 from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.server import algorithm, startable
@@ -75,7 +76,9 @@ class EP(Options, Method):
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def phases(self, roster: Roster) -> list[Phase]:
-        """What the start asks for, then EP."""
+        """What the start asks for, then EP; a hierarchy among the globals is warned of."""
+        if hierarchy := roster.prior.hierarchy:
+            warnings.warn(of_funnel(hierarchy), stacklevel=2)
         ep = Phase(algorithm=algorithm(self, roster), max_rounds=30)
         start = self.start(roster)
         if start not in ("newton", "mode"):
@@ -85,7 +88,8 @@ class EP(Options, Method):
 
     def answer(self, roster: Roster, run: RunState) -> EPAnswer:
         """Prior times sites."""
-        return EPAnswer(run, self.tolerance, has_locals=bool(np.any(roster.num_locals)))
+        has_locals, hierarchy = bool(np.any(roster.num_locals)), roster.prior.hierarchy
+        return EPAnswer(run, self.tolerance, has_locals=has_locals, hierarchy=hierarchy)
 
     def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
         """See :class:`~fedbayes.contract.algorithm.Method`."""
