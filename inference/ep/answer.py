@@ -1,6 +1,6 @@
 """What EP ends with, and what its diagnostics mean."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ from fedbayes.contract.state import Record, RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import HOPELESS, EPState, posterior_of, remaining
 from fedbayes.inference.own_site import told_everybody
+from fedbayes.problem.program.hierarchy import without_funnel
 from fedbayes.problem.program.prior import Hierarchy
 
 if TYPE_CHECKING:
@@ -127,30 +128,6 @@ class EPAnswer(GaussianAnswer):
     def _remedy(self, otherwise: str) -> str:
         """What to write: a hierarchy among the globals explains more than anything else would."""
         return without_funnel(self._hierarchy) if self._hierarchy else otherwise
-
-
-def of_funnel(hierarchy: Hierarchy) -> str:
-    """The warning before the first round of a program with a hierarchy among its globals."""
-    wide = "; ".join(f"that of '{name}' with {_quoted(parents)}" for name, parents in hierarchy.items())
-    return (
-        f"The scale of a global's prior changes with other globals: {wide}. Where the data say little of each entry, "
-        f"the posterior is a funnel, which is far from the Gaussian of EP, and the rounds may not converge. "
-        f"{without_funnel(hierarchy)}"
-    )
-
-
-def without_funnel(hierarchy: Hierarchy) -> str:
-    """How to write a program whose globals have a hierarchy."""
-    name, names = next(iter(hierarchy)), _quoted(hierarchy)
-    return (
-        f"If each client has its own {names}, sample it inside `with fedbayes.local():`. If all clients share it, "
-        f"write the non-centred form, `{name} = location + scale * z` with `z` from a standard normal, or "
-        f"`numpyro.handlers.reparam(model, config={{'{name}': LocScaleReparam(0)}})`."
-    )
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return " and ".join(f"'{name}'" for name in names)
 
 
 _PARAMETRISATION = (

@@ -23,13 +23,14 @@ import numpy as np
 from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic
 from fedbayes.contract.state import RunState
-from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer, of_funnel
+from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.client import Own
 from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.server import algorithm, startable
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.own_site import EVERYBODY, Everybody, own_cavity
 from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.problem.program.hierarchy import of_funnel
 from fedbayes.problem.roster import Roster
 
 

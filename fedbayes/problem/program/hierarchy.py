@@ -4,6 +4,8 @@ Written as ``theta ~ Normal(mu, tau)`` with ``tau`` a global too, the posterior 
 data say little of each ``theta``, and no Gaussian has that. Location alone does no harm: it tilts a Gaussian.
 """
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,3 +69,27 @@ def _spreads(program: Program, theta: Array, data: Arrays) -> dict[str, Array]:
             continue
         found[name] = one - other
     return found
+
+
+def of_funnel(hierarchy: Hierarchy) -> str:
+    """What to warn of before the first round of a method whose answer is a Gaussian."""
+    wide = "; ".join(f"that of '{name}' with {_quoted(parents)}" for name, parents in hierarchy.items())
+    return (
+        f"The scale of a global's prior changes with other globals: {wide}. Where the data say little of each entry, "
+        f"the posterior is a funnel: far from any Gaussian, so that the rounds may fail or not converge. "
+        f"{without_funnel(hierarchy)}"
+    )
+
+
+def without_funnel(hierarchy: Hierarchy) -> str:
+    """How to write a program whose globals have a hierarchy."""
+    name, names = next(iter(hierarchy)), _quoted(hierarchy)
+    return (
+        f"If each client has its own {names}, sample it inside `with fedbayes.local():`. If all clients share it, "
+        f"write the non-centred form, `{name} = location + scale * z` with `z` from a standard normal, or "
+        f"`numpyro.handlers.reparam(model, config={{'{name}': LocScaleReparam(0)}})`."
+    )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return " and ".join(f"'{name}'" for name in names)

@@ -141,3 +141,12 @@ def test_a_fit_that_made_no_progress_is_told_of_the_hierarchy_and_not_of_proper_
     assert "`theta = location + scale * z`" in told
     assert "proper priors" not in told
     assert "proper priors" in advice({})
+
+
+def test_a_fit_whose_first_round_fails_is_told_of_it_too() -> None:
+    model, method = program(centred), fb.EP(num_replicates=1)
+    with (
+        pytest.warns(UserWarning, match="scale of a global's prior"),
+        pytest.raises(fb.FederatedError, match=r"not proper without them.*}\. If each client .*LocScaleReparam"),
+    ):
+        fb.fit_federated(model, CLIENTS, method=method, key=jax.random.key(0), progress=False)
