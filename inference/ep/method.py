@@ -89,8 +89,8 @@ class EP(Options, Method):
 
     def answer(self, roster: Roster, run: RunState) -> EPAnswer:
         """Prior times sites."""
-        has_locals, hierarchy = bool(np.any(roster.num_locals)), roster.prior.hierarchy
-        return EPAnswer(run, self.tolerance, has_locals=has_locals, hierarchy=hierarchy)
+        has_locals = bool(np.any(roster.num_locals))
+        return EPAnswer(run, self.tolerance, has_locals=has_locals, prior=roster.prior)
 
     def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
         """See :class:`~fedbayes.contract.algorithm.Method`."""

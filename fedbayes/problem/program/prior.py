@@ -126,6 +126,11 @@ class Prior:
         """Whether some direction of the globals has no prior information at all."""
         return self.num_flat() > 0
 
+    @property
+    def is_proper(self) -> bool:
+        """Whether the globals have a prior in every direction, as far as it can be drawn from."""
+        return self.spread is not None
+
     def num_flat(self) -> int:
         """Number of directions of the globals without prior information; zero where the prior is not Gaussian."""
         if self.gaussian is None:

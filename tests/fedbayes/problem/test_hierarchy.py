@@ -6,14 +6,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import xarray as xr
 from numpyro.contrib.control_flow import scan
 from numpyro.handlers import reparam
 from numpyro.infer.reparam import LocScaleReparam
 
 import fedbayes as fb
-from fedbayes.inference.ep.answer import EPAnswer
-from fedbayes.inference.ep.step import HOPELESS
 from fedbayes.problem.problem import make_problem
 
 CLIENTS = {name: {"y": np.random.default_rng(seed).normal(size=3)} for seed, name in enumerate("ab")}
@@ -126,21 +123,6 @@ class Stopped(fb.executors.Batched):
 
     def begin(self, *_: object) -> None:
         raise RuntimeError("stop before the first round")
-
-
-def advice(hierarchy: dict) -> str:
-    """What a fit is told to try that made no progress."""
-    answer = EPAnswer.__new__(EPAnswer)
-    answer._tolerance, answer._has_locals, answer._hierarchy = 0.02, False, hierarchy
-    last = {"change": 1.0, "monte_carlo_noise": 0.0, "stuck": HOPELESS, "code": 0, "step": 1.0}
-    return " ".join(answer._advice(xr.Dataset(last)))
-
-
-def test_a_fit_that_made_no_progress_is_told_of_the_hierarchy_and_not_of_proper_priors() -> None:
-    told = advice({"theta": ("tau",)})
-    assert "`theta = location + scale * z`" in told
-    assert "proper priors" not in told
-    assert "proper priors" in advice({})
 
 
 def test_a_fit_whose_first_round_fails_is_told_of_it_too() -> None:
