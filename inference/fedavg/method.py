@@ -74,8 +74,9 @@ class FedAvg(Options, Method):
     num_samples
         Draws that integrate them out.
     init
-        ``"zero"``; ``"random"`` (uniform in (-2, 2), as NumPyro's samplers); ``"prior"`` (a draw of the prior, as
-        networks need whose prior scales with their width); or arrays by global site, in unconstrained space.
+        ``"zero"`` in unconstrained space; ``"random"`` (uniform in (-2, 2), as NumPyro's samplers); ``"prior"`` (a draw
+        of the prior, as networks need whose prior scales with their width); or arrays by global site, in unconstrained
+        space.
     laplace
         End with a round of Hessians, which makes a Laplace posterior; ``None``: up to 512 globals. Without it
         ``fit.idata`` holds one draw, the point.

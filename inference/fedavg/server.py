@@ -24,7 +24,6 @@ from fedbayes.inference.fedavg.client import (
 )
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
-from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.options import given_start
 from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
@@ -100,7 +99,7 @@ def first_position(config: Options, roster: Roster, key: Array) -> Array:
         return roster.prior.draw(key)
     if config.init == "random":  # as NumPyro's samplers
         return jax.random.uniform(key, (roster.size,), jnp.float64, -2.0, 2.0)
-    return cold_start(roster.size)
+    return jnp.zeros(roster.size)
 
 
 def averaging(

@@ -13,6 +13,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.contract.answer import ERROR_LIMIT
+from fedbayes.inference.fedavg.server import first_position
 from fedbayes.inference.local.steps.descent import make_batches
 from fedbayes.models import eight_schools, heart_disease, linear
 
@@ -108,6 +109,24 @@ def test_small_steps_are_no_convergence(kind) -> None:
     assert not fit.converged
     assert int((fit.rounds["phase"] == "FedAvg").sum()) == 12
     assert fit.fitted.run.last("left") > 1.0
+
+
+def logistic(x, y) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+    numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_the_start_at_zero_is_zero_and_has_the_gradient_of_its_neighbours(batch_size) -> None:
+    """One step from zero is ``eta / n sum (y - 1/2) x``; NumPyro's gradient at a logit of zero is off by 1/2 a row."""
+    rng = np.random.default_rng(0)
+    clients = {name: {"x": rng.normal(size=n), "y": rng.integers(0, 2, n)} for name, n in (("a", 2), ("b", 2))}
+    method = fb.FedAvg(step_size=0.1, local_steps=1, laplace=False, batch_size=batch_size)
+    fit = fitted(logistic, clients, method, 1, correct=False)
+    slope = np.mean([np.mean((client["y"] - 0.5) * client["x"]) for client in clients.values()])
+    np.testing.assert_allclose(fit.idata.posterior["slope"].values, 0.1 * slope, rtol=1e-12)
+    with jax.enable_x64(True):
+        assert not np.any(first_position(method, fit.roster, KEY))
 
 
 @pytest.mark.parametrize("solver", ["newton", "steps"])
