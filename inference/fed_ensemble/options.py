@@ -34,6 +34,11 @@ class Options(member.Options):
                 "`fairness` is personalised, but a client of an ensemble trains several modes and has no point of its "
                 "own. Write `fedbayes.GIFAIR(..., personalised=False)`, or `fedbayes.FedAvg(fairness=...)`."
             )
+        if self.scheme != "full":
+            raise ValueError(
+                f"`scheme` is {self.scheme!r}, but an ensemble draws its clients from strata. Write "
+                "`clients_per_stratum=...`, or `participation` of `fit_federated`."
+            )
         if self.assignment == "all":
             _check_all(self)
         if self.randomised:

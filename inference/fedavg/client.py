@@ -36,6 +36,21 @@ class Shared(NamedTuple):
     scale: Array
 
 
+class Told(NamedTuple):
+    """What a client is told for itself in this round; empty where there is nothing to tell.
+
+    Attributes
+    ----------
+    factor
+        Of its loss, by :class:`~fedbayes.inference.fedavg.fairness.GIFAIR`.
+    drawn
+        How often it was drawn.
+    """
+
+    factor: Any = ()
+    drawn: Any = ()
+
+
 class Message(NamedTuple):
     """What a client adds to the server's sums.
 
@@ -44,11 +59,11 @@ class Message(NamedTuple):
     delta
         From where its steps ended to the server, times its weight, shape ``(d,)``.
     weight
-        Its weight p.
+        Its weight p, or how often it was drawn.
     value
-        Its energy at the server's position; with mini-batches the mean over its steps.
+        Its energy at the server's position, over p and times the weight; with mini-batches the mean over its steps.
     slope
-        The energy's gradient there, shape ``(d,)``; empty where it isn't sent.
+        The energy's gradient there likewise, shape ``(d,)``; empty where it isn't sent.
     losses
         Its mean loss in its group's place, and one there, shape ``(2, groups)``; empty without fairness.
     """
@@ -84,7 +99,7 @@ def local_update(
     weights: np.ndarray,
     fairness: Fairness | None,
     shared: Shared,
-    factor: Any,
+    told: Told,
     own: Own,
     client: Client,
     key: Any,
@@ -92,19 +107,22 @@ def local_update(
     """The steps of one round; the reply is the weighted delta, and what is known of the energy where they began."""
     num_rows = float(roster.rows.sum())
     energy = make_energy(config, roster, weights, client, own.tilt)
-    energy = energy if fairness is None else energy._replace(factor=factor)
+    energy = energy if fairness is None else energy._replace(factor=told.factor)
     done = make_descent(config, roster)(energy, shared.position, own.z, shared.scale, key)
     delta, weight = shared.position - done.position, energy.weight
+    counts: Any = weight if config.scheme == "full" else told.drawn
     fine = jnp.all(jnp.isfinite(delta)) & jnp.isfinite(done.value)
     code = jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE)
     info, loss = {"drift": jnp.sqrt(jnp.mean(delta**2))}, done.value / (weight * num_rows)
-    if is_personalised(config):
+    if config.fairness is not None and config.fairness.ranks_ends:
         loss = energy.at(done.position, done.carry)[0] / (weight * num_rows)
         info["own_loss"] = loss
+    if is_personalised(config):
         own = own._replace(position=jnp.where(fine, done.position, own.position))
-    losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, loss)
+    losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, loss) * (counts > 0.0)
     slope = done.slope if sends_slope(config, roster) else jnp.zeros(0)
-    total = Message(weight * delta, weight, done.value, slope, losses)
+    part = counts / weight
+    total = Message(counts * delta, counts, part * done.value, part * slope, losses)
     reply = Reply(total=total, code=code, info=info)
     return reply, own._replace(z=jnp.where(fine, done.carry, own.z))
 
