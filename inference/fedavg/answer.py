@@ -42,6 +42,10 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
         (REPLICATE,), "length of the move of the round before, root mean square over the globals", "posterior sds"
     ),
     "left": Diagnostic((REPLICATE,), "estimated distance to the rounds' fixed point", "posterior sds"),
+    "pull": Diagnostic(
+        (REPLICATE,), "how far the clients' steps led in the mean, over their step size", "unconstrained units"
+    ),
+    "alignment": Diagnostic((REPLICATE,), "cosine of the angle between that way and the one of the round before"),
     "step_size": Diagnostic(
         (REPLICATE,), "step size of plain gradient steps on the mean loss, before the schedule; otherwise one"
     ),
@@ -68,6 +72,7 @@ _TOO_LONG = (
     "in `server_optimizer`."
 )
 _LATE = 10  # rounds that tell whether groups still take turns
+_ALIGNED, _UNSPENT = 0.25, 0.5  # mean cosine of late rounds' ways, and their length over that of the first
 _FALL = 0.01  # relative fall of the objective over the last half of the rounds that counts as none
 
 
@@ -117,7 +122,8 @@ class _Ended:
     def arrived(self) -> bool:
         """Whether the fixed point is near; where that can't be known, whether the objective has stopped falling.
 
-        It has, if over the last half of the rounds it fell by less than a percent.
+        It has, if over the last half of the rounds it fell by less than a percent, and not for the reason that steps
+        are too small.
         """
         if self.steady:
             return self.left <= min(self.tolerance, ERROR_LIMIT)
@@ -126,7 +132,21 @@ class _Ended:
         if len(late) < 4 or not np.all(np.isfinite(late)):
             return False
         first, second = late[: len(late) // 2].mean(), late[len(late) // 2 :].mean()
-        return bool(first - second <= _FALL * max(abs(first), abs(second)))
+        return bool(first - second <= _FALL * max(abs(first), abs(second))) and not self.crept
+
+    @property
+    def crept(self) -> bool:
+        """Whether late rounds have led as far as the first one, and each the same way: steps were too small.
+
+        Around a fixed point ways turn from round to round; on the way to one they grow shorter. The numbers are ratios,
+        and do not depend on the steps' size.
+        """
+        late = range(len(self.rounds) // 2, len(self.rounds))
+        pulls, cosines = (np.array([self.rounds[i][name] for i in late]) for name in ("pull", "alignment"))
+        first, known = np.asarray(self.rounds[0]["pull"]), np.isfinite(pulls) & np.isfinite(cosines)
+        num = np.maximum(known.sum(axis=0), 1)
+        mean_pull, mean_cosine = (np.where(known, each, 0.0).sum(axis=0) / num for each in (pulls, cosines))
+        return bool(np.any((mean_cosine > _ALIGNED) & (mean_pull > _UNSPENT * first)))
 
     @property
     def fair(self) -> bool:
@@ -137,6 +157,12 @@ class _Ended:
         """Why the rounds have not arrived, and what to try."""
         if self.rose:
             return _TOO_LONG
+        if not self.steady and self.crept:
+            return (
+                "Each round still leads the same way as the one before, and as far as the first: the steps are too "
+                "small to arrive. Write larger ones, at the clients (`step_size`, `optimizer`) or in "
+                "`server_optimizer`."
+            )
         if self.fair and np.ptp([each["group_rank"] for each in self.rounds[-_LATE:]], axis=0).any():
             return (
                 "Groups take turns in faring worst, which the rounds answer by turning back: around equal losses they "

@@ -61,6 +61,8 @@ class FedAvgState(NamedTuple):
     pull
         How far the clients' steps led in the last round, over the size of their steps: it shrinks as the fixed point
         comes nearer, and not as steps do.
+    way
+        The clients' mean way in the last round, shape ``(d,)``.
     losses
         Mean losses of the groups, NaN where not known; empty without fairness.
     drawn
@@ -74,6 +76,7 @@ class FedAvgState(NamedTuple):
     slope: Array
     move: Array
     pull: Array
+    way: Array
     losses: Array
     drawn: Array
 
@@ -133,9 +136,8 @@ def averaging(
         position = first_position(config, roster, key) if previous is None else previous.position
         step, nothing = _first_step(config, previous), jnp.zeros(known)
         losses = jnp.full(0 if fairness is None else fairness.num_groups, jnp.nan)
-        zero = jnp.zeros(())
-        drawn = _drawn(config, weights, key)
-        return FedAvgState(position, optimizer.init(position), step, zero, nothing, nothing, zero, losses, drawn)
+        zero, way, drawn = jnp.zeros(()), jnp.zeros(roster.size), _drawn(config, weights, key)
+        return FedAvgState(position, optimizer.init(position), step, zero, nothing, nothing, zero, way, losses, drawn)
 
     def broadcast(state: FedAvgState) -> tuple[Shared, Told]:
         factor = () if fairness is None else fairness.factors(state.losses)
@@ -182,7 +184,9 @@ def _averaged(
     slope, move = total.slope / share, position - state.position
     told = move[: slope.size]
     complete = jnp.all(replies.used) & (config.scheme == "full")
-    pull = jnp.sqrt(jnp.sum((total.delta / share) ** 2)) / jnp.maximum(_size(config, state), 1e-300)
+    led = total.delta / share
+    length = jnp.sqrt(jnp.sum(led**2))
+    pull = length / jnp.maximum(_size(config, state), 1e-300)
     way = _way(state, slope, told, pull, _size(config, state), complete)
     norm = jnp.sqrt(jnp.sum(slope**2)) / num_rows if slope.size else jnp.full((), jnp.nan)
     info = {
@@ -191,6 +195,8 @@ def _averaged(
         "moved": jnp.where(taken, jnp.sqrt(jnp.mean(move**2)), jnp.nan),
         "change": way.change,
         "left": way.left,
+        "pull": pull,
+        "alignment": led @ state.way / (length * jnp.sqrt(jnp.sum(state.way**2))),
         "step_size": state.step,
         "converged": way.left <= min(config.tolerance, ERROR_LIMIT),
         "hopeless": ~taken,
@@ -204,7 +210,7 @@ def _averaged(
     if config.probes and config.step_size is None:  # the curvature may have grown since the start
         step = jnp.minimum(step, _STEP * num_rows / jnp.maximum(way.curvature, 1e-300))
     slope = jnp.where(complete, slope, jnp.nan)
-    after = FedAvgState(position, kept, step, state.round + 1.0, slope, told, pull, losses, state.drawn)
+    after = FedAvgState(position, kept, step, state.round + 1.0, slope, told, pull, led, losses, state.drawn)
     return jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, state), info
 
 

@@ -563,6 +563,20 @@ def test_steps_that_can_get_nowhere_are_refused(options) -> None:
         fb.fit_federated(line, GOLDEN, method=method, key=KEY, progress=False)
 
 
+@pytest.mark.parametrize("server", [None, optax.sgd(1.0, momentum=0.9)], ids=["plain", "momentum"])
+@pytest.mark.parametrize("step", [1e-12, 0.05])
+def test_batches_with_an_optimiser_of_tiny_steps_have_not_converged(step, server) -> None:
+    """The objective does not fall in either case: far from the mode each round leads the same way, at it none does."""
+    start = {"slope": 3.0 if step < 1e-6 else 0.93}  # and from a start at the mode no fall is to be seen either
+    method = fb.FedAvg(
+        optimizer=optax.sgd(step), batch_size=1, epochs=1, init=start, laplace=False, max_rounds=60,
+        server_optimizer=server,
+    )  # fmt: skip
+    fit = fitted(line, GOLDEN, method)
+    assert fit.converged is (step > 1e-6)
+    assert ("the steps are too small to arrive" in fit.trouble()) is (step < 1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:The rounds ended 0.1 .* at rest:fedbayes.NotConvergedWarning")
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_both_names(method) -> None:
