@@ -122,7 +122,8 @@ def fit_federated(
     UnreliableWarning
         The posterior is so far from Gaussian that the error of the answer is not known.
     UserWarning
-        Two clients hold the same rows.
+        Two clients hold the same rows; the scale of a global's prior changes with another global, which is a funnel for
+        EP; and other doubts about model and data that a fit can live with.
 
     Examples
     --------

@@ -62,6 +62,8 @@ class Verdict(NamedTuple):
     remarks
         What qualifies a fit that has converged, such as importance weights that can't be trusted; short, without a full
         stop.
+    ask_who_disagrees
+        Whether a client that is far from all the others may be what kept the fit from converging.
     """
 
     converged: bool
@@ -69,6 +71,7 @@ class Verdict(NamedTuple):
     headline: Sequence[str]
     trouble: str
     remarks: Sequence[str] = ()
+    ask_who_disagrees: bool = False
 
 
 class Answer(Protocol):

@@ -19,8 +19,9 @@ from fedbayes.problem.data.padding import bucket_lengths, num_rows, pad, row_arg
 from fedbayes.problem.data.reading import ClientArrays, prepare_clients
 from fedbayes.problem.program.called import misfit
 from fedbayes.problem.program.concrete import mixes_precisions, needs_value, precision_refusal, refusal, with_sizes
+from fedbayes.problem.program.hierarchy import hierarchy_of
 from fedbayes.problem.program.local_latents import LocalLatents, local_latents
-from fedbayes.problem.program.prior import Prior, make_prior
+from fedbayes.problem.program.prior import Hierarchy, Prior, make_prior
 from fedbayes.problem.program.prior_terms import with_prior_terms
 from fedbayes.problem.program.program import Block, Model, Program
 from fedbayes.problem.program.same_model import model_key
@@ -356,7 +357,13 @@ def prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> 
     def draw(key: Array) -> Array:
         return program.draw_prior(key, shapes())
 
-    return _PRIORS.get(program, lambda: make_prior(log_density, program.globals.size, tolerance, draw))
+    def find_hierarchy() -> Hierarchy:
+        return hierarchy_of(program, shapes())
+
+    def make() -> Prior:
+        return make_prior(log_density, program.globals.size, tolerance, draw, find_hierarchy)
+
+    return _PRIORS.get(program, make)
 
 
 def _with_rows(problem: Problem, options: Options) -> Problem:

@@ -308,7 +308,8 @@ def _by_weight(conflict: "xr.Dataset") -> np.ndarray:
     """Places of the clients, the clearest case first."""
     single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
     least = np.fmin(single.fillna(1.0).min(COORDINATE).values, overall.values)
-    return np.argsort(least, kind="stable")
+    farthest = abs(conflict["z"]).fillna(0.0).max(COORDINATE).values  # where p is too small for a number
+    return np.lexsort((-farthest, least))
 
 
 def disagreement(conflict: "xr.Dataset") -> str:

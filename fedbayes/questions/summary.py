@@ -3,6 +3,8 @@
 from html import escape
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedbayes.contract.answer import shortened
 from fedbayes.contract.locals_from import Question
 from fedbayes.correction.correct import correctable
@@ -16,6 +18,7 @@ from fedbayes.results.rounds import unheard
 if TYPE_CHECKING:
     import xarray as xr
 
+_FAR = 1e-6  # adjusted p-value of a client's disagreement that may keep rounds from converging
 _LABEL = len("  globals   ")
 _KEPT = (
     "`fit.idata` has the answer of the rounds without correction: its error is not known, and there are no "
@@ -38,7 +41,23 @@ def trouble(fitted: Fitted) -> str:
     absent = "" if found.converged else unheard(rounds(fitted))
     failed = f"{fitted.unchecked} {_KEPT}" if fitted.unchecked else ""
     saved = check.despite() if check and not found.converged and not absent else ""
-    return " ".join(filter(None, (found.trouble, absent, saved, check.trouble() if check else "", failed)))
+    unsaved = check.trouble() if check else ""
+    return " ".join(filter(None, (found.trouble, _who_is_far(fitted), absent, saved, unsaved, failed)))
+
+
+def _who_is_far(fitted: Fitted) -> str:
+    """Who may be what kept the rounds from converging; where clients would have to be asked, how to ask them."""
+    if not verdict(fitted).ask_who_disagrees:
+        return ""
+    if not fitted.clients.cavities_at_hand():
+        return "A client that is far from all the others can keep the rounds from converging: ask `fit.conflict()`."
+    try:
+        found = conflict(fitted)
+    except ValueError:
+        return ""
+    far = np.fmin(found["p_adjusted"].min(), found["p_overall_adjusted"].min()) < _FAR
+    told = found.attrs["disagreement"].partition("; ")[0] if far else ""
+    return f"{told[0].upper()}{told[1:]}, which can keep the rounds from converging." if told else ""
 
 
 def summary(fitted: Fitted) -> str:
@@ -46,7 +65,7 @@ def summary(fitted: Fitted) -> str:
     found, globals_, names = verdict(fitted), fitted.roster.globals, fitted.roster.names
     phases = rounds(fitted)["rounds"].to_series().groupby(rounds(fitted)["phase"].values, sort=False).sum()
     done = " + ".join(f"{count:,} {name}" for name, count in phases.items())
-    state = ", ".join(["converged", *found.remarks]) if found.converged else "NOT CONVERGED"
+    state = ", ".join(["converged" if found.converged else "NOT CONVERGED", *found.remarks])
     sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in globals_.shapes)
     asked = ", fit.idata included" if cost_of_posterior(fitted) else "; fit.idata takes one more"
     asked = "" if fitted.unchecked else asked
@@ -86,9 +105,11 @@ def _conclusion(fitted: Fitted) -> str:
         return f"fit.idata can be used as it is{but}" + (
             "" if converged else ": its draws were checked, whatever the rounds did"
         )
+    is_point = fitted.posterior is None
     if not converged:
-        return "don't rely on fit.idata: fit.trouble() says why"
-    if fitted.posterior is None:
+        which = ", a point that says nothing of uncertainty" if is_point else ""
+        return f"don't rely on fit.idata{which}: fit.trouble() says why"
+    if is_point:
         return "fit.idata is a point: it says nothing of uncertainty"
     if isinstance(fitted.posterior, Gaussian) and correctable(fitted.answer):
         return "fit.idata has a Gaussian's draws, whose error is not known; `correct=True` measures it"

@@ -87,8 +87,11 @@ class Checked(NamedTuple):
 
     def despite(self) -> str:
         """What the weights have saved of a fit that has not converged; empty if nothing."""
-        if not self.reliable or self.correction != "applied":
+        if not self.reliable:
             return ""
+        if self.correction != "applied":
+            right = f"to {max(self.distance, 1e-6):.0e} posterior sds"
+            return f"`fit.idata` is right all the same, {right}, by importance weights that can be trusted."
         return (
             "`fit.idata` is corrected all the same, by importance weights that can be trusted "
             f"({self.effective_draws:,.0f} effective draws)."

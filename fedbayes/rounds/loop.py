@@ -11,6 +11,7 @@ from jax import Array
 from fedbayes.contract.algorithm import CONTROL, Phase, Recording, everybody
 from fedbayes.contract.state import Record, RunState
 from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.problem.program.hierarchy import without_funnel
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.chains import Pace, pace, summary
 from fedbayes.rounds.checkpoint import Checkpoint
@@ -217,10 +218,12 @@ class Run:
     def _give_up(self, current: RunState, codes: np.ndarray) -> None:
         names, phase = self.roster.names, self.programs.phases[current.phase].algorithm.name
         reasons = {name: ResultCode(int(np.max(code))).meaning for name, code in zip(names, codes, strict=True)}
+        hierarchy = self.roster.prior.hierarchy
+        advice = "Try proper priors on the globals, or other scales of the data."
         raise FederatedError(
             f"Round {current.rounds_in_phase + 1} of phase '{phase}': no client's message could be used, and the "
-            f"posterior is not proper without them: {reasons}. Try proper priors on the globals, or other scales of "
-            "the data; `executor='sequential'` names the client in whatever the model raises."
+            f"posterior is not proper without them: {reasons}. {without_funnel(hierarchy) if hierarchy else advice} "
+            "`executor='sequential'` names the client in whatever the model raises."
         )
 
     def _phase_key(self, index: int) -> Array:

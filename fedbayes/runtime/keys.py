@@ -26,7 +26,7 @@ class Purpose(IntEnum):
     RESAMPLED = 1_000_005  # draws of the correction
     STRATA = 1_000_006  # of the clients of an ensemble
     PLAN = 1_000_007  # which mode a stratum trains, round by round
-    TAKEN = 1_000_008  # clients of a stratum that take part
+    TAKEN = 1_000_008  # clients that an algorithm draws for a round, of a stratum or of all
     EXACT = 1_000_009  # chains of `fit.exact`
     LEFT_OUT = 1_000_010  # draws of the clients' cavities
     PRIOR = 1_000_011  # draws of the prior, and outcomes from them

@@ -5,12 +5,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes.contract.answer import CLIENT, ERROR_LIMIT, REPLICATE, Diagnostic, GaussianAnswer, Verdict
+from fedbayes.contract.answer import (
+    CLIENT,
+    ERROR_LIMIT,
+    REPLICATE,
+    Diagnostic,
+    GaussianAnswer,
+    Verdict,
+    shortened,
+)
 from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import Record, RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import HOPELESS, EPState, posterior_of, remaining
 from fedbayes.inference.own_site import told_everybody
+from fedbayes.problem.program.hierarchy import without_funnel
+from fedbayes.problem.program.prior import Prior
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -65,13 +75,13 @@ class EPAnswer(GaussianAnswer):
         How the rounds went.
     tolerance
         Change of the global that counts as none, in posterior sds.
-    has_locals
-        Whether some client has locals, for the advice after a fit that went wrong.
+    has_locals, prior
+        Whether some client has locals, and the prior of the globals: for the advice after a fit that went wrong.
     """
 
-    def __init__(self, run: RunState, tolerance: float, *, has_locals: bool) -> None:
+    def __init__(self, run: RunState, tolerance: float, *, has_locals: bool, prior: Prior) -> None:
         state: EPState = run.state
-        self._tolerance, self._has_locals = tolerance, has_locals
+        self._tolerance, self._has_locals, self._prior = tolerance, has_locals, prior
         posterior = posterior_of(state)
         told = told_everybody(posterior, state.counted.round, state.counted.step)
         super().__init__(posterior, FromCavity(told, posterior), run)
@@ -83,7 +93,9 @@ class EPAnswer(GaussianAnswer):
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
         """As for any Gaussian answer; and the fixed point is near, as far as the last two rounds tell."""
         found, distance = super().verdict(rounds), fixed_point_error(self._run.history)
-        if not (found.converged and distance > ERROR_LIMIT):
+        if not found.converged:
+            return found._replace(ask_who_disagrees=self._asks_who(rounds))
+        if not distance > ERROR_LIMIT:
             return found
         trouble = (
             f"The rounds ended about {distance:.1g} posterior sds from their fixed point (the limit is {ERROR_LIMIT}). "
@@ -114,17 +126,56 @@ class EPAnswer(GaussianAnswer):
             return ["A client keeps its site between rounds: give it a folder that stays (`state-dir` of its node)."]
         if float(last["stuck"].max()) >= HOPELESS:
             stopped = f"It stopped because the last {HOPELESS} rounds brought it no nearer to a fixed point."
-            return [stopped, _PARAMETRISATION if self._has_locals else _PRIORS]
+            return [stopped, self._remedy(last)]
         if float(last["step"].min()) == 0.0:
-            return ["No step kept the global and every cavity proper.", _PRIORS]
+            return ["No step kept the global and every cavity proper.", self._remedy(last)]
+        if self._far(last):
+            return [self._remedy(last), "Or it was still on its way: raise `num_rounds`."]
         if noise >= 0.5 * change:
             more = "`EP(num_samples=...)`, a power of two, for more draws a client"
             return [f"Most of the change is Monte Carlo noise, {noise:.2g} posterior sds: give {more}."]
         return ["It was still on its way: raise `num_rounds`."]
 
+    def _remedy(self, last: "xr.Dataset") -> str:
+        """What to write; a hierarchy among the globals explains more than anything else would."""
+        if self._prior.hierarchy:
+            return without_funnel(self._prior.hierarchy)
+        if not self._prior.is_proper:
+            return _PARAMETRISATION if self._has_locals else _PRIORS
+        if far := self._far(last):
+            return _FAR.format(shortened([f"'{name}'" for name in far]))
+        return _PARAMETRISATION if self._has_locals else _SCALES
+
+    def _far(self, last: "xr.Dataset") -> list[str]:
+        """Clients that are left an improper cavity though the prior is proper.
+
+        The others' sites have then lost precision: so far from this client that each finds the data less likely, and
+        the globals less known, with it than without. As the step is then taken back, this comes every other round;
+        Monte Carlo noise alone seldom does it twice, or to one client rather than many.
+        """
+        if not self._prior.is_proper:
+            return []
+        names = last[CLIENT].values
+        codes = [np.reshape(record["code"], (len(names), -1)) for record in self._run.history[-HOPELESS:]]
+        found = names[np.concatenate([each == ResultCode.NO_CAVITY for each in codes], axis=1).mean(axis=1) >= _OFTEN]
+        return list(found) if len(found) < 0.5 * len(names) else []
+
+    def _asks_who(self, rounds: "xr.Dataset") -> bool:
+        """Whether a client that is far from all the others may be what keeps a long fit from converging."""
+        last = rounds.isel(round=-1)
+        long = int(rounds["change"].notnull().any(REPLICATE).sum()) >= HOPELESS
+        return long and self._prior.is_proper and not self._prior.hierarchy and not self._far(last)
+
 
 _PARAMETRISATION = (
     "Write the locals in the other parametrisation: non-centred, for instance by `numpyro.handlers.reparam` with "
     "`LocScaleReparam(0)`, where a client's groups have few rows each, and centred where they have many."
+)
+_OFTEN = 0.25  # of the last rounds and their replicates
+_SCALES = "Scale the covariates to unit size, or try `fedbayes.EP(damping=0.2)`."
+_FAR = (
+    "A client that is left an improper cavity under proper priors is probably far from all the others: look at the "
+    "data of {}, such as their units and codes, or let clients differ, by effects inside `with fedbayes.local():` or "
+    "outcomes with heavier tails."
 )
 _PRIORS = "Give the globals proper priors, or scale the covariates to unit size, or try `fedbayes.EP(damping=0.2)`."

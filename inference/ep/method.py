@@ -13,6 +13,7 @@ the global stays proper, and takes it back where a client then reports an improp
 and how far, a client learns with the next broadcast (:mod:`fedbayes.inference.own_site`).
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ from fedbayes.inference.ep.server import algorithm, startable
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.own_site import EVERYBODY, Everybody, own_cavity
 from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.problem.program.hierarchy import of_funnel
 from fedbayes.problem.roster import Roster
 
 
@@ -75,7 +77,9 @@ class EP(Options, Method):
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def phases(self, roster: Roster) -> list[Phase]:
-        """What the start asks for, then EP."""
+        """What the start asks for, then EP; a hierarchy among the globals is warned of."""
+        if hierarchy := roster.prior.hierarchy:
+            warnings.warn(of_funnel(hierarchy), stacklevel=2)
         ep = Phase(algorithm=algorithm(self, roster), max_rounds=30)
         start = self.start(roster)
         if start not in ("newton", "mode"):
@@ -85,7 +89,8 @@ class EP(Options, Method):
 
     def answer(self, roster: Roster, run: RunState) -> EPAnswer:
         """Prior times sites."""
-        return EPAnswer(run, self.tolerance, has_locals=bool(np.any(roster.num_locals)))
+        has_locals = bool(np.any(roster.num_locals))
+        return EPAnswer(run, self.tolerance, has_locals=has_locals, prior=roster.prior)
 
     def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
         """See :class:`~fedbayes.contract.algorithm.Method`."""

@@ -43,10 +43,11 @@ class FedEnsemble(Options, Method):
     num_modes
         K.
     assignment
-        ``"random"``: a fresh permutation of the modes for each stratum every K rounds, in which it trains each mode
-        once. ``"latin"``: one permutation, shifted from stratum to stratum, so that modes share each round's strata out
-        evenly. ``"all"``: every client trains every mode in every round, at K times the work and the bytes, which is K
-        independent federated averagings.
+        In K rounds each stratum trains each mode once. ``"latin"``: in the order of one random permutation, shifted
+        from stratum to stratum, so that modes share each round's strata out evenly. ``"random"``, as in the source: in
+        an order of its own, so that a mode may have many strata in one round and none in the next. ``"all"``: every
+        client trains every mode in every round, at K times the work and the bytes, which is K independent federated
+        averagings.
     num_strata
         Random parts of the clients, drawn once; ``None``: each client is a stratum of its own.
     clients_per_stratum

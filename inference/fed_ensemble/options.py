@@ -10,7 +10,7 @@ from fedbayes.inference.options import check_choices, check_whole, client_weight
 from fedbayes.problem.roster import Roster
 
 _UNEQUAL = 3.0  # ratio of clients' weights from which teams are worth a warning
-_CHOICES = {"assignment": ("random", "latin", "all"), "randomised": (True, False)}
+_CHOICES = {"assignment": ("latin", "random", "all"), "randomised": (True, False)}
 _LEAST = {"num_modes": 1, "num_strata": 1, "clients_per_stratum": 1}
 
 
@@ -19,7 +19,7 @@ class Options(member.Options):
     """The options of :class:`~fedbayes.FedEnsemble`, which documents them."""
 
     num_modes: int = 5
-    assignment: Literal["random", "latin", "all"] = "random"
+    assignment: Literal["latin", "random", "all"] = "latin"
     num_strata: int | None = None
     clients_per_stratum: int | None = None
     randomised: bool = False
@@ -33,6 +33,11 @@ class Options(member.Options):
             raise ValueError(
                 "`fairness` is personalised, but a client of an ensemble trains several modes and has no point of its "
                 "own. Write `fedbayes.GIFAIR(..., personalised=False)`, or `fedbayes.FedAvg(fairness=...)`."
+            )
+        if self.scheme != "full":
+            raise ValueError(
+                f"`scheme` is {self.scheme!r}, but an ensemble draws its clients from strata. Write "
+                "`clients_per_stratum=...`, or `participation` of `fit_federated`."
             )
         if self.assignment == "all":
             _check_all(self)

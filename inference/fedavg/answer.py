@@ -1,6 +1,7 @@
 """What federated averaging ends with: a point, and up to some hundred globals a Laplace posterior around it."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,6 +13,8 @@ from fedbayes.contract.client_locals import FromCavity, FromOwnPoint, FromStart
 from fedbayes.contract.locals_from import LocalsFrom
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fedavg.client import Own
+from fedbayes.inference.fedavg.fairness import Fairness
+from fedbayes.inference.fedavg.optimum import distances_from_optimum
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, log_joint, product_of, spread_of_means
 from fedbayes.problem.roster import Roster
@@ -39,6 +42,10 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
         (REPLICATE,), "length of the move of the round before, root mean square over the globals", "posterior sds"
     ),
     "left": Diagnostic((REPLICATE,), "estimated distance to the rounds' fixed point", "posterior sds"),
+    "pull": Diagnostic(
+        (REPLICATE,), "how far the clients' steps led in the mean, over their step size", "unconstrained units"
+    ),
+    "alignment": Diagnostic((REPLICATE,), "cosine of the angle between that way and the one of the round before"),
     "step_size": Diagnostic(
         (REPLICATE,), "step size of plain gradient steps on the mean loss, before the schedule; otherwise one"
     ),
@@ -55,12 +62,17 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
         (REPLICATE,), "length of the Newton step to the mode, root mean square over the globals", "posterior sds"
     ),
 }
+_NOISE = (
+    "They differ in their clients or batches, and end in noise as wide as their steps. Let the steps shrink, "
+    "`schedule=lambda round: 1.0 / (1.0 + round / 20)`, or take more rows and clients."
+)
 _POINT = 1e-5  # width of a point, in unconstrained units
 _TOO_LONG = (
     "The objective has risen: the steps are too long. Write smaller ones, at the clients (`step_size`, `optimizer`) or "
     "in `server_optimizer`."
 )
 _LATE = 10  # rounds that tell whether groups still take turns
+_ALIGNED, _UNSPENT = 0.25, 0.5  # mean cosine of late rounds' ways, and their length over that of the first
 _FALL = 0.01  # relative fall of the objective over the last half of the rounds that counts as none
 
 
@@ -110,7 +122,8 @@ class _Ended:
     def arrived(self) -> bool:
         """Whether the fixed point is near; where that can't be known, whether the objective has stopped falling.
 
-        It has, if over the last half of the rounds it fell by less than a percent.
+        It has, if over the last half of the rounds it fell by less than a percent, and not for the reason that steps
+        are too small.
         """
         if self.steady:
             return self.left <= min(self.tolerance, ERROR_LIMIT)
@@ -119,7 +132,21 @@ class _Ended:
         if len(late) < 4 or not np.all(np.isfinite(late)):
             return False
         first, second = late[: len(late) // 2].mean(), late[len(late) // 2 :].mean()
-        return bool(first - second <= _FALL * max(abs(first), abs(second)))
+        return bool(first - second <= _FALL * max(abs(first), abs(second))) and not self.crept
+
+    @property
+    def crept(self) -> bool:
+        """Whether late rounds have led as far as the first one, and each the same way: steps were too small.
+
+        Around a fixed point ways turn from round to round; on the way to one they grow shorter. The numbers are ratios,
+        and do not depend on the steps' size.
+        """
+        late = range(len(self.rounds) // 2, len(self.rounds))
+        pulls, cosines = (np.array([self.rounds[i][name] for i in late]) for name in ("pull", "alignment"))
+        first, known = np.asarray(self.rounds[0]["pull"]), np.isfinite(pulls) & np.isfinite(cosines)
+        num = np.maximum(known.sum(axis=0), 1)
+        mean_pull, mean_cosine = (np.where(known, each, 0.0).sum(axis=0) / num for each in (pulls, cosines))
+        return bool(np.any((mean_cosine > _ALIGNED) & (mean_pull > _UNSPENT * first)))
 
     @property
     def fair(self) -> bool:
@@ -130,6 +157,12 @@ class _Ended:
         """Why the rounds have not arrived, and what to try."""
         if self.rose:
             return _TOO_LONG
+        if not self.steady and self.crept:
+            return (
+                "Each round still leads the same way as the one before, and as far as the first: the steps are too "
+                "small to arrive. Write larger ones, at the clients (`step_size`, `optimizer`) or in "
+                "`server_optimizer`."
+            )
         if self.fair and np.ptp([each["group_rank"] for each in self.rounds[-_LATE:]], axis=0).any():
             return (
                 "Groups take turns in faring worst, which the rounds answer by turning back: around equal losses they "
@@ -159,11 +192,13 @@ class LaplaceAnswer(GaussianAnswer):
         How the rounds went.
     tolerance
         Distance to the rounds' fixed point that counts as none, in posterior sds.
+    steady
+        Whether every round could be the same function of the server's position.
     """
 
-    def __init__(self, run: RunState, tolerance: float) -> None:
+    def __init__(self, run: RunState, tolerance: float, *, steady: bool = True) -> None:
         state = run.state
-        self._ended = _Ended(run, tolerance)
+        self._ended = _Ended(run, tolerance, steady=steady)
         posterior = product_of(state.prior, jax.tree.map(lambda leaf: np.sum(leaf, axis=1), state.sites))
         super().__init__(posterior, FromCavity.known(cavities_of(state.prior, state.sites), posterior), run)
 
@@ -214,10 +249,7 @@ class LaplaceAnswer(GaussianAnswer):
                 "Newton steps."
             ]
         if not self._ended.steady:
-            return [
-                f"{where}. They differ in their clients or batches, and end in noise as wide as their steps. Let the "
-                "steps shrink, `schedule=lambda round: 1.0 / (1.0 + round / 20)`, or take more rows and clients."
-            ]
+            return [f"{where}. {_NOISE}"]
         return [
             f"{where}, and were still on their way: raise `num_rounds`, or take another optimiser at the server, such "
             "as `server_optimizer=optax.sgd(1.0, momentum=0.9)`. `method='laplace'` finds the mode by Newton steps."
@@ -252,14 +284,23 @@ class PointAnswer:
         Whether every round could be the same function of the server's position.
     personalised
         Whether clients keep points of their own.
+    fairness
+        Whose optimum the last round has looked for, if it has.
     """
 
     posterior = None
 
     def __init__(
-        self, roster: Roster, run: RunState, tolerance: float, *, steady: bool = True, personalised: bool = False
+        self,
+        roster: Roster,
+        run: RunState,
+        tolerance: float,
+        *,
+        steady: bool = True,
+        personalised: bool = False,
+        fairness: Fairness | None = None,
     ) -> None:
-        self._roster, self._run, self._personalised = roster, run, personalised
+        self._roster, self._run, self._personalised, self._fairness = roster, run, personalised, fairness
         self._ended = _Ended(run, tolerance, steady=steady)
 
     def draws(self, key: Array, num: int) -> np.ndarray:
@@ -292,16 +333,42 @@ class PointAnswer:
         """See :class:`~fedbayes.contract.answer.Answer`: a point has none."""
         return np.full(len(self._run.state.position), np.nan)
 
+    @cached_property
+    def from_optimum(self) -> float:
+        """Distance from the optimum of GIFAIR's objective, in posterior sds; NaN where it is not known."""
+        if self._fairness is None:
+            return float("nan")
+        return float(np.max(distances_from_optimum(self._run.state, self._fairness)))
+
     def report(self) -> dict[str, float]:
-        """See :class:`~fedbayes.contract.answer.Answer`."""
-        return {}
+        """``distance_from_optimum`` with GIFAIR: of its own objective, by a Newton step, in posterior sds."""
+        return {} if self._fairness is None else {"distance_from_optimum": self.from_optimum}
 
     def verdict(self, rounds: "xr.Dataset") -> Verdict:
-        """Whether the rounds have arrived, or the objective has stopped falling, with every client heard."""
-        arrived, failures = self._ended.arrived, self._ended.failures(rounds)
-        stopped = [] if arrived and not self._ended.rose else [self._ended.late()]
-        trouble = " ".join(failures or stopped)
-        return Verdict(not trouble, float("nan"), self._ended.lines(), trouble, [self._remark()])
+        """Whether the rounds have arrived, or the objective has stopped falling, with every client heard.
+
+        And, where it is known, whether that is near the optimum; clients with points of their own end beside it.
+        """
+        ended, lines, failures = self._ended, self._ended.lines(), self._ended.failures(rounds)
+        stopped = [] if ended.arrived and not ended.rose else [ended.late()]
+        drifted = ended.arrived and self.from_optimum > ERROR_LIMIT and not self._personalised
+        trouble = " ".join(failures or stopped or ([self._beside_the_optimum()] if drifted else []))
+        if np.isfinite(self.from_optimum):
+            drift = ": the clients' drift keeps it there" if drifted and ended.steady else ""
+            lines.append(f"  optimum   {self.from_optimum:.2g} posterior sds away, by a Newton step{drift}")
+        return Verdict(not trouble, float("nan"), lines, trouble, [self._remark()])
+
+    def _beside_the_optimum(self) -> str:
+        limit = f"(the limit is {ERROR_LIMIT})"
+        where = (
+            f"The rounds ended {self.from_optimum:.2g} posterior sds from the optimum of their own objective {limit}"
+        )
+        if not self._ended.steady:
+            return f"{where}. {_NOISE}"
+        return (
+            f"{where}, at rest: in many local steps each client goes to its own optimum, whatever its factor. Write "
+            "`local_steps=1` or a smaller `step_size`."
+        )
 
     def _remark(self) -> str:
         fair = ", which weighs clients by GIFAIR: no mode of the posterior" if self._ended.fair else ""

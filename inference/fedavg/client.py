@@ -26,6 +26,7 @@ from fedbayes.problem.roster import Roster
 
 _ITERATIONS = 20  # of the power method
 _NUDGE = 1e-3  # length of its finite differences
+_BESIDE = 1e-28  # times 0.01 to 0.02: also in float32 a number, and one that no other number notices
 
 
 class Shared(NamedTuple):
@@ -33,6 +34,21 @@ class Shared(NamedTuple):
 
     position: Array
     scale: Array
+
+
+class Told(NamedTuple):
+    """What a client is told for itself in this round; empty where there is nothing to tell.
+
+    Attributes
+    ----------
+    factor
+        Of its loss, by :class:`~fedbayes.inference.fedavg.fairness.GIFAIR`.
+    drawn
+        How often it was drawn.
+    """
+
+    factor: Any = ()
+    drawn: Any = ()
 
 
 class Message(NamedTuple):
@@ -43,11 +59,11 @@ class Message(NamedTuple):
     delta
         From where its steps ended to the server, times its weight, shape ``(d,)``.
     weight
-        Its weight p.
+        Its weight p, or how often it was drawn.
     value
-        Its energy at the server's position; with mini-batches the mean over its steps.
+        Its energy at the server's position, over p and times the weight; with mini-batches the mean over its steps.
     slope
-        The energy's gradient there, shape ``(d,)``; empty where it isn't sent.
+        The energy's gradient there likewise, shape ``(d,)``; empty where it isn't sent.
     losses
         Its mean loss in its group's place, and one there, shape ``(2, groups)``; empty without fairness.
     """
@@ -83,7 +99,7 @@ def local_update(
     weights: np.ndarray,
     fairness: Fairness | None,
     shared: Shared,
-    factor: Any,
+    told: Told,
     own: Own,
     client: Client,
     key: Any,
@@ -91,19 +107,22 @@ def local_update(
     """The steps of one round; the reply is the weighted delta, and what is known of the energy where they began."""
     num_rows = float(roster.rows.sum())
     energy = make_energy(config, roster, weights, client, own.tilt)
-    energy = energy if fairness is None else energy._replace(factor=factor)
+    energy = energy if fairness is None else energy._replace(factor=told.factor)
     done = make_descent(config, roster)(energy, shared.position, own.z, shared.scale, key)
     delta, weight = shared.position - done.position, energy.weight
+    counts: Any = weight if config.scheme == "full" else told.drawn
     fine = jnp.all(jnp.isfinite(delta)) & jnp.isfinite(done.value)
     code = jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE)
     info, loss = {"drift": jnp.sqrt(jnp.mean(delta**2))}, done.value / (weight * num_rows)
-    if is_personalised(config):
+    if config.fairness is not None and config.fairness.ranks_ends:
         loss = energy.at(done.position, done.carry)[0] / (weight * num_rows)
         info["own_loss"] = loss
+    if is_personalised(config):
         own = own._replace(position=jnp.where(fine, done.position, own.position))
-    losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, loss)
+    losses = jnp.zeros(0) if fairness is None else fairness.reported(client.index, loss) * (counts > 0.0)
     slope = done.slope if sends_slope(config, roster) else jnp.zeros(0)
-    total = Message(weight * delta, weight, done.value, slope, losses)
+    part = counts / weight
+    total = Message(counts * delta, counts, part * done.value, part * slope, losses)
     reply = Reply(total=total, code=code, info=info)
     return reply, own._replace(z=jnp.where(fine, done.carry, own.z))
 
@@ -150,18 +169,19 @@ class Energy(NamedTuple):
 
     def at(self, theta: Array, z: Array) -> tuple[Array, Array, Array]:
         """``U``, its gradient, and the locals' mode, whose search starts at ``z``."""
+        beside = beside_zero(theta)
         if self.client.num_locals == 0:
-            value, slope = jax.value_and_grad(self.client.log_factor)(theta)
+            value, slope = jax.value_and_grad(self.client.log_factor)(beside)
         elif self.locals == "marginal":
-            value, slope, z = integrate_locals(self.client, theta, z, self.num_samples)
+            value, slope, z = integrate_locals(self.client, beside, z, self.num_samples)
         else:
-            value, slope, z = profile_locals(self.client, theta, z)
+            value, slope, z = profile_locals(self.client, beside, z)
         return *self._with_prior(theta, value, slope), z
 
     def at_rows(self, theta: Array, rows: Array, scale: Array, real: Array) -> tuple[Array, Array]:
         """Unbiased estimates of ``U`` and its gradient from a batch of rows."""
         factor = partial(self.client.log_factor_of_rows, rows=rows, scale=scale, real=real)
-        return self._with_prior(theta, *jax.value_and_grad(factor)(theta))
+        return self._with_prior(theta, *jax.value_and_grad(factor)(beside_zero(theta)))
 
     def _with_prior(self, theta: Array, value: Array, slope: Array) -> tuple[Array, Array]:
         prior, its_slope = jax.value_and_grad(self.beside_the_data)(theta)
@@ -171,6 +191,14 @@ class Energy(NamedTuple):
         """The client's share of the log prior, and its tilt."""
         share = self.weight * self.prior.log_density(theta)
         return share + self.tilt @ theta if self.tilt.size else share
+
+
+def beside_zero(theta: Array) -> Array:
+    """The same point to rounding, where no entry is exactly zero: there some log likelihoods have a kink.
+
+    The gradient of NumPyro's Bernoulli at a logit of zero is off by 1/2 a row.
+    """
+    return jnp.where(theta == 0.0, _BESIDE * cold_start(theta.shape[0]), theta)
 
 
 Descent = Callable[[Energy, Array, Array, Array, Array], Descended]
@@ -241,7 +269,7 @@ def _exactly(
         distance = 0.5 * unit * config.proximal * jnp.sum((theta - start) ** 2)
         return energy.factor * (client.log_factor(theta) + energy.beside_the_data(theta)) - distance
 
-    found = find_mode(log_density, start, tolerance=1e-20, jacobian=client.jacobian)
+    found = find_mode(log_density, beside_zero(start), tolerance=1e-20, jacobian=client.jacobian)
     # the search ends where values no longer tell steps apart, 1e-9 away or so; slopes still do
     white = whitener(found.curvature)
     last = white.T @ (white @ jax.grad(log_density)(found.position))

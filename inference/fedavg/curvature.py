@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Info, Replies, Reply, Update, no_inputs
-from fedbayes.inference.fedavg.client import start_locals
+from fedbayes.inference.fedavg.client import Own, is_personalised, start_own
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.fedavg.server import FedAvgState
 from fedbayes.inference.mode import expanded
@@ -24,7 +24,8 @@ class LaplaceState(NamedTuple):
     position
         Unconstrained globals.
     sites, prior
-        Second-order expansions; their product has its mean at ``position``.
+        Second-order expansions; with :class:`~fedbayes.inference.fedavg.fairness.GIFAIR` as they are, otherwise such
+        that their product has its mean at ``position``.
     """
 
     position: Array
@@ -32,27 +33,39 @@ class LaplaceState(NamedTuple):
     prior: Gaussian
 
 
+def _with_point(client: Client, position: Array, key: Array) -> Own:
+    """The state of a client with a point of its own."""
+    return start_own(client, position, key)._replace(position=position)
+
+
+def _as_before(client: Client, shared: Array, key: Array, before: Own) -> Own:
+    """A client with a point of its own keeps it."""
+    return before
+
+
 def expanding(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
     """One round of second-order expansions.
 
     Their product is centred one Newton step away, which measures how far the position is from the mode. The slope that
     is left there is taken from the sites, by the clients' weights, so that the Gaussian is centred at the position.
+    With fairness there is no Gaussian, and the expansions stay as they are
+    (:mod:`fedbayes.inference.fedavg.optimum`).
     """
-    prior, num = roster.prior, roster.num_clients
+    prior, num, fair = roster.prior, roster.num_clients, config.fairness is not None
 
     def init(key: Array, previous: FedAvgState | None) -> LaplaceState:
         position = jnp.zeros(roster.size) if previous is None else previous.position
         return LaplaceState(position, Gaussian.neutral(roster.size, (num,)), Gaussian.neutral(roster.size))
 
-    def update(
-        position: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]
-    ) -> tuple[Reply, Array]:
-        reply, z = expanded(client, position, z, config.num_samples)
-        return Reply(each=reply.total.site, code=reply.code), z
+    def update(position: Array, personal: tuple[()], own: Own, client: Client, inputs: tuple[()]) -> tuple[Reply, Own]:
+        reply, _ = expanded(client, position, own.z, config.num_samples)
+        return Reply(each=reply.total.site, code=reply.code), own
 
     def aggregate(state: LaplaceState, replies: Replies, key: Array) -> tuple[LaplaceState, Info]:
         sites = where(replies.used, unpacked(replies.each), state.sites)
         own = prior.tangent(state.position)
+        if fair:
+            return LaplaceState(state.position, sites, own), {"converged": jnp.array(True)}
         model = (own + sites.summed()).symmetrised()
         slope = model.shift - model.precision @ state.position
         white = whitener(model.precision)
@@ -67,7 +80,8 @@ def expanding(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm
         name="curvature",
         init=init,
         broadcast=lambda state: (state.position, ()),
-        init_client=start_locals,
+        init_client=_with_point if is_personalised(config) else start_own,
         updates={"expansion": Update(update, no_inputs)},
         aggregate=aggregate,
+        continue_client=_as_before if fair else None,
     )

@@ -11,6 +11,7 @@ then, if the losses are. Its minimum is no mode of the posterior, but of one who
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +26,10 @@ from fedbayes.problem.roster import Roster
 class GIFAIR:
     """Fairness between groups of clients, for ``fb.FedAvg(fairness=...)`` and its relatives.
 
-    The losses that rank the groups are those at the server's position, which clients send in sums over their groups
-    (the source takes those at the end of a client's steps). A client is told nothing but its own factor.
+    Clients send their losses in sums over their groups, and are told nothing but their own factor. Factors act in a
+    client's steps alone: many local steps lead each client to its own optimum, whatever its factor, and the rounds end
+    beside the optimum of the objective. Up to 512 globals a last round measures how far, and ``repr(fit)`` says so;
+    ``local_steps=1`` ends at it.
 
     Parameters
     ----------
@@ -34,6 +37,9 @@ class GIFAIR:
         From a group's name to the names of its clients; ``None``: each client is a group of its own.
     weight
         ``lambda``; ``None``: half of its bound. Zero is plain averaging.
+    losses
+        Which losses rank the groups: ``"start"``, those at the server's position, where a client's steps begin, which
+        cost nothing; ``"end"``, those where they end, as in the source.
     personalised
         Each client keeps the point where its own steps end (GIFAIR-Per): ``fit.client_posterior(name)``, and what
         ``fit.predict(name, ...)`` and :func:`~fedbayes.fairness_report` go by. The losses there rank the groups. The
@@ -42,13 +48,19 @@ class GIFAIR:
 
     groups: Groups | None = None
     weight: float | None = None
+    losses: Literal["start", "end"] = "start"
     personalised: bool = False
 
     def __post_init__(self) -> None:
         if self.weight is not None and not (is_number(self.weight) and 0.0 <= self.weight < np.inf):
             raise ValueError(f"`weight` is {self.weight!r}; write a number, zero or more, or leave it out.")
-        check_choices(self, {"personalised": (True, False)})
+        check_choices(self, {"losses": ("start", "end"), "personalised": (True, False)})
         check_groups(self.groups)
+
+    @property
+    def ranks_ends(self) -> bool:
+        """Whether the losses where clients' steps have ended rank the groups."""
+        return self.personalised or self.losses == "end"
 
 
 class Fairness:
@@ -62,6 +74,15 @@ class Fairness:
         Of the clients.
     weights
         Their shares p, shape ``(N,)``.
+
+    Attributes
+    ----------
+    group, names
+        Place of each client's group, shape ``(N,)``, among the groups' names.
+    weight
+        ``lambda``.
+    shares, scale
+        ``p_k``, and ``lambda / (p_k |A_k|)``, shape ``(N,)``.
 
     Raises
     ------
@@ -81,7 +102,7 @@ class Fairness:
                 f"`weight` is {self.weight:g}, at or beyond {bound:.4g}, where a client's loss would count for nothing "
                 "or less. Write a smaller one, or leave it out, which is half of that."
             )
-        self._scale = self.weight / (weights * members)
+        self.shares, self.scale = weights, self.weight / (weights * members)
 
     @property
     def num_groups(self) -> int:
@@ -94,7 +115,7 @@ class Fairness:
 
     def factors(self, losses: Array) -> Array:
         """Of the clients' losses, ``(N,)``, from those of the groups."""
-        return 1.0 + jnp.asarray(self._scale) * self.ranks(losses)[jnp.asarray(self.group)]
+        return 1.0 + jnp.asarray(self.scale) * self.ranks(losses)[jnp.asarray(self.group)]
 
     def reported(self, place: Array, loss: Array) -> Array:
         """What a client adds to the groups' sums of losses and of clients, shape ``(2, d)``."""

@@ -24,6 +24,7 @@ from fedbayes.contract.state import RunState
 from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer, own_point
 from fedbayes.inference.fedavg.client import is_personalised
 from fedbayes.inference.fedavg.curvature import expanding
+from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options, check_dense, check_roster
 from fedbayes.inference.fedavg.probe import probed
 from fedbayes.inference.fedavg.server import averaging
@@ -64,21 +65,34 @@ class FedAvg(Options, Method):
         An optax optimiser of the server, which takes the clients' mean way, reversed, for a gradient; ``None``:
         ``optax.sgd(1.0)``, the mean. ``optax.adam(0.1)`` is FedAdam, ``optax.yogi(0.1)`` FedYogi.
     weights
-        ``p_c`` of the mean: ``"rows"``, ``"equal"``, or one number per client name, summing to one.
+        ``p_c`` of the mean: ``"rows"``, ``"equal"``, or one number per client name, summing to one. Whatever they are,
+        the objective is ``sum_c p_c [U_c / (p_c n)] = -log(p(theta) prod_c f_c(theta)) / n``: a client's loss, and so
+        its steps, are divided by its weight. By rows this is the sources' ``sum_c p_c F_c``, with ``F_c`` the mean loss
+        of the client's rows; for other weights the sources' objective counts each row of client c ``p_c n / n_c``
+        times, which is another posterior. With several local steps the weights move the point where rounds end.
+    scheme
+        ``"full"``; ``"with_replacement"``: each round draws ``num_active`` clients by their weights, and moves to the
+        plain mean of where they end, one that is drawn twice counting twice (scheme I of Li, Huang, Yang, Wang and
+        Zhang 2020, "On the convergence of FedAvg on non-IID data"). A random part of the clients, their mean taken by
+        their weights, is ``participation`` of :func:`fit_federated`.
+    num_active
+        Clients S per round of ``scheme="with_replacement"``.
     fairness
         ``fb.GIFAIR(groups=...)``: clients of groups that fare worse weigh more. The answer is then a point, which is no
-        mode of the posterior.
+        mode of the posterior; up to 512 globals its distance from the optimum of its own objective is measured.
     locals
         Local latents are integrated out (``"marginal"``, by importance sampling) or put at their mode given the globals
         (``"joint"``, whose mode may lie at a scale of zero). They stay with the client.
     num_samples
         Draws that integrate them out.
     init
-        ``"zero"``; ``"random"`` (uniform in (-2, 2), as NumPyro's samplers); ``"prior"`` (a draw of the prior, as
-        networks need whose prior scales with their width); or arrays by global site, in unconstrained space.
+        ``"zero"`` in unconstrained space; ``"random"`` (uniform in (-2, 2), as NumPyro's samplers); ``"prior"`` (a draw
+        of the prior, as networks need whose prior scales with their width); or arrays by global site, in unconstrained
+        space.
     laplace
         End with a round of Hessians, which makes a Laplace posterior; ``None``: up to 512 globals. Without it
-        ``fit.idata`` holds one draw, the point.
+        ``fit.idata`` holds one draw, the point. With ``fairness`` the Hessians only measure the distance from its
+        optimum, and ``False`` leaves them out.
     tolerance
         The rounds end when they are nearer to their fixed point than this, in posterior sds; the distance is estimated
         from how fast moves shrink, beyond what smaller steps make of them. With mini-batches, partial participation or
@@ -116,24 +130,26 @@ class FedAvg(Options, Method):
             check_dense(self, "laplace", roster)
         weights = client_weights(self.weights, roster)
         phases = probed(self, averaging(self, roster, weights), roster, weights)
-        if self._ends_with_curvature(roster):
+        if self._asks_for_curvature(roster):
             last = expanding(self, roster, weights)
             phases.append(Phase(algorithm=last, max_rounds=1, full_participation=True, main=False))
         return phases
 
     def answer(self, roster: Roster, run: RunState) -> LaplaceAnswer | PointAnswer:
         """The Laplace posterior, or the point."""
-        if self._ends_with_curvature(roster):
-            return LaplaceAnswer(run, self.tolerance)
-        return PointAnswer(roster, run, self.tolerance, personalised=is_personalised(self))
+        steady, fairness = self.scheme == "full", None
+        if self.fairness is None and self._asks_for_curvature(roster):
+            return LaplaceAnswer(run, self.tolerance, steady=steady)
+        if self.fairness is not None and self._asks_for_curvature(roster):
+            fairness = Fairness(self.fairness, roster, client_weights(self.weights, roster))
+        personalised = is_personalised(self)
+        return PointAnswer(roster, run, self.tolerance, steady=steady, personalised=personalised, fairness=fairness)
 
     def own_draws(self, private: Private) -> np.ndarray:
         """A client's own point as its only draw, see :class:`GIFAIR`."""
         return own_point(private)
 
-    def _ends_with_curvature(self, roster: Roster) -> bool:
-        if self.fairness is not None:
-            return False
+    def _asks_for_curvature(self, roster: Roster) -> bool:
         return roster.size <= DENSE_LIMIT if self.laplace is None else self.laplace
 
 

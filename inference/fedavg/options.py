@@ -26,14 +26,18 @@ from fedbayes.problem.roster import Roster
 
 Schedule = Callable[[Any], Any]
 
-_CHOICES = {"solver": ("steps", "newton"), "locals": ("marginal", "joint")}
-_LEAST = {"local_steps": 1, "epochs": 1, "batch_size": 1, "num_samples": 16, "max_rounds": 1}
+_CHOICES = {
+    "solver": ("steps", "newton"),
+    "scheme": ("full", "with_replacement"),
+    "locals": ("marginal", "joint"),
+}
+_LEAST = {"local_steps": 1, "epochs": 1, "batch_size": 1, "num_active": 1, "num_samples": 16, "max_rounds": 1}
 _RANGES = {
     "step_size": (TINY, HUGE, "a positive number, or leave it out"),
     "proximal": (0.0, HUGE, "a finite number, zero or more: zero leaves the term out"),
     "tolerance": (TINY, HUGE, "a distance in posterior sds, such as 0.01"),
 }
-_OPTIONAL = ("local_steps", "epochs", "batch_size", "step_size")
+_OPTIONAL = ("local_steps", "epochs", "batch_size", "step_size", "num_active")
 _STARTS = ("zero", "random", "prior")
 
 
@@ -51,6 +55,8 @@ class Options:
     solver: Literal["steps", "newton"] = "steps"
     server_optimizer: optax.GradientTransformation | None = None
     weights: str | Mapping[str, float] = "rows"
+    scheme: Literal["full", "with_replacement"] = "full"
+    num_active: int | None = None
     fairness: GIFAIR | None = None
     locals: Literal["marginal", "joint"] = "marginal"
     num_samples: int = 64
@@ -75,11 +81,16 @@ class Options:
             )
         for name in ("optimizer", "server_optimizer"):
             check_optimizer(name, getattr(self, name))
+        if (self.scheme == "full") != (self.num_active is None):
+            raise ValueError(
+                f"`scheme` is {self.scheme!r} and `num_active` is {self.num_active}: clients are drawn by "
+                "`scheme='with_replacement'` and `num_active=...`, or all take part without either."
+            )
         _check_steps(self)
 
     def for_one_client(self) -> Self:
-        """The same method for one client alone: without what names other clients, their weights and their groups."""
-        return replace(self, weights="rows", fairness=None)
+        """The same method for one client alone: without what names other clients, draws them or groups them."""
+        return replace(self, weights="rows", fairness=None, scheme="full", num_active=None)
 
     @property
     def steps(self) -> int:

@@ -10,12 +10,13 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update, its_key, no_inputs
+from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update, everybody, its_key, no_inputs
 from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.inference.fedavg.client import (
     Message,
     Own,
     Shared,
+    Told,
     is_personalised,
     local_update,
     sends_slope,
@@ -24,10 +25,10 @@ from fedbayes.inference.fedavg.client import (
 )
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
-from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.options import given_start
 from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
+from fedbayes.runtime.keys import Purpose, key_for
 
 _STEP = 0.5  # of plain gradient steps by default, over the largest curvature at the start
 _ROUNDING = 1e-15  # of a position, relative
@@ -60,8 +61,12 @@ class FedAvgState(NamedTuple):
     pull
         How far the clients' steps led in the last round, over the size of their steps: it shrinks as the fixed point
         comes nearer, and not as steps do.
+    way
+        The clients' mean way in the last round, shape ``(d,)``.
     losses
         Mean losses of the groups, NaN where not known; empty without fairness.
+    drawn
+        How often each client was drawn for the next round, shape ``(K,)``; empty where all take part.
     """
 
     position: Array
@@ -71,7 +76,9 @@ class FedAvgState(NamedTuple):
     slope: Array
     move: Array
     pull: Array
+    way: Array
     losses: Array
+    drawn: Array
 
 
 def server_step(
@@ -100,7 +107,7 @@ def first_position(config: Options, roster: Roster, key: Array) -> Array:
         return roster.prior.draw(key)
     if config.init == "random":  # as NumPyro's samplers
         return jax.random.uniform(key, (roster.size,), jnp.float64, -2.0, 2.0)
-    return cold_start(roster.size)
+    return jnp.zeros(roster.size)
 
 
 def averaging(
@@ -129,12 +136,16 @@ def averaging(
         position = first_position(config, roster, key) if previous is None else previous.position
         step, nothing = _first_step(config, previous), jnp.zeros(known)
         losses = jnp.full(0 if fairness is None else fairness.num_groups, jnp.nan)
-        zero = jnp.zeros(())
-        return FedAvgState(position, optimizer.init(position), step, zero, nothing, nothing, zero, losses)
+        zero, way, drawn = jnp.zeros(()), jnp.zeros(roster.size), _drawn(config, weights, key)
+        return FedAvgState(position, optimizer.init(position), step, zero, nothing, nothing, zero, way, losses, drawn)
 
-    def broadcast(state: FedAvgState) -> tuple[Shared, Array | tuple[()]]:
-        personal = () if fairness is None else fairness.factors(state.losses)
-        return Shared(state.position, _size(config, state)), personal
+    def broadcast(state: FedAvgState) -> tuple[Shared, Told]:
+        factor = () if fairness is None else fairness.factors(state.losses)
+        return Shared(state.position, _size(config, state)), Told(factor, state.drawn if state.drawn.size else ())
+
+    def aggregate(state: FedAvgState, replies: Replies, key: Array) -> tuple[FedAvgState, Info]:
+        after, info = _averaged(config, roster, fairness, state, replies)
+        return after._replace(drawn=_drawn(config, weights, key)), info
 
     return Algorithm(
         name="FedAvg" if config.proximal == 0.0 else "FedProx",
@@ -142,8 +153,17 @@ def averaging(
         broadcast=broadcast,
         init_client=init_client or (start_personal if is_personalised(config) else start_own),
         updates={config.solver: Update(update, no_inputs if config.batch_size is None else its_key)},
-        aggregate=lambda state, replies, key: _averaged(config, roster, fairness, state, replies),
+        aggregate=aggregate,
+        participants=everybody if config.scheme == "full" else lambda state: state.drawn > 0.0,
     )
+
+
+def _drawn(config: Options, weights: np.ndarray, key: Array) -> Array:
+    """How often each client is drawn for a round, by its weight and with replacement; empty where all take part."""
+    if config.num_active is None:
+        return jnp.zeros(0)
+    taken = jax.random.choice(key_for(key, Purpose.TAKEN), len(weights), (config.num_active,), p=jnp.asarray(weights))
+    return jnp.zeros(len(weights)).at[taken].add(1.0)
 
 
 def _size(config: Options, state: FedAvgState) -> Array:
@@ -163,8 +183,10 @@ def _averaged(
     share = jnp.where(total.weight > 0, total.weight, jnp.nan)
     slope, move = total.slope / share, position - state.position
     told = move[: slope.size]
-    complete = jnp.all(replies.used)
-    pull = jnp.sqrt(jnp.sum((total.delta / share) ** 2)) / jnp.maximum(_size(config, state), 1e-300)
+    complete = jnp.all(replies.used) & (config.scheme == "full")
+    led = total.delta / share
+    length = jnp.sqrt(jnp.sum(led**2))
+    pull = length / jnp.maximum(_size(config, state), 1e-300)
     way = _way(state, slope, told, pull, _size(config, state), complete)
     norm = jnp.sqrt(jnp.sum(slope**2)) / num_rows if slope.size else jnp.full((), jnp.nan)
     info = {
@@ -173,6 +195,8 @@ def _averaged(
         "moved": jnp.where(taken, jnp.sqrt(jnp.mean(move**2)), jnp.nan),
         "change": way.change,
         "left": way.left,
+        "pull": pull,
+        "alignment": led @ state.way / (length * jnp.sqrt(jnp.sum(state.way**2))),
         "step_size": state.step,
         "converged": way.left <= min(config.tolerance, ERROR_LIMIT),
         "hopeless": ~taken,
@@ -186,7 +210,7 @@ def _averaged(
     if config.probes and config.step_size is None:  # the curvature may have grown since the start
         step = jnp.minimum(step, _STEP * num_rows / jnp.maximum(way.curvature, 1e-300))
     slope = jnp.where(complete, slope, jnp.nan)
-    after = FedAvgState(position, kept, step, state.round + 1.0, slope, told, pull, losses)
+    after = FedAvgState(position, kept, step, state.round + 1.0, slope, told, pull, led, losses, state.drawn)
     return jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, state), info
 
 

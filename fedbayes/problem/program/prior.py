@@ -1,6 +1,6 @@
 """The global prior as a factor of its own: exact where it is Gaussian in unconstrained space."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,8 @@ from jax import Array
 from fedbayes.errors import ModelError
 from fedbayes.numerics.gaussian import Gaussian, symmetrised
 from fedbayes.runtime.compiling import jit_cheaply
+
+Hierarchy = Mapping[str, tuple[str, ...]]  # from a global to those that its prior's spread depends on
 
 
 def _no_draw(key: Array) -> Array:
@@ -35,12 +37,20 @@ class Prior:
     draw
         ``(key) -> (d,)``: a draw of the unconstrained globals; it raises ``NotImplementedError`` where a prior is
         improper or known by its density alone, and leaves out what the program says of the globals beside their priors.
+    find_hierarchy
+        Finds :attr:`hierarchy`; of a prior that is known by its density alone, none.
     """
 
     log_density: Callable[[Array], Array]
     size: int
     tolerance: float = 1e-9
     draw: Callable[[Array], Array] = _no_draw
+    find_hierarchy: Callable[[], Hierarchy] = dict
+
+    @cached_property
+    def hierarchy(self) -> Hierarchy:
+        """For each global whose prior's spread depends on other globals, their names; found when a method asks."""
+        return self.find_hierarchy()
 
     @cached_property
     def gaussian(self) -> Gaussian | None:
@@ -116,6 +126,11 @@ class Prior:
         """Whether some direction of the globals has no prior information at all."""
         return self.num_flat() > 0
 
+    @property
+    def is_proper(self) -> bool:
+        """Whether the globals have a prior in every direction, as far as it can be drawn from."""
+        return self.spread is not None
+
     def num_flat(self) -> int:
         """Number of directions of the globals without prior information; zero where the prior is not Gaussian."""
         if self.gaussian is None:
@@ -135,12 +150,13 @@ def make_prior(
     size: int,
     tolerance: float = 1e-9,
     draw: Callable[[Array], Array] = _no_draw,
+    find_hierarchy: Callable[[], Hierarchy] = dict,
 ) -> Prior:
     """A prior, whose log density has been checked to be finite at random points.
 
     Parameters
     ----------
-    log_density, size, tolerance, draw
+    log_density, size, tolerance, draw, find_hierarchy
         See :class:`Prior`.
 
     Raises
@@ -150,7 +166,7 @@ def make_prior(
     """
     log_density = jax.jit(log_density)  # traced once, however many programs contain it
     _check_finite(np.array([log_density(probe) for probe in _probes(size)]))
-    return Prior(log_density, size, tolerance, draw)
+    return Prior(log_density, size, tolerance, draw, find_hierarchy)
 
 
 def _probes(size: int) -> np.ndarray:

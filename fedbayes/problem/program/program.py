@@ -302,7 +302,7 @@ class Program:
 
     def supports(self, theta: Array, z: Array, data: Arrays) -> dict[str, tuple[Array, Array, list[Array]]]:
         """For each of ``outcomes``: which values lie in the support, the values, and the support's bounds."""
-        sites = self._sites(theta, z, data)
+        sites = self.sites(theta, z, data)
         laws = {
             outcome.site: (sites[outcome.site]["fn"].support, sites[outcome.site]["value"]) for outcome in self.outcomes
         }
@@ -313,19 +313,19 @@ class Program:
 
     def defects(self, theta: Array, z: Array, data: Arrays) -> dict[str, dict[str, Array]]:
         """For each of ``processes`` what makes its density meaningless: a flag for each complaint in words."""
-        sites = self._sites(theta, z, data)
+        sites = self.sites(theta, z, data)
         return {name: dict(sites[name]["fn"].defects(sites[name]["value"])) for name in self.processes}
 
     def doubts(self, data: Arrays, mask: Array | None) -> dict[str, dict[str, Array]]:
         """For each of ``processes`` what is worth a warning: a flag for each doubt in words."""
-        sites = self._sites(jnp.zeros(self.globals.size), jnp.zeros(self.locals.size), data, mask)
+        sites = self.sites(jnp.zeros(self.globals.size), jnp.zeros(self.locals.size), data, mask)
         return {name: dict(sites[name]["fn"].doubts(sites[name]["value"])) for name in self.processes}
 
     def observed(self, theta: Array, z: Array, data: Arrays) -> dict[str, Array]:
         """The values of the observed sites that are outcomes: those with a distribution of their own."""
         return {name: jnp.asarray(site["value"]) for name, site in self.outcome_sites(theta, z, data).items()}
 
-    def _sites(self, theta: Array, z: Array, data: Arrays, mask: Array | None = None) -> dict[str, dict]:
+    def sites(self, theta: Array, z: Array, data: Arrays, mask: Array | None = None) -> dict[str, dict]:
         """The program's trace at one position of globals and locals, whatever the supports; ``mask`` as above."""
         model = self._substituted(theta, z)
         with numpyro.validation_enabled(False):
@@ -335,7 +335,7 @@ class Program:
         """The observed sites with a distribution of their own, as in NumPyro's trace."""
         return {
             name: site
-            for name, site in self._sites(theta, z, data).items()
+            for name, site in self.sites(theta, z, data).items()
             if site["type"] == "sample"
             and site["is_observed"]
             and name not in self.prior_terms
@@ -363,7 +363,7 @@ class Program:
         """
         return [
             name
-            for name, site in self._sites(theta, jnp.zeros(0), data).items()
+            for name, site in self.sites(theta, jnp.zeros(0), data).items()
             if site["type"] == "sample"
             and name not in (*self.prior_sites, *self.missing)
             and (isinstance(site["fn"], dist.Unit | dist.MaskedDistribution) or site.get("scale") is not None)

@@ -3,11 +3,17 @@
 import re
 from dataclasses import replace
 from html import unescape
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import xarray as xr
 
-from fedbayes.questions.summary import as_html, summary
+import fedbayes.questions.summary as words
+from fedbayes.contract.answer import Verdict
+from fedbayes.questions.summary import as_html, summary, trouble
 from fedbayes.results.checked import Checked
+from fedbayes.results.fitted import rounds, verdict
 
 GOOD = Checked("applied", True, 0.1, 0.1, 0.2, 0.3, 900.0, 0.0, 1000)
 CASES = {
@@ -51,3 +57,42 @@ def test_a_notebook_shows_the_same_words(fitted) -> None:
     assert [f"  {one:10}{two}" for one, two in zip(cells[::2], cells[1::2], strict=True)] == lines[1:]
     assert lines[0] in unescape(html)
     assert "<script" not in as_html(fitted)
+
+
+@pytest.fixture
+def doubtful(fitted):
+    """The fit, as if its rounds had not converged and a far client were a cause to think of."""
+    found = Verdict(False, 0.1, [], "The fit did not converge.", [], ask_who_disagrees=True)
+    check = GOOD._replace(correction="not needed", distance=1e-3)
+    return replace(fitted, saved=replace(fitted.saved, checked=check), answers={verdict: found})
+
+
+def conflicting(disagreement: str, p: float) -> xr.Dataset:
+    data = {"p_adjusted": (("client", "coordinate"), [[p], [1.0]]), "p_overall_adjusted": ("client", [np.nan, 1.0])}
+    return xr.Dataset(data, attrs={"disagreement": disagreement})
+
+
+def test_who_is_far_is_said_where_the_fit_can_tell(doubtful, monkeypatch) -> None:
+    disagreement = "client 'x' disagrees with all the others about mu (z = 40.0); client 'y' disagrees"
+    monkeypatch.setattr(words, "conflict", lambda _: conflicting(disagreement, p=1e-9))
+    assert "Client 'x' disagrees with all the others about mu (z = 40.0), which can keep" in trouble(doubtful)
+    assert "'y'" not in trouble(doubtful)
+    assert "`fit.idata` is right all the same, to 1e-03 posterior sds" in trouble(doubtful)
+    monkeypatch.setattr(words, "conflict", lambda _: conflicting(disagreement, p=1e-3))
+    assert "keep the rounds" not in trouble(doubtful)  # as far as that many a client is
+
+
+def test_over_a_network_the_fit_says_how_to_ask_who_is_far(doubtful, monkeypatch) -> None:
+    monkeypatch.setattr(type(doubtful.clients), "cavities_at_hand", lambda _: False)
+    assert "keep the rounds from converging: ask `fit.conflict()`" in trouble(doubtful)
+
+
+def test_a_point_is_called_one_whether_its_rounds_have_converged_or_not(fitted) -> None:
+    point = SimpleNamespace(posterior=None, locals_from=fitted.answer.locals_from)
+    for converged in (True, False):
+        found = Verdict(converged, float("nan"), [], "" if converged else "Too few rounds.", ["a point estimate"])
+        shown = fitted.shown._replace(correct=False)
+        fit = replace(fitted, answer=point, shown=shown, saved=None, answers={verdict: found, rounds: rounds(fitted)})
+        first, *_, last = summary(fit).splitlines()
+        assert f"{'converged' if converged else 'NOT CONVERGED'}, a point estimate" in first
+        assert "point that says nothing" in last or "a point: it says nothing" in last

@@ -131,7 +131,7 @@ def test_the_verdict_and_the_line_on_more_rounds_agree() -> None:
         "monte_carlo_noise": (("round", "replicate"), [[0.0]] * 2),
     }
     rounds = xr.Dataset(told | {"code": (("round", "client", "replicate"), [[[0]]] * 2)}, {"client": ["a"]})
-    answer = EPAnswer(run, 0.5, has_locals=False)
+    answer = EPAnswer(run, 0.5, has_locals=False, prior=None)
     found = answer.verdict(rounds)
     assert not found.converged
     assert "ended about 0.2 posterior sds from their fixed point (the limit is 0.1)" in found.trouble

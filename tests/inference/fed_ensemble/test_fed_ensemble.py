@@ -171,6 +171,7 @@ def test_divergence_of_narrow_mixtures(separation, sd, gap) -> None:
 
 def assignments(num_ages=4, num_clients=12, **options):
     config = fb.FedEnsemble(**options)
+    assert config.assignment == options.get("assignment", "latin")
     found = [first_assignment(config, num_clients, KEY)]
     for round_ in range(num_ages * config.num_modes - 1):
         found.append(next_assignment(config, found[-1], jax.random.key(round_ + 1)))
@@ -350,7 +351,8 @@ def test_predictions_average_the_modes_probabilities() -> None:
         ({"num_modes": 0}, "`num_modes` is 0; it is a whole number"),
         ({"assignment": "some"}, "`assignment` is 'some'; it is one of"),
         ({"num_strata": 3, "assignment": "all"}, "`num_strata` is 3 with `assignment='all'`"),
-        ({"randomised": True}, "`randomised` is True with `assignment='random'`"),
+        ({"randomised": True}, "`randomised` is True with `assignment='latin'`"),
+        ({"scheme": "with_replacement", "num_active": 2}, "an ensemble draws its clients from strata"),
         ({"clients_per_stratum": 2}, "`clients_per_stratum` is 2 without `num_strata`"),
         ({"num_strata": 99}, "`num_strata` is 99, but there are 12 clients"),
         ({"num_strata": 5, "clients_per_stratum": 3}, "the smallest of the 5 strata has 2 of the 12"),

@@ -1,6 +1,7 @@
 """FedAvg and FedProx against closed forms: fixed points, single rounds, modes and Laplace posteriors."""
 
 import warnings
+from dataclasses import replace
 from itertools import permutations
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.contract.answer import ERROR_LIMIT
+from fedbayes.inference.fedavg.server import _drawn, first_position
 from fedbayes.inference.local.steps.descent import make_batches
 from fedbayes.models import eight_schools, heart_disease, linear
 
@@ -110,6 +112,24 @@ def test_small_steps_are_no_convergence(kind) -> None:
     assert fit.fitted.run.last("left") > 1.0
 
 
+def logistic(x, y) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+    numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_the_start_at_zero_is_zero_and_has_the_gradient_of_its_neighbours(batch_size) -> None:
+    """One step from zero is ``eta / n sum (y - 1/2) x``; NumPyro's gradient at a logit of zero is off by 1/2 a row."""
+    rng = np.random.default_rng(0)
+    clients = {name: {"x": rng.normal(size=n), "y": rng.integers(0, 2, n)} for name, n in (("a", 2), ("b", 2))}
+    method = fb.FedAvg(step_size=0.1, local_steps=1, laplace=False, batch_size=batch_size)
+    fit = fitted(logistic, clients, method, 1, correct=False)
+    slope = np.mean([np.mean((client["y"] - 0.5) * client["x"]) for client in clients.values()])
+    np.testing.assert_allclose(fit.idata.posterior["slope"].values, 0.1 * slope, rtol=1e-12)
+    with jax.enable_x64(True):
+        assert not np.any(first_position(method, fit.roster, KEY))
+
+
 @pytest.mark.parametrize("solver", ["newton", "steps"])
 def test_golden_fedprox(solver) -> None:
     """The proximal weight is the inverse of the notes' step; 400 gradient steps solve it as Newton's one does."""
@@ -119,6 +139,45 @@ def test_golden_fedprox(solver) -> None:
         fit = fitted(line, GOLDEN, method, rounds)
         np.testing.assert_allclose(ended(fit), expected, atol=1e-10)
     np.testing.assert_allclose(fit.rounds["gradient_norm"].dropna("round").values[-1, 0], FEDPROX[3], atol=1e-9)
+
+
+DRAWN = {"scheme": "with_replacement", "step_size": 0.05, "local_steps": 5, "init": ORIGIN, "laplace": False}
+
+
+def test_of_drawn_clients_the_server_takes_the_plain_mean() -> None:
+    """Each ends at ``(1 - (1 - eta h)^5) optimum``; with one draw that is the answer, with three a mean of three."""
+    ends = {
+        name: (1.0 - (1.0 - 0.05 * x @ x / len(x)) ** 5) * (x @ y) / (x @ x)
+        for name, (x, y) in {name: (client["x"], client["y"]) for name, client in GOLDEN.items()}.items()
+    }
+    one = fitted(line, GOLDEN, fb.FedAvg(num_active=1, **DRAWN), 1)
+    (drawn,) = np.array(list(GOLDEN))[one.rounds["active"].dropna("round").values[-1]]
+    np.testing.assert_allclose(one.idata.posterior["slope"].values.item(), ends[drawn], rtol=1e-12)
+    three = fitted(line, GOLDEN, fb.FedAvg(num_active=3, **DRAWN), 1).idata.posterior["slope"].values.item()
+    times = 3.0 * (three - ends["b"]) / (ends["a"] - ends["b"])
+    np.testing.assert_allclose(times, round(times), atol=1e-9)
+
+
+@pytest.mark.statistical(key=0, numbers=2, errors=5.0)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_clients_are_drawn_by_their_weights(wrong) -> None:
+    """Mean numbers of 2,000 rounds of three draws; the planted mistake draws all clients alike."""
+    method, weights = fb.FedAvg(num_active=3, **DRAWN), np.array([0.2, 0.8])
+    used = np.full(2, 0.5) if wrong else weights
+    with jax.enable_x64(True):
+        found = np.asarray(jax.vmap(lambda key: _drawn(method, used, key))(jax.random.split(KEY, 2000)))
+    assert np.all(found.sum(axis=1) == 3.0)
+    error = np.sqrt(3.0 * weights * (1.0 - weights) / len(found))
+    assert np.all(np.abs(found.mean(axis=0) - 3.0 * weights) < 5.0 * error) is not np.bool_(wrong)
+
+
+def test_drawn_clients_end_in_noise_that_shrinks_with_their_steps() -> None:
+    method = fb.FedAvg(**DRAWN | {"num_active": 1, "local_steps": 1, "step_size": 0.1, "laplace": None})
+    constant = fitted(line, GOLDEN, method)
+    assert not constant.converged
+    assert "end in noise as wide as their steps" in constant.trouble()
+    shrinking = fitted(line, GOLDEN, replace(method, schedule=lambda round: 1.0 / (1.0 + round / 20.0)))
+    assert shrinking.rounds.attrs["distance_from_mode"] < constant.rounds.attrs["distance_from_mode"]
 
 
 @pytest.mark.parametrize("steps", [1, 5, 10])
@@ -457,6 +516,8 @@ BAD = [
     ({"proximal": -1.0}, "`proximal` is -1.0"),
     ({"step_size": 0.0}, "`step_size` is 0.0"),
     ({"optimizer": optax.sgd(0.1), "step_size": 0.1}, "beside `optimizer`"),
+    ({"scheme": "with_replacement"}, r"`scheme` is 'with_replacement' and `num_active` is None: clients are drawn by"),
+    ({"num_active": 2}, "`scheme` is 'full' and `num_active` is 2: clients are drawn by"),
     ({"optimizer": 0.1}, "write an optax optimiser"),
     ({"server_optimizer": "adam"}, "write an optax optimiser"),
     ({"schedule": 0.99}, "write a function of the round"),
@@ -500,6 +561,20 @@ def test_steps_that_can_get_nowhere_are_refused(options) -> None:
         ValueError, match=r"`step_size` is 1e-14, .* less than a hundredth of the way .* Write `step_size=0.056`"
     ):
         fb.fit_federated(line, GOLDEN, method=method, key=KEY, progress=False)
+
+
+@pytest.mark.parametrize("server", [None, optax.sgd(1.0, momentum=0.9)], ids=["plain", "momentum"])
+@pytest.mark.parametrize("step", [1e-12, 0.05])
+def test_batches_with_an_optimiser_of_tiny_steps_have_not_converged(step, server) -> None:
+    """The objective does not fall in either case: far from the mode each round leads the same way, at it none does."""
+    start = {"slope": 3.0 if step < 1e-6 else 0.93}  # and from a start at the mode no fall is to be seen either
+    method = fb.FedAvg(
+        optimizer=optax.sgd(step), batch_size=1, epochs=1, init=start, laplace=False, max_rounds=60,
+        server_optimizer=server,
+    )  # fmt: skip
+    fit = fitted(line, GOLDEN, method)
+    assert fit.converged is (step > 1e-6)
+    assert ("the steps are too small to arrive" in fit.trouble()) is (step < 1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:The rounds ended 0.1 .* at rest:fedbayes.NotConvergedWarning")

@@ -10,8 +10,11 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
+from fedbayes.inference.fedavg.curvature import LaplaceState
 from fedbayes.inference.fedavg.fairness import Fairness
+from fedbayes.inference.fedavg.optimum import MOST_GROUPS, distances_from_optimum
 from fedbayes.models import linear
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 
 KEY = jax.random.key(0)
@@ -107,8 +110,58 @@ def test_a_fair_fit_is_no_mode_and_says_so() -> None:
     assert "Groups take turns in faring worst" in zigzag.trouble()
 
 
+OPTIMUM = 0.6  # of `PAIR` with the weight 0.1; under any factors the objective has the curvature 10 there
+
+
+@pytest.mark.parametrize(("steps", "step_size"), [(1, 0.1), (10, 0.1), (10, None)])
+def test_the_distance_from_its_own_optimum_is_measured_and_told(steps, step_size) -> None:
+    """Exact for quadratic clients; many local steps lead back to plain averaging, as if no group weighed more."""
+    fit = fitted(PAIR, fb.GIFAIR(weight=0.1), 200, local_steps=steps, step_size=step_size, schedule=None)
+    distance = np.sqrt(10.0) * abs(fit.idata.posterior["t"].values.item() - OPTIMUM)
+    np.testing.assert_allclose(fit.rounds.attrs["distance_from_optimum"], distance, atol=1e-9)
+    assert f"  optimum   {distance:.2g} posterior sds away" in repr(fit)
+    assert fit.converged is bool(distance <= 0.1) is (steps == 1)
+    if steps > 1:
+        told = "from the optimum of their own objective (the limit is 0.1), at rest"
+        assert told in fit.trouble()
+        assert "NOT CONVERGED, a point estimate" in repr(fit)
+
+
+def test_where_losses_meet_the_optimum_is_on_the_edge() -> None:
+    """``.7 - lambda`` lies beyond ``.5``, where the losses meet: the gradient by the ranks is far from zero there."""
+    fit = fitted(PAIR, fb.GIFAIR(weight=0.25), 1, init={"t": 0.55}, step_size=1e-3, schedule=None)
+    distance = np.sqrt(10.0) * abs(fit.idata.posterior["t"].values.item() - 0.5)
+    np.testing.assert_allclose(fit.rounds.attrs["distance_from_optimum"], distance, rtol=1e-5)
+
+
+def test_a_point_whose_curvature_was_not_asked_for_has_no_distance() -> None:
+    fit = fitted(PAIR, fb.GIFAIR(weight=0.1), 200, laplace=False)
+    assert "distance_from_optimum" not in fit.rounds.attrs
+    assert "optimum" not in repr(fit)
+
+
+def test_a_distance_that_can_not_be_known_is_not_told() -> None:
+    sites = Gaussian(np.ones((1, 2, 1)), -np.ones((1, 2, 1, 1)), np.zeros((1, 2)))
+    state = LaplaceState(np.zeros((1, 1)), sites, Gaussian.neutral(1, (1,)))
+    fairness = Fairness(fb.GIFAIR(), roster_of("ab"), np.full(2, 0.5))
+    assert np.isnan(distances_from_optimum(state, fairness))
+    proper = state._replace(sites=Gaussian(sites.shift, -sites.precision, sites.log_scale))
+    np.testing.assert_allclose(distances_from_optimum(proper, fairness), np.sqrt(2.0))
+    fairness.names = [f"c{k}" for k in range(MOST_GROUPS + 1)]
+    assert np.isnan(distances_from_optimum(proper, fairness))
+
+
+@pytest.mark.parametrize("losses", ["start", "end"])
+def test_groups_are_ranked_by_the_losses_where_it_is_asked_for(losses) -> None:
+    """Mean losses ``(t - a)^2 / 2`` and a constant, at the server's position or three steps on."""
+    fit = fitted(PAIR, fb.GIFAIR(weight=0.1, losses=losses), 1, local_steps=3, schedule=None, init={"t": 2.0})
+    ahead = {"start": 1.0, "end": 0.9**3}[losses]
+    expected = 0.5 * (ahead * np.array([2.0, 1.0])) ** 2 + 0.5 * np.log(2.0 * np.pi)
+    np.testing.assert_allclose(fit.rounds["group_loss"].dropna("round").values[-1, 0], expected, rtol=1e-12)
+
+
 def test_a_group_that_is_not_heard_keeps_its_loss() -> None:
-    method = fb.FedAvg(fairness=fb.GIFAIR(weight=0.1), step_size=0.1, local_steps=1)
+    method = fb.FedAvg(fairness=fb.GIFAIR(weight=0.1), step_size=0.1, local_steps=1, laplace=False)
     only = lambda round_, key: np.array([True, round_ == 0])  # noqa: E731
     with pytest.warns(fb.NotConvergedWarning):
         fit = fb.fit_federated(centre, PAIR, method=method, key=KEY, num_rounds=5, participation=only, progress=False)
@@ -138,6 +191,8 @@ def test_bounds_and_options_are_checked() -> None:
         fitted(PAIR, fb.GIFAIR(weight=0.3), 1)
     with pytest.raises(ValueError, match="`weight` is -1; write a number, zero or more"):
         fb.GIFAIR(weight=-1)
+    with pytest.raises(ValueError, match="`losses` is 'middle'; it is one of"):
+        fb.GIFAIR(losses="middle")
     with pytest.raises(ValueError, match="`groups` is 'a'; write a mapping"):
         fb.GIFAIR(groups="a")
     with pytest.raises(ValueError, match="`laplace` is True with `fairness`"):
