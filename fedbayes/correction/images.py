@@ -23,6 +23,8 @@ _LOWER = 10.0  # nats below the density of the typical draw, from which the post
 _MORE = 5.0  # nats above what the Gaussian says of a place, from which the Gaussian does not know that place
 _MOST = 64  # images that a proposal may have
 _COUNTS = 1e-3  # of the posterior's mass, from which a mode is counted
+_VALLEY = 0.5  # of the lower mode's height, below which the density between two falls
+_BIN = 0.5  # sds, of the density along a line
 _TAILS = 5.0  # degrees of freedom of a law around an image
 _FEW = 8  # globals, up to which every two of them are looked at
 _LABELS = 4  # up to which every two of them are swapped
@@ -46,11 +48,24 @@ class Images(NamedTuple):
     complete: bool
 
     def modes(self, theta: np.ndarray, weights: np.ndarray) -> int:
-        """How many of them hold some of the posterior's mass, by weighted draws ``(n, d)``, weights ``(n,)``."""
+        """How many of them are modes of their own, by weighted draws ``(n, d)``, weights ``(n,)``.
+
+        They hold some of the posterior's mass, and a valley lies between every two of them: what a long tail has at the
+        image of its mode is no mode.
+        """
         if len(self.laws) == 1:
             return 1
         nearest = np.argmax([law.log_density(theta) for law in self.laws], axis=0)
-        return int(np.sum(np.bincount(nearest, weights, len(self.laws)) > _COUNTS))
+        heavy = np.flatnonzero(np.bincount(nearest, weights, len(self.laws)) > _COUNTS)
+        found: list[int] = []
+        for k in heavy:
+            both = [np.isin(nearest, (j, k)) for j in found]
+            if all(
+                _apart(self.laws[j], self.laws[k], theta[near], weights[near])
+                for j, near in zip(found, both, strict=True)
+            ):
+                found.append(int(k))
+        return len(found)
 
 
 def candidates(shapes: Shapes, most: int) -> list[Map]:
@@ -239,6 +254,18 @@ def closure(laws: Sequence[Law], maps: list[Map], draws: np.ndarray) -> Images:
             clouds.append(moved)
         place += 1
     return Images(known, complete=True)
+
+
+def _apart(one: Law, other: Law, theta: np.ndarray, weights: np.ndarray) -> bool:
+    """Whether the density of weighted draws has a valley between two laws' means, along the line through them."""
+    way = np.linalg.solve(one.white.T, other.mean - one.mean)
+    place = np.linalg.solve(one.white.T, (theta - one.mean).T).T @ way / (way @ way)  # 0 at one mean, 1 at the other
+    bins = int(np.clip(np.linalg.norm(way) / _BIN, 8, 40))
+    edges = np.linspace(-0.5, 1.5, 2 * bins + 1)
+    heights, middles = np.histogram(place, edges, weights=weights)[0], 0.5 * (edges[1:] + edges[:-1])
+    between = np.abs(middles - 0.5) < 0.25
+    peaks = [np.max(heights[(middles - 0.5) * side >= 0.25]) for side in (-1.0, 1.0)]
+    return bool(np.min(heights[between]) < _VALLEY * min(peaks))
 
 
 def _distance(law: Law, one: np.ndarray, other: np.ndarray) -> float:

@@ -27,7 +27,7 @@ def corrected(log_factor, mean, shapes, sd=SD) -> Correction:
         precision = np.broadcast_to(np.eye(size) / sd**2, (CHAINS, size, size))
         law = Gaussian(np.broadcast_to(mean, (CHAINS, size)) / sd**2, precision, np.zeros(CHAINS))
 
-        def ask(drawn, turn):
+        def ask(drawn, turn, finer=False):
             value = log_factor(drawn.theta)
             return SimpleNamespace(replies=SimpleNamespace(each=value[None]), infos={"noise": np.zeros((1, CHAINS))})
 
@@ -147,3 +147,14 @@ def test_what_is_looked_at(shapes, image) -> None:
     points = 1.0 + np.arange(len(image))[None]
     assert image in [each(points)[0].tolist() for each in candidates(shapes, 100)]
     assert len(candidates(shapes, 3)) == 3
+
+
+def test_a_long_tail_has_no_mode_of_its_own() -> None:
+    """The log of a scale that may be zero: half-normal, so that the density falls as ``exp(x)`` to the left."""
+
+    def log_factor(theta):
+        return theta[..., 0] - 0.5 * np.exp(2.0 * theta[..., 0] - 4.0) + 0.005 * theta[..., 0] ** 2
+
+    found = corrected(log_factor, [2.0], (("log_scale", ()),), sd=0.7)
+    assert found.images is not None  # its image was taken for a place with mass
+    assert found.modes == 1
