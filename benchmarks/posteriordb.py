@@ -25,7 +25,7 @@ from rich.console import Console
 from scores import Moments, kl, of_draws, score
 
 import fedbayes as fb
-from fedbayes.problem.program.split import trace_sites
+from fedbayes.problem.program.sites import trace_sites
 
 FOLDER = Path(__file__).parent
 STORE = FOLDER / "posteriordb.json"

@@ -15,7 +15,7 @@ from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.problem.program.handlers import Unobserved
 from fedbayes.problem.program.program import Block, Model, Program
-from fedbayes.problem.program.split import trace_sites
+from fedbayes.problem.program.sites import trace_sites
 from fedbayes.runtime.compiling import jit_quickly
 from fedbayes.runtime.precision import computing
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.program.program import Model
-from fedbayes.problem.program.split import trace_sites
+from fedbayes.problem.program.sites import trace_sites
 
 _CHANCE = np.log(1e5)  # nats beyond what the number of pairs needs
 _DECIMALS = 1e4  # a value that is not whole in this unit is hardly met twice

@@ -25,7 +25,8 @@ from fedbayes.problem.program.prior import Hierarchy, Prior, make_prior
 from fedbayes.problem.program.prior_terms import with_prior_terms
 from fedbayes.problem.program.program import Block, Model, Program
 from fedbayes.problem.program.same_model import model_key
-from fedbayes.problem.program.split import split, trace_sites
+from fedbayes.problem.program.sites import trace_sites
+from fedbayes.problem.program.split import split
 from fedbayes.problem.program.tracing import Traced, traced
 from fedbayes.problem.roster import Roster
 from fedbayes.runtime.lru import Kept

@@ -12,7 +12,7 @@ from jax import Array
 from fedbayes.problem.checks import perturbed
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program.program import Arrays, Program, entry_labels
-from fedbayes.problem.program.split import trace_sites
+from fedbayes.problem.program.sites import trace_sites
 from fedbayes.runtime.compiling import jit_quickly
 from fedbayes.runtime.lru import Kept
 

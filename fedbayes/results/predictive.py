@@ -18,7 +18,7 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.program.called import misfit
 from fedbayes.problem.program.handlers import Unobserved
 from fedbayes.problem.program.program import Model, Program
-from fedbayes.problem.program.split import trace_sites
+from fedbayes.problem.program.sites import trace_sites
 from fedbayes.problem.program.tracing import digest_of
 from fedbayes.results.conditional import Rows, conditional_draws, conditional_log_densities
 from fedbayes.runtime.lru import Kept

@@ -10,7 +10,7 @@ from fedbayes.contract.locals_from import Personal
 from fedbayes.errors import did_you_mean
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.program.program import Arrays, Program
-from fedbayes.problem.program.split import trace_sites
+from fedbayes.problem.program.sites import trace_sites
 from fedbayes.results import arviz
 from fedbayes.results.conditional import integrated_draws, rows_of
 from fedbayes.runtime.keys import Purpose, key_for

@@ -7,7 +7,7 @@ from numpyro.infer.util import log_density
 from scipy import stats
 
 from fedbayes.models import eight_schools
-from fedbayes.problem.program.split import LOCAL
+from fedbayes.problem.program.sites import LOCAL
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
 MODELS = {"theta": eight_schools.model, "theta_raw": eight_schools.model_noncentered}

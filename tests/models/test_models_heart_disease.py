@@ -9,7 +9,7 @@ from numpyro.infer.util import log_density
 from scipy import stats
 
 from fedbayes.models import heart_disease
-from fedbayes.problem.program.split import LOCAL
+from fedbayes.problem.program.sites import LOCAL
 
 
 @pytest.fixture(scope="module")

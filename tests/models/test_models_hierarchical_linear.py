@@ -9,7 +9,7 @@ from numpyro.infer.util import log_density
 from scipy import stats
 
 from fedbayes.models import hierarchical_linear as hm2
-from fedbayes.problem.program.split import LOCAL
+from fedbayes.problem.program.sites import LOCAL
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 MODELS = {"theta": hm2.model, "theta_raw": hm2.model_noncentered}

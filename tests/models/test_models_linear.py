@@ -8,7 +8,7 @@ from numpyro.infer.util import log_density
 from scipy import stats
 
 from fedbayes.models import linear
-from fedbayes.problem.program.split import LOCAL
+from fedbayes.problem.program.sites import LOCAL
 
 
 def test_sites():

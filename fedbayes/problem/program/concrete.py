@@ -16,7 +16,7 @@ import jax
 from fedbayes.errors import ModelError
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.program.program import Model
-from fedbayes.problem.program.split import trace_sites
+from fedbayes.problem.program.sites import trace_sites
 
 _MANY = 8  # programs that compile without a warning
 _NEEDS_VALUE = (
