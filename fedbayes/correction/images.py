@@ -59,7 +59,7 @@ class Images(NamedTuple):
         heavy = np.flatnonzero(np.bincount(nearest, weights, len(self.laws)) > _COUNTS)
         found: list[int] = []
         for k in heavy:
-            both = [np.isin(nearest, (j, k)) for j in found]
+            both = [np.isin(nearest, [j, int(k)]) for j in found]
             if all(
                 _apart(self.laws[j], self.laws[k], theta[near], weights[near])
                 for j, near in zip(found, both, strict=True)
