@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.errors import ClientDataError, ModelError
+from fedbayes.errors import ModelError
 from fedbayes.problem import checks
 from fedbayes.problem.buckets import Bucket, make_bucket
 from fedbayes.problem.client import Client
@@ -242,7 +242,7 @@ def known_program(options: "Options", client: ClientArrays, name: str) -> Known:
             return _SPLIT.get((model_key(options.model), *options[1:], static, shapes), build, unchanged)
         except Exception as error:
             if isinstance(error, TypeError) and (words := misfit(options.model, {*client.static, *client.arrays})):
-                raise ClientDataError(f"The clients' data don't fit the model. It {words}") from None
+                raise ModelError(f"The clients' data don't fit the model. It {words}") from None
             if needs_value(error):
                 raise refusal(error, options.model, name) from error
             if mixes_precisions(error):

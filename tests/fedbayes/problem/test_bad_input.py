@@ -303,7 +303,7 @@ def any_arguments(y, **others):
     ],
 )
 def test_arguments_the_model_does_not_take(model, arguments, words):
-    with pytest.raises(fb.ClientDataError, match=words + r"(.|\n)*raised for client 'a'") as info:
+    with pytest.raises(fb.ModelError, match=words + r"(.|\n)*raised for client 'a'") as info:
         check(model, {"a": dict.fromkeys(arguments, Y3)})
     assert info.value.__suppress_context__  # of Python's own words, which say less in fifty lines
 
