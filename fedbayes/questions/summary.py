@@ -1,6 +1,8 @@
-"""What a fit says of itself in words: what is wrong with it, and its ``repr``."""
+"""What a fit says of itself: what is wrong with it, its ``repr``, and the folder that it is saved to."""
 
+import os
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,10 +12,12 @@ from fedbayes.contract.locals_from import Question
 from fedbayes.correction.correct import correctable
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.questions.conflict import conflict, disagreeing
-from fedbayes.results.corrected import check_is_due, checked
-from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, rounds, verdict
-from fedbayes.results.quantities import long_tailed
+from fedbayes.results.corrected import check_is_due, checked, is_checked, weighed
+from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, labels, rounds, verdict, was_asked
+from fedbayes.results.posterior import idata
+from fedbayes.results.quantities import error, long_tailed
 from fedbayes.results.rounds import unheard
+from fedbayes.results.saved.folder import Said, Saved, about, check_savable, write_fit
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -139,14 +143,14 @@ def _tail_lines(fitted: Fitted) -> list[str]:
 
 def _disagreement_lines(fitted: Fitted) -> list[str]:
     """Who disagrees; nothing where nobody does, or that can't be told, or clients would have to be asked."""
-    found = conflict_at_hand(fitted)
+    found = _conflict_at_hand(fitted)
     if found is None or not (names := disagreeing(found)):
         return []
     verb = "disagrees" if len(names) == 1 else "disagree"
     return [f"  conflict  {', '.join(names)} {verb} with the others; see fit.conflict()"]
 
 
-def conflict_at_hand(fitted: Fitted) -> "xr.Dataset | None":
+def _conflict_at_hand(fitted: Fitted) -> "xr.Dataset | None":
     """Who disagrees; ``None`` where that can't be told, or clients would have to be asked."""
     if not fitted.clients.cavities_at_hand():
         return None
@@ -162,3 +166,50 @@ def _worth_a_look(fitted: Fitted) -> list[str]:
     own = [] if source.refuses(Question.CLIENT_POSTERIOR) else ["fit.client_posterior(name)"]
     dense = isinstance(fitted.posterior, Gaussian) and not source.refuses(Question.NEW_CLIENT)
     return ["fit.idata", "fit.rounds", *own, *(["fit.adapt(data)"] if dense else []), "fit.predict(...)"]
+
+
+def save(fitted: Fitted, path: str | os.PathLike) -> None:
+    """Write the fit to a folder: ``posterior.nc``, ``rounds.nc``, and the rest for :func:`fedbayes.load_fit`.
+
+    The clients' data and the model are not in it.
+
+    Parameters
+    ----------
+    path
+        The folder, which need not exist.
+
+    Raises
+    ------
+    ValueError
+        An option of the method is or holds a function, which can't be written to a file; or the path is a file.
+    """
+    problem, method = fitted.problem, fitted.method
+    options, posterior = check_savable(method), idata(fitted)
+    clients = {**about(fitted.roster), **({"elsewhere": True} if problem.elsewhere else {})}
+    check = checked(fitted)
+    said = Said(summary(fitted), "" if check_is_due(fitted) else trouble(fitted), labels(fitted), cost(fitted))
+    saved = Saved(
+        type(method).__name__,
+        options,
+        fitted.key,
+        str(problem.programs[0].dtype),
+        fitted.shown,
+        clients,
+        cost_of_posterior(fitted),
+        None if check is None else check._replace(long_tailed=long_tailed(fitted)),
+        fitted.unchecked,
+        said,
+    )
+    write_fit(Path(path), posterior, _tables(fitted), saved, problem.description(), fitted.run, fitted.executor)
+
+
+def _tables(fitted: Fitted) -> dict[str, "xr.Dataset"]:
+    """What is known of the fit beside its posterior, without asking anybody."""
+    found = {"rounds": rounds(fitted)}
+    if is_checked(fitted) and not fitted.unchecked and was_asked(fitted, weighed):
+        found["error"] = error(fitted)
+    elif fitted.saved is not None and (known := fitted.saved.error()) is not None:
+        found["error"] = known
+    if (disagreement := _conflict_at_hand(fitted)) is not None:
+        found["conflict"] = disagreement
+    return found

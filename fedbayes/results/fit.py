@@ -19,10 +19,9 @@ from fedbayes.questions.leaving_out import leave_one_out, loo, loo_rows
 from fedbayes.questions.predictions import log_predictive_density, predict, predict_probabilities
 from fedbayes.questions.predictive_check import predictive_check
 from fedbayes.questions.replicates import check
-from fedbayes.questions.saving import save
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
-from fedbayes.questions.summary import as_html, summary, trouble
+from fedbayes.questions.summary import as_html, save, summary, trouble
 from fedbayes.results.corrected import correction, log_evidence, theta
 from fedbayes.results.exact import exact
 from fedbayes.results.fitted import Fitted, cost, labels, moments, rounds, verdict
