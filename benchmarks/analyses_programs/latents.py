@@ -40,6 +40,27 @@ def missing_by_mask(x: Any, seen: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Normal(intercept + beta * whole, sigma), obs=y)
 
 
+def missing_put_in_place(x: Any, missing: Any, y: Any = None) -> None:
+    """The same as the refusal of `obs_mask` tells: a latent for each missing value, put in place."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    omega = numpyro.sample("omega", dist.HalfNormal(2.0))
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    with fb.local(), numpyro.plate("gaps", missing.shape[0]):
+        latent = numpyro.sample("latent", dist.Normal(mu, omega))
+    whole = x.at[missing].set(latent)
+    seen = jnp.ones(x.shape[0], bool).at[missing].set(False)
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("x", dist.Normal(mu, omega).mask(seen), obs=x)
+        numpyro.sample("y", dist.Normal(intercept + beta * whole, sigma), obs=y)
+
+
+def places_of_missing() -> Clients:
+    clients = missing_clients().values()
+    return named(*(dict(x=own["x"], missing=np.flatnonzero(~own["seen"]), y=own["y"]) for own in clients))
+
+
 def missing_clients() -> Clients:
     random, clients = rng("missing"), []
     for size in (40, 50, 60):
@@ -139,6 +160,7 @@ def trial_clients() -> Clients:
 ANALYSES = (
     Example("missing covariate", "a covariate imputed row by row", missing, missing_clients),
     Example("missing by obs_mask", "the same by `obs_mask`", missing_by_mask, missing_clients),
+    Example("missing put in place", "the same, a latent for each gap", missing_put_in_place, places_of_missing),
     Example("measurement error", "logistic regression on a noisy exposure", measured_with_error, instrument_clients),
     Example("growth curves", "correlated intercepts and slopes, LKJ", growth, growth_clients),
     Example("stepped wedge", "cluster trial with periods", stepped_wedge, wedge_clients),

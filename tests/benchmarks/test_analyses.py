@@ -22,7 +22,14 @@ NAMES = (
     *("zero-inflated poisson", "hurdle", "negative binomial", "beta regression", "beta-binomial"),
     *("gamma regression", "dirichlet-multinomial"),
     *("emax", "ar(1) errors", "spline", "mixture", "horseshoe", "robust", "truncated"),
-    *("missing covariate", "measurement error", "growth curves", "stepped wedge", "meta-analysis"),
+    *(
+        "missing covariate",
+        "missing put in place",
+        "measurement error",
+        "growth curves",
+        "stepped wedge",
+        "meta-analysis",
+    ),
 )
 REFUSED = "missing by obs_mask"
 
