@@ -56,6 +56,7 @@ What is compared are the means and sds of the unconstrained globals, by the draw
 - *within its error*: it can be used by its own words, it is further off than that, but within three standard errors of
   what `fit.error` states as its Monte Carlo error and NUTS's together, beside the same 0.1 and 10 percent.
 - *SILENTLY WRONG*: it can be used by its own words, and it is further off than that.
+- *NUTS diverges*: the same, but NUTS has divergent transitions, so that its moments may be the wrong ones.
 - *refused*: a `ClientDataError` or `ModelError` before work starts. *gives up*: a `FederatedError` in a round. *RAW*:
   any other error.
 - *no reference*: NUTS has not run, or not in time, or its four chains differ (R-hat above 1.05). *too slow*: the fit
@@ -108,7 +109,8 @@ def verdict(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> dict[str, Any]:
         return {"verdict": "flagged", **found}
     if nuts["r_hat"] > MIXED:
         return {"verdict": "no reference", **found}
-    return {"verdict": "right" if found["within"] else "within its error" if found["covered"] else WRONG, **found}
+    off = "NUTS diverges" if nuts["diverging"] else WRONG
+    return {"verdict": "right" if found["within"] else "within its error" if found["covered"] else off, **found}
 
 
 def errors(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> dict[str, Any]:

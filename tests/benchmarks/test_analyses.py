@@ -91,6 +91,8 @@ FIT = {
         ({"drawn_sd": [1.0, 1.7], "own_mcse_sd": [0.0, 0.02]}, {}, "within its error"),
         ({"drawn_mean": [9.0, 1.0], "conclusion": "don't rely on fit.idata: its error is not known"}, {}, "flagged"),
         ({"drawn_mean": [9.0, 1.0]}, {"r_hat": 1.2}, "no reference"),
+        ({"drawn_mean": [9.0, 1.0]}, {"diverging": 3}, "NUTS diverges"),
+        ({}, {"diverging": 3}, "right"),
         ({"error": {"kind": "refused"}}, {}, "refused"),
     ],
 )
