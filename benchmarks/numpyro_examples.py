@@ -11,21 +11,15 @@
 Each fit and each NUTS runs in a fresh process with a time limit; results go to ``numpyro_examples.json`` after each.
 """
 
-import hashlib
-import inspect
 import json
 import os
 import platform
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import pages
 import typer
 from rich.console import Console
@@ -81,63 +75,11 @@ def child(part: str, name: str, output: Path, seconds: float) -> None:
     output.write_text(json.dumps(result))
 
 
-def fresh(part: str, name: str, seconds: float) -> dict[str, Any]:
-    """The same in a fresh process; what it could not finish in time is too slow."""
-    # a first call compiles; NUTS is only the measure, and may find its programs on disk
-    environment = {**os.environ, **({"JAX_ENABLE_COMPILATION_CACHE": "false"} if part == "fit" else {})}
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "result.json"
-        command = [sys.executable, __file__, "--child", part, "--only", name, "--output", str(output)]
-        try:
-            done = subprocess.run(  # noqa: S603
-                [*command, "--seconds", str(seconds)],
-                env=environment,
-                timeout=seconds,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"slow": seconds}
-        if not output.exists():
-            from examples.measure import without_paths
-
-            lines = done.stderr.strip().splitlines()
-            return {"died": done.returncode, "last": without_paths(lines[-1]) if lines else ""}
-        return json.loads(output.read_text())
-
-
-def digest(name: str) -> str:
-    """Of the program and its data: NUTS has to run again when it changes."""
-    from examples import EXAMPLES
-
-    example = EXAMPLES[name]
-    text = inspect.getsource(getattr(example.model, "fn", example.model))
-    found = hashlib.sha256(text.encode())
-    for client, data in example.clients().items():
-        for argument, value in data.items():
-            array = value if isinstance(value, np.ndarray) else np.asarray(repr(value))
-            found.update(repr((client, argument, array.shape, array.dtype.str)).encode() + array.tobytes())
-    return found.hexdigest()[:16]
-
-
-def measured(
-    name: str, before: Mapping[str, Any], again: bool, fits: bool, reference: bool, seconds: float
-) -> dict[str, Any]:
-    """The fit, and NUTS if there is a fit to compare; what is stored is kept unless it is asked for anew."""
-    found = {"nuts": {}, **before}
-    if again or "fit" not in found:
-        found["fit"] = fresh("fit", name, seconds)
-    known = digest(name)
-    if not fits and "mean" in found["fit"] and (reference or found["nuts"].get("digest") != known):
-        found["nuts"] = {**fresh("nuts", name, seconds), "digest": known}
-    return found
-
-
 def row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the table, with what is shown in each column."""
     from examples import EXAMPLES
     from examples.measure import compared
+    from examples.processes import of_nuts
 
     example, fit, nuts = EXAMPLES[name], result["fit"], result["nuts"]
     found = compared(fit, nuts)
@@ -161,20 +103,6 @@ def row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
         "NUTS": of_nuts(nuts),
     }
     return {"verdict": found["outcome"], "numbers": found, "cells": cells, "note": example.note}
-
-
-def of_nuts(nuts: Mapping[str, Any]) -> str:
-    """The reference in a few words: its Monte Carlo error, and what is wrong with it."""
-    if "digest" not in nuts:
-        return ""
-    if "mean" not in nuts:
-        return "too slow" if nuts.get("slow") else f"failed: {nuts.get('last', '')}"
-    words = f"{max(nuts['mcse']):.3f}, {max(nuts['mcse_sd']):.3f}; {nuts['seconds']:.0f} s"
-    words += f"; R-hat {nuts['r_hat']:.2f}" if nuts["r_hat"] > 1.01 else ""
-    return words + (f"; {nuts['diverging']} diverging" if nuts["diverging"] else "")
-
-
-_DIFFERENCES = "What differs from NumPyro's programs beside the clients:"
 
 
 def page(rows: list[dict[str, Any]], machine: str) -> str:
@@ -228,6 +156,7 @@ def main(
         child(part, only[0], output, seconds)
         return
     from examples import EXAMPLES
+    from examples.processes import measured
 
     if unknown := [name for name in only if name not in EXAMPLES]:
         raise typer.BadParameter(f"{unknown}: the programs are {list(EXAMPLES)}")
@@ -235,7 +164,8 @@ def main(
     console = Console()
     for name in () if table else only or EXAMPLES:
         before = results.get(name, {})
-        results[name] = measured(name, before, again or (bool(only) and not missing), fits, reference, seconds)
+        anew = again or (bool(only) and not missing)
+        results[name] = measured(EXAMPLES[name], before, Path(__file__), anew, fits, reference, seconds)
         if results[name] == before:
             continue
         results = {name: results[name] for name in EXAMPLES if name in results}

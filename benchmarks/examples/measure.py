@@ -4,7 +4,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,19 @@ MEAN_LIMIT, SD_LIMIT = 0.1, 0.1  # posterior sds, and the sds' ratio to NUTS's l
 _FILES = Path(fedbayes.__file__).resolve().parent
 
 
-def fit(example: Example) -> dict[str, Any]:
-    """Fit with defaults, and ask for what a user asks for first; an error is part of the result."""
-    stage, began, found = "fit", time.perf_counter(), {}
+Told = Callable[[fedbayes.FederatedFit], dict[str, Any]]
+
+
+def fit(example: Example, more: Told = lambda fitted: {}) -> dict[str, Any]:
+    """Fit with defaults, and ask for what a user asks for first, and for more; an error is part of the result."""
+    stage, began, cpu, found = "fit", time.perf_counter(), time.process_time(), {}
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
             clients = example.clients()
             fitted = fedbayes.fit_federated(example.model, clients, key=jax.random.key(0), progress=False)
-            found = {"seconds": time.perf_counter() - began, **described(fitted)}
+            spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
+            found = {**spent, **described(fitted), **more(fitted)}
             stage = "idata"
             found["draws"] = sorted(str(name) for name in fitted.idata.posterior.data_vars)
             stage = "client_posterior"
