@@ -53,13 +53,13 @@ def test_errors_are_those_of_what_the_user_reads(fit: fb.FederatedFit) -> None:
     assert found["quantity_sd"].attrs["units"] == "the quantity's own"
 
 
-@pytest.mark.statistical(key=0, numbers=4, errors=4.0)
+@pytest.mark.statistical(key=0, numbers=4, errors=5.0)
 def test_moments_of_a_constrained_global_are_exact_to_their_errors(fit: fb.FederatedFit) -> None:
     """Gamma prior, Poisson counts: ``Gamma(0.5 + sum y, 0.1 + n)``."""
     shape, rate = 0.5 + np.array([10.0, 1.0]), 0.1 + np.array([4.0, 4.0])
     own = fit.error.isel(quantity=slice(2))
-    assert np.all(np.abs(own["quantity_mean"] - shape / rate) < 4.0 * own["quantity_mean_mcse"])
-    assert np.all(np.abs(own["quantity_sd"] - np.sqrt(shape) / rate) < 4.0 * own["quantity_sd_mcse"])
+    assert np.all(np.abs(own["quantity_mean"] - shape / rate) < 5.0 * own["quantity_mean_mcse"])
+    assert np.all(np.abs(own["quantity_sd"] - np.sqrt(shape) / rate) < 5.0 * own["quantity_sd_mcse"])
     assert np.all(own["quantity_sd_reliable"])
 
 
