@@ -57,7 +57,16 @@ class MergeWarning(UserWarning):
 class ResultCode(IntEnum):
     """Outcome of one client's round. Compiled code returns it as an integer; :attr:`meaning` says it in words.
 
-    It is all that a server knows of a single client's computation where replies are sums.
+    It is all that a server knows of a single client's computation where replies are sums. ``fit.rounds["code"]`` has
+    the codes by round and client.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> fb.ResultCode(6).name
+    'NO_REPLY'
+    >>> fb.ResultCode.NO_REPLY.meaning
+    'did not answer before the deadline; its last message stays'
     """
 
     OK = 0

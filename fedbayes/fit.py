@@ -214,6 +214,12 @@ def load_fit(
         The folder holds a fit of other clients, other data or other globals, or a file in it is cut short.
     FileNotFoundError
         It is not the folder of a saved fit.
+
+    Examples
+    --------
+    >>> fit.save("heart")  # doctest: +SKIP
+    >>> fb.load_fit("heart").idata  # doctest: +SKIP
+    >>> fb.load_fit("heart", model, clients).predict("cleveland", x=new_rows)  # doctest: +SKIP
     """
     folder = Path(path)
     saved = read_meta(folder)

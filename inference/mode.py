@@ -129,12 +129,28 @@ class Needs(NamedTuple):
 class Laplace(Method):
     """The Laplace approximation by federated Newton steps: a start for EP, and a quick approximation by itself.
 
+    In a round every client sends the expansion of its log factor to second order at the server's position, its locals
+    integrated out, and the server moves to the mode of the prior times all expansions,
+
+        theta <- theta - (H_0 + sum_k H_k)^-1 (g_0 + sum_k g_k),
+
+    with gradients ``g`` and Hessians ``H`` of minus the log prior and the log factors; shorter steps where that does
+    not raise the posterior density. The posterior is ``N(theta, (H_0 + sum_k H_k)^-1)`` at the mode, in unconstrained
+    space.
+
     Parameters
     ----------
     tolerance
         Stop once the Newton step is shorter, in posterior sds (root mean square).
     num_samples
         Draws that integrate out local latents at each position; not used without them.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> method = fb.Laplace(tolerance=1e-6)  # for `fb.fit_federated(model, clients, method=method, ...)`
+    >>> method.num_replicates
+    1
     """
 
     tolerance: float = 1e-3

@@ -60,6 +60,19 @@ class FederatedFit:
     ----------
     fitted
         The fit as a value, of which every question is a function: for whoever writes one more.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, truth = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> fit.error.attrs["correction"]  # the Gaussian is exact here
+    'not needed'
+    >>> dict(fit.idata.posterior["beta"].sizes)["draw"] == fit.num_draws
+    True
+    >>> fit.predict(x=clients["client0"]["x"])["posterior_predictive"]["y"].dims[:2]
+    ('chain', 'draw')
     """
 
     def __init__(self, fitted: Fitted) -> None:

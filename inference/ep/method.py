@@ -38,6 +38,15 @@ from fedbayes.problem.roster import Roster
 class EP(Options, Method):
     """Federated expectation propagation.
 
+    Each client k keeps a Gaussian site ``s_k`` in place of its factor ``f_k``, its locals integrated out, so that the
+    global is ``q(theta) = p(theta) prod_k s_k(theta)``. In a round all clients at once match moments, and the global
+    takes a step:
+
+        new_k = N(mean, covariance of (q / s_k) f_k) / (q / s_k),      q <- q + eta sum_k (new_k - s_k)
+
+    in natural parameters (algorithms 3.2 and 3.3 of Yue 2023, after Minka 2001). The global is exact where clients are
+    linear-Gaussian; elsewhere ``fit.error`` has its error.
+
     Parameters
     ----------
     num_samples
@@ -70,6 +79,13 @@ class EP(Options, Method):
     num_replicates
         Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and
         Monte Carlo standard errors speak about the fit.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> method = fb.EP(num_samples=512, num_replicates=2)  # for `fb.fit_federated(model, clients, method=method, ...)`
+    >>> method.tolerance
+    0.02
     """
 
     needs_rows: ClassVar[bool] = False

@@ -26,6 +26,10 @@ from fedbayes.problem.roster import Roster
 class GIFAIR:
     """Fairness between groups of clients, for ``fb.FedAvg(fairness=...)`` and its relatives.
 
+    The objective adds the differences between groups' mean losses, ``sum_k p_k F_k + lambda sum_(i<j) |L_i - L_j|``
+    (Yue, Nouiehed and Al Kontar 2023): client k goes down its loss times ``1 + lambda r_k / (p_k |A_k|)``, where
+    ``r_k`` is how many groups fare better than its own, less how many fare worse.
+
     Clients send their losses in sums over their groups, and are told nothing but their own factor. Factors act in a
     client's steps alone: many local steps lead each client to its own optimum, whatever its factor, and the rounds end
     beside the optimum of the objective. Up to 512 globals a last round measures how far, and ``repr(fit)`` says so;
@@ -44,6 +48,14 @@ class GIFAIR:
         Each client keeps the point where its own steps end (GIFAIR-Per): ``fit.client_posterior(name)``, and what
         ``fit.predict(name, ...)`` and :func:`~fedbayes.fairness_report` go by. The losses there rank the groups. The
         server's point remains in ``fit.idata``.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> fair = fb.GIFAIR(groups={"cities": ["north", "south"], "villages": ["west"]})
+    >>> method = fb.FedAvg(fairness=fair, local_steps=1)  # one step: ends at the objective's optimum
+    >>> method.fairness.losses
+    'start'
     """
 
     groups: Groups | None = None

@@ -36,6 +36,14 @@ from fedbayes.problem.roster import Roster
 class FedAvg(Options, Method):
     """Federated averaging: the mode of the posterior by clients' gradient steps, and a Laplace posterior around it.
 
+    Client c takes K steps down its loss from the server's position, and the server takes the mean of where they end,
+
+        theta_c <- theta_c - eta grad [U_c(theta_c) / (p_c n) + proximal / 2 |theta_c - theta|^2],
+        theta   <- sum_c p_c theta_c,
+
+    where ``U_c(theta) = -log f_c(theta) - p_c log p(theta)`` (McMahan et al. 2017). With ``local_steps=1`` the rounds
+    end at the mode; with more of them, beside it where clients differ, and ``repr(fit)`` says how far.
+
     The mode is that of the density in unconstrained space, with the Jacobian of the transforms: it moves with the
     parametrisation, and for a scale lies above the mode of the density of the scale itself.
 
@@ -102,6 +110,15 @@ class FedAvg(Options, Method):
         Limit of the rounds.
     num_replicates
         Independent runs, which differ by a random ``init`` and mini-batches alone.
+
+    Examples
+    --------
+    >>> import optax
+    >>> import fedbayes as fb
+    >>> method = fb.FedAvg(local_steps=1)  # ends at the mode
+    >>> adam = fb.FedAvg(server_optimizer=optax.adam(0.1), local_steps=5, batch_size=32)  # FedAdam
+    >>> adam.proximal
+    0.0
     """
 
     laplace: bool | None = None
@@ -155,6 +172,18 @@ class FedAvg(Options, Method):
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """Federated averaging with a proximal term, see :class:`FedAvg`: clients are held near the server."""
+    """Federated averaging with a proximal term: clients are held near the server (Li et al. 2020).
+
+    A client goes down ``U_c(theta_c) / (p_c n) + proximal / 2 |theta_c - theta|^2``, and has all options of
+    :class:`FedAvg`. The term lets clients take many steps, or exact minima by ``solver="newton"``, without going far;
+    like many local steps it moves the point where the rounds end.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> method = fb.FedProx(proximal=1.0, solver="newton")  # for `fb.fit_federated(model, clients, method=method, ...)`
+    >>> method.proximal
+    1.0
+    """
 
     proximal: float = 0.1
