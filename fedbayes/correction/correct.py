@@ -116,19 +116,15 @@ class Correction:
     def exchanged(self) -> list[tuple[int, Drawn]]:
         """The turn of each exchange, by which clients have random numbers, and its draws ``(chain, draw, d)``."""
         parts = np.split(self.pool.theta, np.cumsum(self.exchanges)[:-1], axis=1)
-        turns = range(self._thrown_away, self.turns)
+        turns = range(self.turns - len(parts), self.turns)  # without the first one, where it was made again
         return [
             (turn, Drawn(theta, recipe)) for turn, theta, recipe in zip(turns, parts, self.pool.recipes, strict=True)
         ]
 
     @property
-    def _thrown_away(self) -> int:
-        return int(self.finer)  # the first exchange, which was made again
-
-    @property
     def turns(self) -> int:
         """Number of exchanges that were made."""
-        return len(self.exchanges) + self._thrown_away
+        return len(self.exchanges) + int(self.finer)
 
     @cached_property
     def _own_weights(self) -> np.ndarray:

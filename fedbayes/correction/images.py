@@ -57,14 +57,15 @@ class Images(NamedTuple):
             return 1
         nearest = np.argmax([law.log_density(theta) for law in self.laws], axis=0)
         heavy = np.flatnonzero(np.bincount(nearest, weights, len(self.laws)) > _COUNTS)
+
+        def parted(j: int, k: int) -> bool:
+            near = np.isin(nearest, [j, k])
+            return _apart(self.laws[j], self.laws[k], theta[near], weights[near])
+
         found: list[int] = []
-        for k in heavy:
-            both = [np.isin(nearest, [j, int(k)]) for j in found]
-            if all(
-                _apart(self.laws[j], self.laws[k], theta[near], weights[near])
-                for j, near in zip(found, both, strict=True)
-            ):
-                found.append(int(k))
+        for k in heavy.tolist():
+            if all(parted(j, k) for j in found):
+                found.append(k)
         return len(found)
 
 

@@ -127,7 +127,7 @@ class Pool:
         """Weighted mean ``(d,)`` and covariance ``(d, d)`` of the globals."""
         mean = np.einsum("rs,rsi->i", self.weights, self.theta)
         gap = self.theta - mean
-        return mean, np.einsum("rs,rsi,rsj->ij", self.weights, gap, gap)
+        return mean, np.tensordot(self.weights[..., None] * gap, gap, axes=((0, 1), (0, 1)))
 
     def log_evidence(self) -> np.ndarray:
         """Log of the mean weight of each chain, shape ``(chain,)``."""
