@@ -4,7 +4,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import fedbayes
 from examples.example import Example
 
-MEAN_LIMIT, SD_LIMIT = 0.1, 0.1  # posterior sds, and the sds' ratio to NUTS's less one
 _FILES = Path(fedbayes.__file__).resolve().parent
 
 
@@ -105,48 +104,3 @@ def first_sentence(text: str) -> str:
     line = " ".join(text.split())
     end = min((at for mark in (". ", ": tracing", "\n") if (at := line.find(mark)) >= 0), default=len(line))
     return line[: min(end + 1, 260)]
-
-
-def compared(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> dict[str, Any]:
-    """What happened, in a word, and the worst errors of means and sds with the globals that have them."""
-    if fit.get("slow"):
-        return {"outcome": "too slow"}
-    if "died" in fit:
-        return {"outcome": f"RAW: the process died ({fit['last']})"}
-    errors: dict[str, Any] = {}
-    if "mean" in fit and "mean" in nuts:
-        errors = _errors(fit, nuts)
-    if "error" in fit and "mean" not in fit:
-        return {"outcome": fit["error"]["kind"]}
-    if "error" in fit:
-        return {"outcome": f"RAW in {fit['error']['stage']}", **errors}
-    if not fit["converged"]:
-        return {"outcome": "says not converged", **errors}
-    if not errors:
-        return {"outcome": "no reference"}
-    if nuts["r_hat"] > 1.05:
-        return {"outcome": "NUTS does not mix", **errors}
-    if errors["within"]:
-        return {"outcome": "agrees", **errors}
-    return {"outcome": "WRONG, with a remark" if "not to be trusted" in fit["repr"] else "WRONG", **errors}
-
-
-def _errors(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> dict[str, Any]:
-    assert fit["labels"] == nuts["labels"], (fit["labels"], nuts["labels"])
-    mean, sd, mcse, mcse_sd = (np.asarray(nuts[name]) for name in ("mean", "sd", "mcse", "mcse_sd"))
-    of_mean = np.abs(np.asarray(fit["mean"]) - mean) / sd
-    ratio = np.asarray(fit["sd"]) / sd
-    of_sd = np.abs(ratio - 1.0)
-    # three Monte Carlo standard errors of NUTS are given away beside the limits
-    within = (of_mean <= MEAN_LIMIT + 3.0 * mcse).all() and (of_sd <= SD_LIMIT + 3.0 * mcse_sd).all()
-    at, at_sd = int(np.argmax(of_mean)), int(np.argmax(of_sd))
-    return {
-        "mean_error": float(of_mean[at]),
-        "mean_at": fit["labels"][at],
-        "sd_ratio": float(ratio[at_sd]),
-        "sd_at": fit["labels"][at_sd],
-        "skewness": nuts["skewness"][at_sd],
-        "mcse": float(np.max(mcse)),
-        "mcse_sd": float(np.max(mcse_sd)),
-        "within": bool(within),
-    }

@@ -57,7 +57,6 @@ def measured(
     before: Mapping[str, Any],
     script: Path,
     again: bool,
-    fits: bool,
     reference: bool,
     seconds: float,
 ) -> dict[str, Any]:
@@ -66,17 +65,6 @@ def measured(
     if again or "fit" not in found:
         found["fit"] = fresh(script, "fit", example.name, seconds)
     known = digest(example)
-    if not fits and "mean" in found["fit"] and (reference or found["nuts"].get("digest") != known):
+    if "mean" in found["fit"] and (reference or found["nuts"].get("digest") != known):
         found["nuts"] = {**fresh(script, "nuts", example.name, seconds), "digest": known}
     return found
-
-
-def of_nuts(nuts: Mapping[str, Any]) -> str:
-    """The reference in a few words: its Monte Carlo error, and what is wrong with it."""
-    if "digest" not in nuts:
-        return ""
-    if "mean" not in nuts:
-        return "too slow" if nuts.get("slow") else f"failed: {nuts.get('last', '')}"
-    words = f"{max(nuts['mcse']):.3f}, {max(nuts['mcse_sd']):.3f}; {nuts['seconds']:.0f} s"
-    words += f"; R-hat {nuts['r_hat']:.2f}" if nuts["r_hat"] > 1.01 else ""
-    return words + (f"; {nuts['diverging']} diverging" if nuts["diverging"] else "")

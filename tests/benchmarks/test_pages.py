@@ -35,7 +35,11 @@ def test_a_section_is_written_anew_and_its_note_stays_last(load) -> None:
             lambda script, rows: script.markdown(list(rows.values())),
         ),
         ("planted_faults", "planted_faults.json", "PLANTED_FAULTS.md", lambda script, found: script.page(found)),
-        ("analyses", "analyses.json", "ANALYSES.md", lambda script, found: script.page(found)),
+        ("analyses", "analyses.json", "ANALYSES.md", lambda script, found: script.COMPARISON.page(found)),
+        (
+            *("numpyro_examples", "numpyro_examples.json", "NUMPYRO_EXAMPLES.md"),
+            lambda script, found: script.COMPARISON.page(found),
+        ),
     ],
 )
 def test_a_page_is_as_its_script_writes_it_from_what_is_stored(load, script, stored, page, write) -> None:
