@@ -21,8 +21,9 @@ from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
-from fedbayes.inference.local.marginal import integrate_locals
+from fedbayes.inference.local.marginal import Marginal, integrate_locals
 from fedbayes.inference.own_site import EVERYBODY, NEVER, Counted, Everybody, OwnSite, own_cavity, told_everybody
+from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import Gaussian, eigenvectors, packed, symmetrised, unpacked, where, whitener
 from fedbayes.numerics.host import product_of
 from fedbayes.problem.client import Client
@@ -85,7 +86,7 @@ _NEAR = 3.0  # length of a step, damped by half at most, in posterior sds, from 
 
 
 _POWER = 0.2  # of the precision: a step of central differences, 7e-4 in float64 and 0.04 in float32
-_AT_ONCE = 8  # differences in one call: each holds all draws of the locals
+_AT_ONCE = 16  # points in one call: each holds all draws of the locals
 
 
 class ModeMessage(NamedTuple):
@@ -355,24 +356,23 @@ def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple
         value, slope = jax.value_and_grad(client.log_factor)(theta)
         hessian = client.jacobian(jax.grad(client.log_factor))(theta)
     else:
-        value, slope, z = integrate_locals(client, theta, z, num_samples)
-        hessian = _differences(client, theta, z, lambda at: integrate_locals(client, at, z, num_samples).slope)
+        (value, slope, z), hessian = _differences(client, theta, z, num_samples)
     precision = symmetrised(-hessian)
     shift = slope + precision @ theta
     site = Gaussian(shift, precision, value - Gaussian(shift, precision, jnp.zeros(())).log_value(theta))
     return ModeMessage(value, site), z
 
 
-def _differences(client: Client, theta: Array, z: Array, slope: Callable[[Array], Array]) -> Array:
-    """Jacobian of ``slope`` by central differences, shape ``(d, d)``.
+def _differences(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[Marginal, Array]:
+    """The marginal, and the Jacobian of its slope by central differences, shape ``(d, d)``.
 
     Steps are short beside one, the scale on which the log of a positive global matters, and beside each global's sd
     given the locals, which raw units may make far smaller.
     """
     own = client.jacobian(jax.grad(lambda at: client.log_factor(jnp.concatenate([at, z]))))(theta)
     steps = jnp.finfo(client.program.dtype).eps ** _POWER / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(own)), 1.0))
-
-    def row(step: Array) -> Array:
-        return (slope(theta + step) - slope(theta - step)) / (2.0 * jnp.sum(step))
-
-    return jax.lax.map(row, jnp.diag(steps), batch_size=_AT_ONCE)
+    size, moves = len(theta), jnp.diag(steps)
+    points = jnp.concatenate([theta[None], theta + moves, theta - moves])
+    found = in_batches(lambda at: integrate_locals(client, at, z, num_samples), points, _AT_ONCE)
+    ahead, behind = found.slope[1 : size + 1], found.slope[size + 1 :]
+    return jax.tree.map(lambda leaf: leaf[0], found), (ahead - behind) / (2.0 * steps[:, None])

@@ -17,7 +17,9 @@ def command(comparison: Comparison) -> Callable[..., None]:
         again: Annotated[bool, typer.Option("--again", help="Run all fits anew.")] = False,
         reference: Annotated[bool, typer.Option("--reference", help="Run NUTS anew, too.")] = False,
         table: Annotated[bool, typer.Option("--table", help="Run nothing; write the page.")] = False,
-        seconds: Annotated[float, typer.Option(help="Limit of a fit, and of NUTS.")] = comparison.seconds,
+        seconds: Annotated[
+            float, typer.Option(help="Limit of a fit, and of NUTS, in CPU seconds.")
+        ] = comparison.seconds,
         part: Annotated[str, typer.Option("--child", hidden=True)] = "",
         output: Annotated[Path, typer.Option(hidden=True)] = Path(),
     ) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from examples.example import Example
 from examples.measure import fit
 from examples.pooled import nuts
-from examples.processes import measured
+from examples.processes import limit, measured
 from examples.verdicts import RULES, answered, of_nuts, told, verdict
 
 _COLUMNS = (
@@ -41,7 +41,7 @@ class Comparison:
     programs
         By name.
     seconds
-        Limit of a fit, and of NUTS.
+        Limit of a fit, and of NUTS, in CPU seconds.
     opening
         Title and first words of the page; ``{number}`` and ``{summary}`` are filled in.
     named
@@ -79,6 +79,7 @@ class Comparison:
 
     def child(self, part: str, name: str, output: Path, seconds: float) -> None:
         """One fit, or one NUTS, in this process; the result as JSON."""
+        limit(seconds)
         if part == "nuts":
             jax.config.update("jax_enable_x64", True)
         example = self.programs[name]

@@ -103,7 +103,7 @@ def nuts(example: Example, seconds: float) -> dict[str, Any]:
 
     ``cpu`` is what a user pays: compilation, warm-up and the first block.
     """
-    began, cpu = time.perf_counter(), time.process_time()
+    began, begun = time.perf_counter(), time.process_time()
     pooled = Pooled(example)
     flat, unravel = ravel_pytree(pooled.start)
     places = unravel(jnp.arange(flat.size, dtype=flat.dtype))["globals"]
@@ -122,10 +122,11 @@ def nuts(example: Example, seconds: float) -> dict[str, Any]:
         mcmc.run(jax.random.key(len(blocks)), init_params=start, extra_fields=("diverging",))
         blocks.append(np.asarray(mcmc.get_samples(group_by_chain=True))[..., order])
         if len(blocks) == 1:
-            cpu = time.process_time() - cpu
+            cpu = time.process_time() - begun
         summary = summarised(np.concatenate(blocks, axis=1))
         spent = time.perf_counter() - began
-        if max(summary["mcse"]) <= MCSE or spent * (1.0 + 1.0 / len(blocks)) > seconds:
+        used = time.process_time() - begun
+        if max(summary["mcse"]) <= MCSE or used * (1.0 + 1.0 / len(blocks)) > seconds:
             diverging = int(np.sum(mcmc.get_extra_fields()["diverging"]))
             return {"labels": labels(pooled), **summary, "seconds": spent, "cpu": cpu, "diverging": diverging}
         mcmc.post_warmup_state = mcmc.last_state

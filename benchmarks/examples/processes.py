@@ -4,6 +4,8 @@ import hashlib
 import inspect
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,27 +20,26 @@ from examples.measure import without_paths
 
 
 def fresh(script: Path, part: str, name: str, seconds: float) -> dict[str, Any]:
-    """``script --child part --only name``; what it could not finish in time is too slow."""
+    """``script --child part --only name``; what took more than so many CPU seconds is too slow."""
     # a first call compiles; NUTS is only the measure, and may find its programs on disk
     environment = {**os.environ, **({"JAX_ENABLE_COMPILATION_CACHE": "false"} if part == "fit" else {})}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         command = [sys.executable, str(script), "--child", part, "--only", name, "--output", str(output)]
-        try:
-            done = subprocess.run(  # noqa: S603
-                [*command, "--seconds", str(seconds)],
-                env=environment,
-                timeout=seconds,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+        done = subprocess.run(  # noqa: S603
+            [*command, "--seconds", str(seconds)], env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode == -signal.SIGXCPU:
             return {"slow": seconds}
         if not output.exists():
             lines = done.stderr.strip().splitlines()
             return {"died": done.returncode, "last": without_paths(lines[-1]) if lines else ""}
         return json.loads(output.read_text())
+
+
+def limit(seconds: float) -> None:
+    """End this process after so many CPU seconds, which don't depend on what else the machine does."""
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
 
 
 def digest(example: Example) -> str:

@@ -90,5 +90,6 @@ def _one_more(
 
 def _of_one(heard: Heard, place: int) -> Heard:
     """What was heard of one data set."""
-    each, noise = np.asarray(heard.replies.each)[:, [place]], np.asarray(heard.infos["noise"])[:, [place]]
-    return heard._replace(replies=heard.replies._replace(each=each), infos={"noise": noise})
+    infos = {name: np.asarray(heard.infos[name])[:, [place]] for name in ("noise", "halved")}
+    each = np.asarray(heard.replies.each)[:, [place]]
+    return heard._replace(replies=heard.replies._replace(each=each), infos=infos)

@@ -412,10 +412,15 @@ def pool_of(
 ) -> Pool:
     """The draws of one exchange with the clients' answers."""
     log_likelihood = np.moveaxis(np.asarray(heard.replies.each), 0, -1)
-    noise = np.asarray(heard.infos["noise"])  # of each draw, or none
-    noise = noise.sum(axis=0) if noise.ndim == 3 else np.zeros(drawn.theta.shape[:2])
     joint = log_joint(prior, drawn.theta, log_likelihood)
-    return Pool(drawn.theta, log_likelihood, joint, tuple(proposals), counts, noise, (drawn.recipe,))
+
+    def summed(name: str) -> np.ndarray:
+        """Of all clients, at each draw; there is none where nobody has locals."""
+        each = np.asarray(heard.infos[name])
+        return each.sum(axis=0) if each.ndim == 3 else np.zeros(drawn.theta.shape[:2])
+
+    noise, halved = summed("noise"), summed("halved")
+    return Pool(drawn.theta, log_likelihood, joint, tuple(proposals), counts, noise, halved, (drawn.recipe,))
 
 
 def correctable(answer: Answer) -> bool:

@@ -16,6 +16,7 @@ from fedbayes.runtime.compiling import jit_cheaply
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
 SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter
 NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
+HALVED = 0.1  # sd of what half of the nodes of the clients' quadrature change, up to which all nodes do little harm
 
 _smooth = jit_cheaply(pareto_smooth)
 
@@ -41,6 +42,9 @@ class Pool:
         Draws in each batch.
     noise
         Relative variance of the estimate of all clients' likelihood, shape ``(chain, draw)``; zero without locals.
+    halved
+        How much half of the nodes of all clients' quadrature change the log-likelihood, shape ``(chain, draw)``; zero
+        without quadrature.
     recipes
         By which the clients have made the draws of each exchange; ``None``: they were sent.
     """
@@ -51,6 +55,7 @@ class Pool:
     proposals: tuple[tuple[Proposal, ...], ...]
     counts: tuple[int, ...]
     noise: np.ndarray
+    halved: np.ndarray
     recipes: tuple[Recipe | None, ...] = ()
 
     def extended(self, other: "Pool") -> "Pool":
@@ -62,6 +67,7 @@ class Pool:
             tuple((*mine, *new) for mine, new in zip(self.proposals, other.proposals, strict=True)),
             self.counts + other.counts,
             np.concatenate([self.noise, other.noise], axis=1),
+            np.concatenate([self.halved, other.halved], axis=1),
             self.recipes + other.recipes,
         )
 
@@ -109,8 +115,15 @@ class Pool:
 
     @property
     def weighted_noise(self) -> float:
-        """Relative variance of all clients' estimates, where the weights are: draws without weight do no harm."""
-        return float(np.sum(self.weights * self.noise, where=self.weights > 0.0))
+        """Relative variance of all clients' estimates, where the weights are: draws without weight do no harm.
+
+        Of quadrature: the variance of what half of its nodes change, by what is let pass; what is the same at all draws
+        changes no weight.
+        """
+        some = self.weights > 0.0
+        weights, halved = self.weights[some], self.halved[some]
+        of_quadrature = np.sum(weights * (halved - np.sum(weights * halved)) ** 2) / HALVED**2
+        return float(np.sum(weights * self.noise[some]) + of_quadrature)
 
     @property
     def largest(self) -> float:

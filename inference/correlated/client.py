@@ -18,6 +18,7 @@ from fedbayes.inference.local.after import Personal
 from fedbayes.inference.local.density.conditional import find_conditional
 from fedbayes.inference.local.density.tilted import Tilted, Warm, cold_chains, cold_start
 from fedbayes.inference.local.solvers import Solver
+from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import LOG_2PI, STRUCTURE, Gaussian, packed, unpacked
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal, random_shift
 from fedbayes.problem.client import Client
@@ -139,7 +140,7 @@ def _log_likelihood(
     """Log factor at each draw ``(n, d)`` of the globals and the coefficients, the other locals integrated out."""
     moved, joint = client.with_global(layout.latent), jnp.concatenate([phi, told.theta], axis=1)
     if moved.num_locals == 0:
-        return Reply(each=jax.lax.map(moved.log_factor, joint, batch_size=32), code=_ok()), private
+        return Reply(each=in_batches(moved.log_factor, joint, 32), code=_ok()), private
     noise = quasi_normal(shift, _LOCAL_DRAWS)
     log_noise = -0.5 * jnp.sum(noise**2, axis=1) - 0.5 * moved.num_locals * LOG_2PI
 
@@ -149,7 +150,7 @@ def _log_likelihood(
         logs = jax.vmap(lambda local: moved.log_factor(jnp.concatenate([one, local])))(z)
         return log_mean_exp(logs - log_noise) + found.log_spread()
 
-    return Reply(each=jax.lax.map(at, joint, batch_size=32), code=_ok()), private
+    return Reply(each=in_batches(at, joint, 32), code=_ok()), private
 
 
 def _others_given(client: Client, joint: Array) -> Any:
@@ -186,9 +187,9 @@ def _posterior(
         return z, moved.log_factor(jnp.concatenate([one, z])) + 0.5 * jnp.sum(own**2) + found.log_spread()
 
     if moved.num_locals == 0:
-        z, log_factor = noise, jax.lax.map(moved.log_factor, joint, batch_size=32)
+        z, log_factor = noise, in_batches(moved.log_factor, joint, 32)
     else:
-        z, log_factor = jax.lax.map(at, (joint, noise), batch_size=32)
+        z, log_factor = in_batches(at, (joint, noise), 32)
     log_weight = log_factor - log_site
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     num = joint.shape[0]

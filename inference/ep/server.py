@@ -78,12 +78,20 @@ def make_solvers(config: Options, num_samples: int) -> dict[str, solvers.Solver]
 
 
 def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str, solvers.Solver]:
-    """The solvers of a fit. Where draws are much work, clients without locals begin with Laplace approximations."""
+    """The solvers of a fit.
+
+    Where draws are much work, clients without locals begin with Laplace approximations. Where all clients have a few
+    locals, they begin with draws of them given the globals: plain ones seldom do, and would be one more program.
+    """
     work = roster.rows.sum() * num_samples * config.num_replicates
     known = make_solvers(config, num_samples)
+    if config.solver != "auto":
+        return known
     far = config.start(roster) != "mode"
-    if config.solver == "auto" and far and work > _MUCH_WORK and not roster.num_locals.any():
+    if far and work > _MUCH_WORK and not roster.num_locals.any():
         return {"laplace": solvers.laplace(), **known}
+    if np.all((roster.num_locals > 0) & (roster.num_locals < _MANY_LOCALS)):
+        return {name: solver for name, solver in known.items() if not name.startswith("importance")}
     return known
 
 

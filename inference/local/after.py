@@ -33,7 +33,12 @@ class Personal(NamedTuple):
 
 
 def _given(
-    num_local: int, theta: Array, cavity: Gaussian, private: tuple[()], client: Client, inputs: tuple[Array, Array]
+    num_local: int,
+    theta: Array,
+    cavity: Gaussian,
+    private: tuple[()],
+    client: Client,
+    inputs: tuple[Array, Array, Array],
 ) -> tuple[Reply, tuple[()]]:
     """One draw of the locals for each draw of the globals.
 
@@ -42,17 +47,19 @@ def _given(
     return Reply(each=locals_given(client, cavity, theta, *inputs, num_local), code=_ok()), private
 
 
-def _given_inputs(key: Array, theta: Array, num_locals: int) -> tuple[Array, Array]:
+def _given_inputs(key: Array, theta: Array, num_locals: int) -> tuple[Array, Array, Array]:
     picks = jax.random.uniform(jax.random.fold_in(key, 1), (theta.shape[0],), dtype=jnp.float64)
-    return random_shift(key, num_locals), picks
+    levels = jax.random.uniform(jax.random.fold_in(key, 2), (theta.shape[0], num_locals), dtype=jnp.float64)
+    return random_shift(key, num_locals), picks, levels
 
 
 def _log_likelihood(
     num_local: int, theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
 ) -> tuple[Reply, tuple[()]]:
     found = log_factors(client, cavity, theta, shift, num_local)
-    noise = found.noise if jax.tree.leaves(cavity) else jnp.zeros(())  # nobody has locals: there is none
-    return Reply(each=found.values, code=_ok(), info={"noise": noise}), private
+    if not jax.tree.leaves(cavity):  # nobody has locals: all is exact
+        found = found._replace(noise=jnp.zeros(()), halved=jnp.zeros(()))
+    return Reply(each=found.values, code=_ok(), info={"noise": found.noise, "halved": found.halved}), private
 
 
 def _cavity(

@@ -9,14 +9,19 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import find_conditional
-from fedbayes.inference.local.density.tilted import Tilted
+from fedbayes.inference.local.density.tilted import Tilted, cold_start
+from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, whitener
 from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import Client
 
 NUM_LOCAL, NUM_LOCAL_FINER = 64, 512  # draws that integrate out the locals at each draw of the globals
+_AT_ONCE = 32  # draws of the globals side by side
+_COLD_NEWTON = 30  # steps to the locals' mode given the median of the draws
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals
+_NOWHERE = 1e4  # stated noise where no mode of the locals was found
 _MANY_LOCALS = 16  # from which their law given the globals is that at the mode, moved along a line
 
 
@@ -28,11 +33,14 @@ class LogFactors(NamedTuple):
     values
         At each draw.
     noise
-        Relative variance of each estimate ``exp(values)``; zero without locals.
+        Relative variance of each estimate ``exp(values)``; zero without locals, and by quadrature.
+    halved
+        By quadrature: how much more the values are than by half as many nodes. Zero otherwise.
     """
 
     values: Float[Array, " draw"]
     noise: Float[Array, " draw"]
+    halved: Float[Array, " draw"]
 
 
 def log_factors(
@@ -44,11 +52,14 @@ def log_factors(
 ) -> LogFactors:
     """``log f(theta)`` with the locals integrated out at each row of ``theta``.
 
-    Importance sampling of the locals given each row, from their Laplace approximation and from one that is wider, half
-    of the draws each, for tails that are longer than a Gaussian's. Where the locals are Gaussian given the globals the
-    first half has equal weights: then it alone counts, and the result is exact. ``exp`` of the values is unbiased, with
-    other random numbers in each row, as importance weights and Metropolis steps of the globals need it (Andrieu and
-    Roberts 2009).
+    Locals that are independent given the globals are integrated out by
+    :mod:`~fedbayes.inference.local.density.quadrature`, unless more than the usual number of draws is asked for.
+
+    All others are integrated out by importance sampling given each row, from their Laplace approximation and from one
+    that is wider, half of the draws each, for tails that are longer than a Gaussian's. Where the locals are Gaussian
+    given the globals the first half has equal weights: then it alone counts, and the result is exact. ``exp`` of the
+    values is unbiased, with other random numbers in each row, as importance weights and Metropolis steps of the globals
+    need it (Andrieu and Roberts 2009).
 
     Parameters
     ----------
@@ -64,14 +75,17 @@ def log_factors(
         Draws of the locals at each of the globals, a power of two.
     """
     if client.num_locals == 0:
-        return LogFactors(client.at_many(client.log_factor, theta), jnp.zeros(len(theta)))
+        zero = jnp.zeros(len(theta))
+        return LogFactors(client.at_many(client.log_factor, theta), zero, zero)
+    if _one_by_one(client, num_local):
+        return _by_quadrature(client, theta)
     locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array]) -> tuple[Array, Array]:
         found = _integrated(locals_of(*given))
         return found.value, found.noise
 
-    return LogFactors(*jax.lax.map(at, (theta, shifts), batch_size=32))
+    return LogFactors(*in_batches(at, (theta, shifts), _AT_ONCE), jnp.zeros(len(theta)))
 
 
 def locals_given(
@@ -80,20 +94,26 @@ def locals_given(
     theta: Float[Array, "draw {cavity.size}"],
     shift: Float[Array, " {client.num_locals}"],
     picks: Float[Array, " draw"],
+    levels: Float[Array, "draw {client.num_locals}"],
     num_local: int = NUM_LOCAL,
 ) -> Float[Array, "draw {client.num_locals}"]:
     """One draw of the locals at each draw of the globals.
 
-    It is one of the draws behind :func:`log_factors` with the same ``shift``, taken by its weight: globals that were
-    weighed or accepted by those values, and locals that were taken so, are draws of the joint posterior exactly.
+    By quadrature it is the quantiles at the levels. Else it is one of the draws behind :func:`log_factors` with the
+    same ``shift``, taken by its weight: globals that were weighed or accepted by those values, and locals that were
+    taken so, are draws of the joint posterior exactly.
 
     Parameters
     ----------
     client, cavity, theta, shift, num_local
         As there.
-    picks
+    picks, levels
         Uniform random numbers.
     """
+    if _one_by_one(client, num_local):
+        at_theta = _references(client, theta)
+        found: Array = in_batches(lambda row: quadrature.drawn(at_theta(row[0]), row[1]), (theta, levels), _AT_ONCE)
+        return found
     locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array, Array]) -> Array:
@@ -102,8 +122,52 @@ def locals_given(
         ends = jnp.cumsum(jax.nn.softmax(_integrated(drawn).log_weight))
         return drawn.z[jnp.minimum(jnp.searchsorted(ends, pick), len(ends) - 1)]
 
-    found: Array = jax.lax.map(at, (theta, shifts, picks), batch_size=32)
+    found = in_batches(at, (theta, shifts, picks), _AT_ONCE)
     return found
+
+
+def _one_by_one(client: Client, num_local: int) -> bool:
+    """Whether the locals are integrated out one by one."""
+    return client.groups.shape[1] == 1 and num_local <= NUM_LOCAL
+
+
+def _by_quadrature(client: Client, theta: Array) -> LogFactors:
+    at_theta = _references(client, theta)
+
+    def at(one: Array) -> tuple[Array, Array, Array]:
+        known = at_theta(one)
+        value, halved = quadrature.log_integral(lambda z: client.log_factor(jnp.concatenate([one, z])), known)
+        return value, jnp.where(known.found, 0.0, _NOWHERE), halved
+
+    return LogFactors(*in_batches(at, theta, _AT_ONCE))
+
+
+def _references(client: Client, theta: Array) -> Callable[[Array], quadrature.Reference]:
+    """``theta -> reference``, each search from the linear prediction around the draws' median."""
+    median = jnp.median(theta, axis=0)
+
+    def given(one: Array) -> Callable[[Array], Array]:
+        return lambda z: client.log_factor(jnp.concatenate([one, z]))
+
+    there = find_conditional(
+        given(median),
+        cold_start(client.num_locals),
+        jnp.asarray(client.groups),
+        max_steps=_COLD_NEWTON,
+        jacobian=client.jacobian,
+    )
+    scale = jnp.zeros_like(there.mode).at[client.groups[:, 0]].set(there.white[:, 0, 0])
+    if client.jacobian is jax.jacrev:
+        score = jax.grad(lambda one, z: client.log_factor(jnp.concatenate([one, z])))
+        cross = jax.jacrev(score, argnums=1)(median, there.mode).T
+    else:
+        cross = jax.jacfwd(lambda one: jax.grad(given(one))(there.mode))(median)
+    slope = scale[:, None] ** 2 * cross
+
+    def at(one: Array) -> quadrature.Reference:
+        return quadrature.reference(given(one), there.mode + slope @ (one - median), jacobian=client.jacobian)
+
+    return at
 
 
 class _Weighted(NamedTuple):

@@ -39,6 +39,16 @@ class Conditional(NamedTuple):
         return jnp.sum(jnp.log(jnp.diagonal(self.white, axis1=1, axis2=2)))
 
 
+class _Search(NamedTuple):
+    """The best point so far, the whitener there, its value, where it may go next, and the number of steps."""
+
+    position: Array
+    white: Array
+    value: Array
+    candidates: Array
+    count: Array
+
+
 def find_conditional(
     log_density: Callable[[Array], Array],
     start: Float[Array, " m"],
@@ -51,7 +61,7 @@ def find_conditional(
 
     Beside :func:`~fedbayes.inference.local.density.laplace.find_mode` it solves for each group by itself, so that many
     groups cost no large matrix, and it tries few candidates a step, since it runs once for each draw of the globals.
-    The curvature is that of the point before the last step.
+    The curvature is that of the last point.
 
     Parameters
     ----------
@@ -70,15 +80,18 @@ def find_conditional(
     gradient = jax.grad(log_density)
     identity = jnp.eye(groups.shape[1])
 
-    def column(position: Array, which: Array) -> Array:
-        """One column of all groups' curvatures at once, shape ``(groups, size)``."""
+    def column(position: Array, which: Array) -> tuple[Array, Array]:
+        """The gradient, and one column of all groups' curvatures at once, shape ``(groups, size)``."""
         probe = jnp.zeros_like(position).at[groups].set(which)
         if jacobian is jax.jacrev:
-            return -jax.grad(lambda x: gradient(x) @ probe)(position)[groups]
-        return -jax.jvp(gradient, (position,), (probe,))[1][groups]
+            slope, along = jax.value_and_grad(lambda x: gradient(x) @ probe)(position)
+            return gradient(position), -along[groups]
+        slope, along = jax.jvp(gradient, (position,), (probe,))
+        return slope, -along[groups]
 
-    def curved(position: Array) -> Array:
-        curvature = jax.vmap(column, (None, 0), 2)(position, identity)
+    def curved(position: Array) -> tuple[Array, Array]:
+        """The gradient and the groups' whiteners."""
+        slope, curvature = jax.vmap(column, (None, 0), (None, 2))(position, identity)
         curvature = 0.5 * (curvature + jnp.swapaxes(curvature, 1, 2))
         diagonal = jnp.abs(jnp.diagonal(curvature, axis1=1, axis2=2)) + 1e-8
         damped = curvature + jnp.asarray(_LADDER)[:, None, None, None] * (diagonal[:, :, None] * identity)
@@ -86,25 +99,25 @@ def find_conditional(
         proper = jnp.all(jnp.isfinite(whites), axis=(2, 3))
         first = jnp.argmax(proper, axis=0)  # the least damped curvature that is a precision
         white = jnp.take_along_axis(whites, first[None, :, None, None], axis=0)[0]
-        return jnp.where(jnp.any(proper, axis=0)[:, None, None], white, identity)
+        return slope, jnp.where(jnp.any(proper, axis=0)[:, None, None], white, identity)
 
-    def newton(carry: tuple[Conditional, Array, Array]) -> tuple[Conditional, Array, Array]:
-        (position, _), value, count = carry
-        white = curved(position)
-        move = jnp.einsum("gij,gik,gk->gj", white, white, gradient(position)[groups])
-        step = jnp.zeros_like(position).at[groups].set(move)
-        candidates = position + jnp.asarray(_SCALES)[:, None] * step
-        values = jax.vmap(log_density)(candidates)
+    def newton(carry: _Search) -> _Search:
+        values = jax.vmap(log_density)(carry.candidates)
         values = jnp.where(jnp.isfinite(values), values, -jnp.inf)
         best = jnp.argmax(values)
-        better = values[best] > value
-        stalls = ~(values[best] > value + _TOLERANCE * (1.0 + jnp.abs(value)))
-        position = jnp.where(better, candidates[best], position)
-        count = jnp.where(stalls, max_steps, count + 1)
-        return Conditional(position, white), jnp.maximum(values[best], value), count
+        better, gain = values[best] > carry.value, _TOLERANCE * (1.0 + jnp.abs(carry.value))
+        position = jnp.where(better, carry.candidates[best], carry.position)
+        stalls = (carry.count > 0) & ~(values[best] > carry.value + gain)
+        slope, white = curved(position)
+        move = jnp.einsum("gij,gik,gk->gj", white, white, slope[groups])
+        step = jnp.zeros_like(position).at[groups].set(move)
+        count = jnp.where(stalls, max_steps + 1, carry.count + 1)
+        candidates = position + jnp.asarray(_SCALES)[:, None] * step
+        return _Search(position, white, jnp.maximum(values[best], carry.value), candidates, count)
 
-    value = log_density(start)
-    unknown = Conditional(start, jnp.broadcast_to(identity, (groups.shape[0], *identity.shape)))
-    begin = (unknown, jnp.where(jnp.isfinite(value), value, -jnp.inf), jnp.asarray(0))
-    found, _, _ = jax.lax.while_loop(lambda carry: carry[2] < max_steps, newton, begin)
-    return found
+    # the start is the first candidate: one evaluation in the program serves it and all later ones
+    white = jnp.broadcast_to(identity, (groups.shape[0], *identity.shape))
+    candidates = jnp.broadcast_to(start, (len(_SCALES), *start.shape))
+    begin = _Search(start, white, jnp.full((), -jnp.inf, start.dtype), candidates, jnp.asarray(0))
+    found = jax.lax.while_loop(lambda carry: carry.count <= max_steps, newton, begin)
+    return Conditional(found.position, found.white)

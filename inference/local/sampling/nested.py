@@ -29,19 +29,31 @@ from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, 
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal
 
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
-_NEWTON = 4  # steps to the mode of the locals given each draw of the globals
-_COLD_NEWTON = 12  # and given the first mean of the globals
+_NEWTON = 12  # steps to the mode of the locals given the mean and each draw of the globals
 _WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
 
 
+class _Line(NamedTuple):
+    """Where the locals' mode is expected: at ``z`` where the globals are at ``theta``, and from there on a line."""
+
+    theta: Float[Array, " d"]
+    z: Float[Array, " m"]
+    slope: Float[Array, "m d"]
+
+    def at(self, theta: Float[Array, "draw d"]) -> Float[Array, "draw m"]:
+        """The locals expected at many globals."""
+        return self.z + (theta - self.theta) @ self.slope.T
+
+
 class _Found(NamedTuple):
-    """What one iteration's draws say of the weights and the evidence."""
+    """What one iteration's draws say of the weights, the evidence, and the locals' modes."""
 
     k_hat: Float[Array, ""]
     log_evidence: Float[Array, ""]
     effective: Float[Array, ""]
     mode: Mode
+    line: _Line
 
 
 def nested_site(
@@ -65,17 +77,18 @@ def nested_site(
     size, cavity = tilted.cavity.size, tilted.cavity
     noise = quasi_normal(shift, num_samples)
 
-    def iterate(carry: tuple[Array, Array, Array], last: Array) -> tuple[tuple, tuple]:
-        mean, precision, z = carry
+    def iterate(carry: tuple[Array, Array, _Line], last: Array) -> tuple[tuple, tuple]:
+        mean, precision, line = carry
         wide = jnp.where(last, _WIDE, 1.0)
-        draws, found = _nested_draws(tilted, mean, whitener(precision), z, noise, wide)
+        draws, found = _nested_draws(tilted, mean, whitener(precision), line, noise, wide)
         even = jnp.full_like(draws.weight, 1.0 / len(draws.weight))
         site = estimator(draws._replace(weight=jnp.where(last, draws.weight, even)), cavity)
         mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
-        return (mean, precision, found.mode.position[size:]), (found, site)
+        return (mean, precision, found.line), (found, site)
 
     mean, precision = _first(tilted, warm)
-    begin = mean, precision, warm.position[size:]
+    flat = jnp.zeros((warm.position.shape[0] - size, size))
+    begin = mean, precision, _Line(mean, warm.position[size:], flat)
     last = jnp.arange(_ITERATIONS) == _ITERATIONS - 1
     _, outs = jax.lax.scan(iterate, begin, last)
     found, site = jax.tree.map(lambda leaf: leaf[-1], outs)
@@ -102,7 +115,7 @@ def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
 
 
 def _nested_draws(
-    tilted: Tilted, mean: Array, white: Array, z: Array, noise: Array, wide: Array
+    tilted: Tilted, mean: Array, white: Array, line: _Line, noise: Array, wide: Array
 ) -> tuple[TiltedDraws, _Found]:
     """Weighted draws of the nested proposal.
 
@@ -111,17 +124,11 @@ def _nested_draws(
     """
     size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
 
-    def given(theta: Array, start: Array, max_steps: int) -> Conditional:
+    def given(theta: Array, start: Array) -> Conditional:
         def log_density(local: Array) -> Array:
             return tilted.factor.log_factor(jnp.concatenate([theta, local]))
 
-        return find_conditional(log_density, start, groups, max_steps=max_steps, jacobian=tilted.factor.jacobian)
-
-    centre = jnp.concatenate([mean, given(mean, z, _COLD_NEWTON).mode])
-    curvature = symmetrised(-tilted.factor.jacobian(jax.grad(tilted.log_density))(centre))
-    curvature = _with_locals_proper(curvature, size)
-    local_white = whitener(curvature[size:, size:])
-    slope = -local_white.T @ (local_white @ curvature[size:, :size])
+        return find_conditional(log_density, start, groups, max_steps=_NEWTON, jacobian=tilted.factor.jacobian)
 
     # each half of a Sobol sequence fills the space; every other point does not
     second = jnp.arange(len(noise)) >= len(noise) // 2
@@ -129,10 +136,17 @@ def _nested_draws(
     squares = 0.5 * jnp.sum(offset**2, axis=1)
     log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - size * jnp.log(wide)) - jnp.log(2.0)
     theta = mean + offset @ white
-    starts = centre[size:] + (theta - mean) @ slope.T
-    locals_ = jax.vmap(lambda one, start: given(one, start, _NEWTON))(theta, starts)
+    # the mean goes with the draws: the search is in the program once
+    everywhere = jnp.concatenate([mean[None], theta])
+    at_mean, locals_ = _parted(jax.vmap(given)(everywhere, line.at(everywhere)))
     sides = [jax.vmap(Conditional.draw, (0, 0, None))(locals_, sign * noise[:, size:], groups) for sign in (1.0, -1.0)]
     position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in sides])
+
+    centre = jnp.concatenate([mean, at_mean.mode])
+    value, curvature = _expanded(tilted, centre)
+    curvature = _with_locals_proper(curvature, size)
+    local_white = whitener(curvature[size:, size:])
+    slope = -local_white.T @ (local_white @ curvature[size:, :size])
 
     log_factor, score = tilted.scores(position)
     spread = 0.5 * jnp.sum(noise[:, size:] ** 2, axis=1) + jax.vmap(Conditional.log_spread)(locals_)
@@ -143,9 +157,25 @@ def _nested_draws(
     weight, k_hat = pareto_smooth(log_weight)
     evidence = log_mean_exp(log_weight) + 0.5 * (noise.shape[1] * LOG_2PI - log_det(white))
     effective = 1.0 / jnp.sum(weight**2)
-    mode = Mode(centre, tilted.log_density(centre), curvature, whitener(curvature), jnp.array(True))
+    mode = Mode(centre, value, curvature, whitener(curvature), jnp.array(True))
     draws = TiltedDraws(position, score, weight, centre, curvature, effective, sides=2)
-    return draws, _Found(k_hat, evidence, effective, mode)
+    return draws, _Found(k_hat, evidence, effective, mode, _Line(mean, at_mean.mode, slope))
+
+
+def _parted(both: Conditional) -> tuple[Conditional, Conditional]:
+    """The first row, and all others."""
+    return jax.tree.map(lambda leaf: leaf[0], both), jax.tree.map(lambda leaf: leaf[1:], both)
+
+
+def _expanded(tilted: Tilted, centre: Array) -> tuple[Array, Array]:
+    """Log density and curvature."""
+
+    def slope(position: Array) -> tuple[Array, Array]:
+        value, slope = jax.value_and_grad(tilted.log_density)(position)
+        return slope, value
+
+    hessian, value = tilted.factor.jacobian(slope, has_aux=True)(centre)
+    return value, symmetrised(-hessian)
 
 
 def _with_locals_proper(curvature: Array, size: int) -> Array:

@@ -151,7 +151,9 @@ def test_questions_are_no_part_of_what_idata_costs(straight: dict, tmp_path: Pat
 def heard(log_factor, theta, noise: float) -> SimpleNamespace:
     """One client's answer with this relative variance."""
     value = log_factor(theta)[None]
-    return SimpleNamespace(replies=SimpleNamespace(each=value), infos={"noise": np.full(value.shape, noise)})
+    return SimpleNamespace(
+        replies=SimpleNamespace(each=value), infos={"noise": np.full(value.shape, noise), "halved": np.zeros(())}
+    )
 
 
 @pytest.mark.parametrize(("coarse", "fine", "asked", "state"), [
@@ -207,9 +209,9 @@ def test_a_client_that_joins_updates_the_corrected_posterior() -> None:
 def rarely(y) -> None:
     """A rare event in each client, whose locals are skewed."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.5))
-    with fb.local():
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-    numpyro.sample("y", dist.Bernoulli(logits=mu + z), obs=y)
+    with fb.local(), numpyro.plate("two", 2):  # which depend on each other: one alone is integrated by quadrature
+        z = numpyro.sample("z", dist.Normal(0.0, 0.7))
+    numpyro.sample("y", dist.Bernoulli(logits=mu + z[0] + z[1]), obs=y)
 
 
 @pytest.mark.statistical(key=0, numbers=2, errors=6.0)

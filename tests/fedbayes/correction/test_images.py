@@ -29,7 +29,10 @@ def corrected(log_factor, mean, shapes, sd=SD) -> Correction:
 
         def ask(drawn, turn, finer=False):
             value = log_factor(drawn.theta)
-            return SimpleNamespace(replies=SimpleNamespace(each=value[None]), infos={"noise": np.zeros((1, CHAINS))})
+            return SimpleNamespace(
+                replies=SimpleNamespace(each=value[None]),
+                infos={"noise": np.zeros((1, CHAINS)), "halved": np.zeros((1, CHAINS))},
+            )
 
         keys = jax.random.key(1), jax.random.key(2)
         return correct(law, NUM, prior, ask, keys, shapes)

@@ -22,7 +22,9 @@ def pool_from(*proposals: Proposal, num: int = 1 << 12, seed: int = 0) -> Pool:
     theta = np.concatenate([np.stack([p.draws(rng, num) for _ in range(2)]) for p in proposals], axis=1)
     log_joint = LOG_SCALE + law(1.0, SD).log_density(theta.reshape(-1, 1)).reshape(theta.shape[:2])
     counts = (num,) * len(proposals)
-    return Pool(theta, log_joint[..., None], log_joint, (proposals, proposals), counts, np.zeros(theta.shape[:2]))
+    return Pool(
+        theta, log_joint[..., None], log_joint, (proposals, proposals), counts, *np.zeros((2, *theta.shape[:2]))
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +64,15 @@ def test_noisy_estimates_are_not_trusted() -> None:
     assert not replace(pool, noise=noise).reliable
     assert replace(pool, noise=noise).weighted_noise == pytest.approx(1.3)
     assert replace(pool, noise=0.7 * noise).reliable
+
+
+def test_quadrature_that_half_of_the_nodes_change_is_not_trusted() -> None:
+    """By a trend along the draws; what is the same everywhere changes no weight."""
+    pool = pool_from(law(1.0, 1.0))
+    assert replace(pool, halved=np.full(pool.theta.shape[:2], 5.0)).weighted_noise == pytest.approx(0.0, abs=1e-12)
+    trend = 0.2 * pool.theta[..., 0] / np.sqrt(pool.moments()[1][0, 0])
+    assert replace(pool, halved=trend).weighted_noise == pytest.approx(4.0)
+    assert not replace(pool, halved=trend).reliable
 
 
 def test_noise_where_there_is_no_weight_does_no_harm() -> None:

@@ -83,14 +83,14 @@ def test_the_global_is_always_prior_times_sites(rounds, clients) -> None:
 
 def with_changed_sites(algorithm, change):
     """The algorithm whose clients send `change(site, cavity)` in the first round; both packed."""
-    update = algorithm.updates["importance"]
+    name, update = next(iter(algorithm.updates.items()))
 
     def run(shared, told, private, client, inputs):
         reply, private = update.run(shared, told, private, client, inputs)
         message = reply.total._replace(site=change(reply.total.site, shared.global_))
         return reply._replace(total=message), private
 
-    return algorithm._replace(updates={"importance": update._replace(run=run)})
+    return algorithm._replace(updates={name: update._replace(run=run)})
 
 
 def site_not_divided(algorithm):

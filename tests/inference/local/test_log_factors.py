@@ -9,10 +9,11 @@ import pytest
 from scipy.special import roots_hermitenorm
 
 import fedbayes as fb
-from fedbayes.inference.local.log_factors import locals_given, log_factors
+from fedbayes.inference.local.log_factors import NUM_LOCAL, locals_given, log_factors
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 
+DRAWS = 2 * NUM_LOCAL  # more than usual: not by quadrature
 Y = np.array([1.0, 0.2, -0.5])
 FLAGS = np.array([1.0, 1.0, 1.0, 0.0, 1.0])
 THETA = np.random.default_rng(0).normal(size=(64, 2)) * np.array([1.0, 0.7])
@@ -46,7 +47,7 @@ CAVITY = Gaussian(jnp.zeros(2), jnp.eye(2), jnp.zeros(()))
 
 
 def test_gaussian_locals_are_integrated_exactly() -> None:
-    found = log_factors(client_of(gaussian_locals, Y), CAVITY, jnp.asarray(THETA), jnp.array([0.3]))
+    found = log_factors(client_of(gaussian_locals, Y), CAVITY, jnp.asarray(THETA), jnp.array([0.3]), DRAWS)
     mu, tau = THETA[:, 0], np.exp(THETA[:, 1])
     covariance = np.eye(3) + tau[:, None, None] ** 2 * np.ones((3, 3))
     gap = Y - mu[:, None]
@@ -68,7 +69,7 @@ def test_estimates_are_unbiased_and_their_noise_is_known() -> None:
     """The mean of many estimates against quadrature, and their spread against what is reported of it."""
     client, theta = client_of(binary_locals, FLAGS), jnp.asarray(THETA[:8])
     shifts = jax.random.uniform(jax.random.key(0), (320, 1), dtype=jnp.float64)
-    found = jax.jit(jax.vmap(lambda shift: log_factors(client, CAVITY, theta, shift)))(shifts)
+    found = jax.jit(jax.vmap(lambda shift: log_factors(client, CAVITY, theta, shift, DRAWS)))(shifts)
     ratio = np.exp(np.asarray(found.values) - by_quadrature(THETA[:8, 0], np.exp(THETA[:8, 1])))
     error = ratio.std(axis=0, ddof=1) / np.sqrt(len(ratio))
     np.testing.assert_array_less(np.abs(ratio.mean(axis=0) - 1.0), 5.0 * error + 1e-9)
@@ -82,7 +83,8 @@ def test_locals_are_those_of_their_law_given_the_globals() -> None:
     client, num = client_of(gaussian_locals, Y), 6400
     theta = jnp.broadcast_to(jnp.array([0.4, -0.2]), (num, 2))
     picks = jax.random.uniform(jax.random.key(1), (num,), dtype=jnp.float64)
-    z = np.asarray(locals_given(client, CAVITY, theta, jnp.array([0.1]), picks))[:, 0]
+    levels = jnp.zeros((num, 1))  # for quadrature alone
+    z = np.asarray(locals_given(client, CAVITY, theta, jnp.array([0.1]), picks, levels, DRAWS))[:, 0]
     precision = 3.0 + np.exp(0.4)
     mean, sd = (Y.sum() + 0.4 * np.exp(0.4)) / precision, 1.0 / np.sqrt(precision)
     assert abs(z.mean() - mean) < 5.0 * sd / np.sqrt(num)

@@ -209,7 +209,9 @@ RUNS: dict[str, Callable[[], Any]] = {
 REFUSED: dict[str, Callable[[], Any]] = {
     "globals in three dimensions": lambda: log_factors.log_factors(client(), cavity(), jnp.ones((N, D + 1)), many()[1]),
     "a shift for too many locals": lambda: log_factors.log_factors(client(), cavity(), many()[0], jnp.ones(M + 1)),
-    "too few picks": lambda: log_factors.locals_given(client(), cavity(), *many()[:2], jnp.ones(N - 1)),
+    "too few picks": lambda: log_factors.locals_given(
+        client(), cavity(), *many()[:2], jnp.ones(N - 1), jnp.ones((N, M))
+    ),
     "locals in a matrix": lambda: marginal.integrate_locals(client(), jnp.ones(D), jnp.ones((1, M)), N),
     "many globals at once": lambda: marginal.profile_locals(client(), jnp.ones((N, D)), jnp.ones(M)),
     "a start that is a number": lambda: laplace.find_mode(jnp.sum, jnp.ones(())),

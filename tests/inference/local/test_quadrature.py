@@ -1,0 +1,149 @@
+"""Independent locals integrated out one by one: exact where Gaussian, near numerical integrals elsewhere, or told."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import ndtri
+
+import fedbayes as fb
+from fedbayes.inference.local.density import quadrature
+from fedbayes.inference.local.log_factors import locals_given, log_factors
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.problem.problem import make_problem
+
+LEVELS = np.array([0.001, 0.03, 0.4, 0.5, 0.9, 0.999])
+FINE = np.linspace(-40.0, 40.0, 160_001)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def integrated(log_density, start=0.5) -> tuple[float, float, quadrature.Reference]:
+    """The log integral of a density of one local, what half of the nodes change, and the reference."""
+    total = lambda z: log_density(z[0])  # noqa: E731
+    known = quadrature.reference(total, jnp.array([start]))
+    value, halved = quadrature.log_integral(total, known)
+    return float(value), float(halved), known
+
+
+def exact(log_density) -> tuple[float, np.ndarray]:
+    """The same by 160,000 trapezes, and the quantiles at the levels."""
+    logs = np.asarray(jax.vmap(log_density)(jnp.asarray(FINE)))
+    density = np.exp(logs - logs.max())
+    ends = np.cumsum(density) - 0.5 * density
+    return logs.max() + np.log(np.sum(density) * (FINE[1] - FINE[0])), np.interp(LEVELS, ends / density.sum(), FINE)
+
+
+def binomial(successes: float, trials: float, sd: float):
+    return lambda z: successes * z - trials * jnp.logaddexp(0.0, z) - 0.5 * (z / sd) ** 2
+
+
+def count(number: float, sd: float):
+    return lambda z: number * z - jnp.exp(z) - 0.5 * (z / sd) ** 2
+
+
+def test_gaussian_locals_are_exact_from_anywhere() -> None:
+    mean, sd = np.array([-3.0, 0.2, 50.0]), np.array([0.1, 1.0, 7.0])
+    known = quadrature.reference(lambda z: -0.5 * jnp.sum(((z - mean) / sd) ** 2), jnp.array([-4.0, 5.0, 0.0]))
+    value, halved = quadrature.log_integral(lambda z: -0.5 * jnp.sum(((z - mean) / sd) ** 2), known)
+    np.testing.assert_allclose(value, np.sum(np.log(sd)) + 1.5 * np.log(2 * np.pi), rtol=1e-12)
+    assert abs(halved) < 1e-12
+    assert known.found
+    for level in LEVELS:
+        np.testing.assert_allclose((quadrature.drawn(known, jnp.full(3, level)) - mean) / sd, ndtri(level), atol=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("log_density", "error"),
+    [
+        (binomial(1.0, 1.0, 1.0), 5e-4),
+        (binomial(9.0, 10.0, 1.0), 2e-4),
+        (binomial(20.0, 20.0, 1.5), 3e-3),
+        (count(0.0, 1.0), 1e-3),
+        (count(40.0, 3.0), 1e-5),
+        (lambda z: -2.5 * jnp.log1p(z**2 / 4.0) - 0.5 * (z - 3.0) ** 2, 1e-2),
+    ],
+)
+def test_skewed_locals_are_near_their_numerical_integral_and_know_how_near(log_density, error: float) -> None:
+    value, halved, known = integrated(log_density)
+    expected, quantiles = exact(log_density)
+    assert abs(value - expected) < error
+    assert abs(value - expected) <= 3.0 * abs(halved) + 1e-6
+    drawn = [float(quadrature.drawn(known, jnp.array([level]))[0]) for level in LEVELS]
+    np.testing.assert_allclose(drawn, quantiles, atol=0.03 * float(known.scale[0]))
+
+
+def test_what_a_polynomial_can_not_follow_is_told() -> None:
+    """A kink; and a density that grows for ever has no mode."""
+    _, halved, _ = integrated(lambda z: -6.0 * jnp.abs(z - 0.7) - 0.5 * z**2)
+    assert abs(halved) > 0.1
+    assert not integrated(lambda z: z)[2].found
+
+
+def persons(y, number: int) -> None:
+    """A rating scale: persons answer items of unknown difficulty, each by an ability of its own."""
+    with numpyro.plate("items", 3):
+        difficulty = numpyro.sample("difficulty", dist.Normal(0.0, 1.0))
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.5))
+    with fb.local(), numpyro.plate("persons", number):
+        ability = numpyro.sample("ability", dist.Normal(0.0, tau))
+    numpyro.sample("y", dist.Bernoulli(logits=ability[:, None] - difficulty).to_event(2), obs=y)
+
+
+@pytest.fixture(scope="module")
+def school():
+    rng = np.random.default_rng(3)
+    y = (rng.normal(size=(40, 1)) > 0.5 * rng.logistic(size=(40, 3))).astype(float)
+    with jax.enable_x64(True):
+        return make_problem(persons, {"a": {"y": y, "number": 40}}).client("a"), y
+
+
+THETA = np.array([[0.3, -0.4, 0.1, -0.2], [0.0, 0.0, 0.5, 0.4], [1.0, -1.0, 0.0, -1.0]])
+CAVITY = Gaussian(jnp.zeros(4), jnp.eye(4), jnp.zeros(()))
+
+
+def by_trapezes(y: np.ndarray, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each person's log marginal, and its mean ability given the globals, on a grid."""
+    tau, grid = np.exp(theta[3]), np.linspace(-12.0, 12.0, 4001)
+    logits = grid[:, None] - theta[:3]
+    logs = logits @ y.T - np.logaddexp(0.0, logits).sum(axis=1)[:, None]
+    density = np.exp(logs - 0.5 * (grid[:, None] / tau) ** 2) / (tau * np.sqrt(2 * np.pi))
+    return np.log(density.sum(axis=0) * (grid[1] - grid[0])), grid @ density / density.sum(axis=0)
+
+
+def test_persons_of_a_client_are_integrated_out_together(school) -> None:
+    client, y = school
+    found = log_factors(client, CAVITY, jnp.asarray(THETA), jnp.zeros(40))
+    expected = [by_trapezes(y, theta)[0].sum() for theta in THETA]
+    np.testing.assert_allclose(found.values, expected, atol=6e-3)  # 1.5e-4 a person
+    np.testing.assert_array_equal(found.noise, np.zeros(3))
+    assert np.all(np.abs(found.values - np.array(expected)) <= np.abs(found.halved) + 1e-6)
+    assert np.max(np.abs(found.halved)) < 0.05
+
+
+@pytest.mark.statistical(key=2, numbers=40, errors=5.0)
+def test_their_draws_have_the_law_given_the_globals(school) -> None:
+    client, y = school
+    num, theta = 2000, THETA[0]
+    levels = jax.random.uniform(jax.random.key(2), (num, 40), dtype=jnp.float64)
+    z = locals_given(client, CAVITY, jnp.broadcast_to(theta, (num, 4)), jnp.zeros(40), jnp.zeros(num), levels)
+    _, mean = by_trapezes(y, theta)
+    np.testing.assert_array_less(np.abs(z.mean(axis=0) - mean), 5.0 * np.asarray(z).std(axis=0) / np.sqrt(num))
+
+
+def test_locals_that_depend_on_each_other_are_drawn() -> None:
+    def dependent(y) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        with fb.local(), numpyro.plate("two", 2):
+            z = numpyro.sample("z", dist.Normal(mu, 1.0))
+        numpyro.sample("y", dist.Bernoulli(logits=z[0] + 0.5 * z[1]), obs=y)
+
+    client = make_problem(dependent, {"a": {"y": np.array([1.0, 0.0, 1.0])}}).client("a")
+    found = log_factors(client, Gaussian(jnp.zeros(1), jnp.eye(1), jnp.zeros(())), jnp.zeros((2, 1)), jnp.zeros(2))
+    assert np.all(np.asarray(found.noise) > 0.0)
