@@ -84,6 +84,7 @@ class CorrelatedClients(Options, Method):
         "The server learns the covariance between the clients' own coefficients, and so each client's coefficients."
     )
     needs_rows: ClassVar[bool] = False
+    judged_by: ClassVar[str] = "R-hat and effective draws of the chains"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
     only_locals: ClassVar[bool] = True
 

@@ -98,6 +98,7 @@ class FALD(Options, Method):
         "The largest curvature of any client at the mode bounds the step, and a largest one is no sum: the "
         "search for the mode sends each client's expansion. The chains themselves are sums."
     )
+    judged_by: ClassVar[str] = "R-hat and the bias of the chains, which come after these rounds"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property

@@ -65,6 +65,7 @@ class FedEnsemble(Options, Method):
         "The largest curvature of any client bounds the steps, and a largest one is no sum. The rounds "
         "themselves are sums."
     )
+    progress: ClassVar[tuple[str, ...]] = ("left", "objective")
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property

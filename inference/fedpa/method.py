@@ -99,6 +99,7 @@ class FedPA(Options, Method):
     single_messages: ClassVar[str] = (
         "The last round merges the clients' own posteriors, of which the server compares each with the others."
     )
+    judged_by: ClassVar[str] = "the clients' pull, the error of the merge and its gap from the rounds"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property
