@@ -250,7 +250,8 @@ class Method(ABC):
         The diagnostics of which a picture of the rounds draws the first that has numbers. The first of all is what
         :attr:`tolerance` is compared with, and falls to zero.
     judged_by
-        What else a fit needs to have converged, or instead where there is no tolerance: words that go on "Judged by", in the picture.
+        What else a fit needs to have converged, or instead where there is no tolerance: words that go on "Judged by" in
+        that picture.
     told_at_end
         The structure of what a client forms its cavity from (:meth:`own_cavity`), whatever the leaves.
     """

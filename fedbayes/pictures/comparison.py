@@ -75,7 +75,7 @@ def plot_comparison(
     for quantiles, label, (color, marker, shift) in zip(both, names, looks, strict=True):
         ax.hlines(places + shift, quantiles[0], quantiles[4], color=color, linewidth=1.4)
         ax.hlines(places + shift, quantiles[1], quantiles[3], color=color, linewidth=4.0)
-        style = {"color": color, "markersize": 5.5, "markeredgecolor": shade.paper, "label": label}
+        style: dict[str, Any] = {"color": color, "markersize": 5.5, "markeredgecolor": shade.paper, "label": label}
         ax.plot(quantiles[2], places + shift, marker, **style)
     margin(ax, [signed(rows[name].difference) for name in shown], "difference\nof means, sd")
     ax.set_xlabel(scale)

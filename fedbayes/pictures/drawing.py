@@ -18,6 +18,7 @@ ON_IMAGE: dict[str, Any] = {"color": "#222222", "markersize": 5, "markeredgecolo
 _LONG = 32  # characters of a row's name in one line
 _USUAL = 1.0  # inches that a figure's width has for the names of its rows
 _LINE = 0.17  # inches, of names in several lines
+_SURE = 0.8  # of the room that there is now: neighbours drawn later take some, and few pixels make letters wider
 
 
 class Shades(NamedTuple):
@@ -77,17 +78,23 @@ def new_axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
 def new_rows(ax: "Axes | None", names: Sequence[str], *, width: float, around: float, each: float) -> "Axes":
     """Axes with a row per name, the first on top: those given, or of a new figure with room for the names.
 
+    Long names are broken; axes given that are too low for that show the beginning of each.
     ``width`` is that of a figure with short names, ``around`` the height above and below the rows, and ``each`` that of
     a row, in inches.
     """
     require_matplotlib()
-    names = [fill(name, _LONG) for name in names]
-    lines = max((name.count("\n") + 1 for name in names), default=1)
-    height = around + max(each, _LINE * lines) * len(names)
-    ax = new_axes(ax, (width + max(0.0, inches(names) - _USUAL), height))
+    broken = [fill(name, _LONG) for name in names]
+    lines = max((name.count("\n") + 1 for name in broken), default=1)
+    if ax is None:
+        size = (width + max(0.0, inches(broken) - _USUAL), around + max(each, _LINE * lines) * len(names))
+        ax = new_axes(None, size)
+    elif _SURE * ax.get_window_extent().height / ax.figure.dpi < _LINE * lines * len(
+        names
+    ):  # no room for so many lines
+        broken = [name if len(name) <= _LONG else f"{name[: _LONG - 1]}\N{HORIZONTAL ELLIPSIS}" for name in names]
     plain(ax)
     ax.spines["left"].set_visible(False)
-    ax.set_yticks(np.arange(len(names)), names)
+    ax.set_yticks(np.arange(len(names)), broken)
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(names) - 0.4, -0.6)
     return ax
@@ -129,15 +136,15 @@ def set_title(ax: "Axes", title: str, subtitle: str) -> None:
         fontsize="small",
     )
     below.set_in_layout(False)  # the title above it makes the room
-    pad = 11.0 + 1.2 * below.get_fontsize() * (below.get_text().count("\n") + 1)
+    pad = 12.0 + 1.4 * below.get_fontsize() * (below.get_text().count("\n") + 1)
     size = ax.title.get_fontsize()
     ax.set_title(_wrapped(title, width, size, "bold"), loc="left", pad=pad, fontweight="bold", color=shade.ink)
 
 
 def _wrapped(text: str, width: float, size: Any, weight: str) -> str:
     """In as many lines as the width asks for, in inches."""
-    share = width / max(inches([text], size, weight), 1e-9)
-    return text if share >= 1.0 else fill(text, max(12, int(0.95 * share * len(text))))
+    share = _SURE * width / max(inches([text], size, weight), 1e-9)
+    return text if share >= 1.0 else fill(text, max(12, int(share * len(text))))
 
 
 def margin(ax: "Axes", texts: Sequence[str], heading: str) -> None:

@@ -1,6 +1,6 @@
 """A picture of a fit round by round."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
         color, marker = PHASES[index % len(PHASES)]
         here = (phase == each) & shown
         label = f"{each} phase, {counted(int(rounds['rounds'][phase == each].sum()), 'round')}"
-        style = {"color": color, "markersize": 8, "markeredgecolor": shade.paper}
+        style: dict[str, Any] = {"color": color, "markersize": 8, "markeredgecolor": shade.paper}
         ax.plot(number[here], values[here], marker, label=label if here.any() else f"{label}, not drawn", **style)
     if falls_to_zero:
         _draw_limits(ax, fit, shown)
@@ -87,13 +87,13 @@ def _draw_limits(ax: "Axes", fit: "FederatedFit", shown: np.ndarray) -> None:
     if "monte_carlo_noise" in rounds:
         noise = _largest(rounds["monte_carlo_noise"])
         noisy = shown & (noise > 0.0)
-        style = {"marker": ".", "color": shades(ax).grey, "linewidth": 1.5}
+        style: dict[str, Any] = {"marker": ".", "color": shades(ax).grey, "linewidth": 1.5}
         if noisy.any():
             number = rounds["round"].to_numpy()[noisy]
             ax.plot(number, noise[noisy], ":", label="Monte Carlo noise of a round", **style)
     if (tolerance := fit.method.tolerance) is not None:
-        style = {"color": shades(ax).ink, "linestyle": "--", "linewidth": 1.0}
-        ax.axhline(tolerance, label=f"tolerance, {tolerance:g}", **style)
+        line: dict[str, Any] = {"color": shades(ax).ink, "linestyle": "--", "linewidth": 1.0}
+        ax.axhline(tolerance, label=f"tolerance, {tolerance:g}", **line)
 
 
 def _about(method: "Method", name: str) -> str:

@@ -100,7 +100,7 @@ def _forest(found: "xr.Dataset", words: Sequence[str], ax: "Axes | None") -> "Ax
         mean = mine["mean"].values
         ax.plot(mean[included], rows[included], MARKERS[k], label=f"{client}: {included.sum()} included", **style)
         ax.plot(mean[~included], rows[~included], MARKERS[k], markerfacecolor=shade.paper, **style)
-    ax.set_xlabel(f"coefficient: mean and {found.attrs.get('level', 0.9):.0%} credible interval")
+    ax.set_xlabel(f"mean and {found.attrs.get('level', 0.9):.0%} credible interval")
     legend_below(ax)
     return ax
 

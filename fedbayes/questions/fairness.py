@@ -35,8 +35,8 @@ def fairness_report(
     xarray.Dataset
         By client: ``score``, the mean log predictive density in nats per outcome, ``score_error``, its standard error
         by the spread of the outcomes (NaN for a single one), ``outcomes``, their number, and ``group_of``. By group:
-        ``group_score``, the mean of its clients' scores, and ``group_error``, its standard error. In the attributes: ``mean`` and ``sd``
-        of the clients' scores, and ``gap`` between the best group and the worst.
+        ``group_score``, the mean of its clients' scores, and ``group_error``, its standard error. In the attributes:
+        ``mean`` and ``sd`` of the clients' scores, and ``gap`` between the best group and the worst.
 
     Raises
     ------

@@ -83,7 +83,7 @@ def plot_merge(
     for i, (name, mean, spread) in enumerate(zip(shown, means, spreads, strict=True)):
         at, color = np.arange(len(order)) - 0.35 + (i + 0.5) * gap, colors[i]
         ax.hlines(at, mean - spread, mean + spread, color=color, linewidth=1.6)
-        style = {"color": color, "markersize": 4.5, "markeredgecolor": shade.paper, "label": name}
+        style: dict[str, Any] = {"color": color, "markersize": 4.5, "markeredgecolor": shade.paper, "label": name}
         ax.plot(mean, at, MARKERS[i], **style)
         _mark_beyond(ax, limit, mean, spread, at, color)
     ax.set_xlim(-limit, limit)
@@ -97,16 +97,15 @@ def plot_merge(
 
 
 def _limit(reach: np.ndarray) -> float:
-    """Where the axis ends, in sds of the merged posterior: one client that knows little would leave all others a dot."""
+    """Where the axis ends, in sds of the merged posterior: whoever knows little would leave all others a dot."""
     return 1.05 * min(float(np.max(reach)), max(_ENOUGH, 2.0 * float(np.median(reach))))
 
 
 def _mark_beyond(ax: "Axes", limit: float, mean: np.ndarray, spread: np.ndarray, at: np.ndarray, color: str) -> None:
     """An arrow on the axis' edge for each interval that goes on, and the mean where it is not on the axis."""
     for side, arrow in ((-1.0, "<"), (1.0, ">")):
-        goes_on = side * mean + spread > limit
-        edge = np.full(np.sum(goes_on), side * limit)
-        ax.plot(edge, at[goes_on], arrow, color=color, markersize=5, clip_on=False, linestyle="none")
+        for row in at[side * mean + spread > limit]:
+            ax.plot(side * limit, row, arrow, color=color, markersize=5, clip_on=False)
         for place in np.flatnonzero(side * mean > limit):
             ax.annotate(
                 f"{mean[place]:.0f}".replace("-", "\N{MINUS SIGN}"),
