@@ -51,12 +51,24 @@ def plot_comparison(
         Whether each parameter is drawn on a scale of its own, in sds of the reference from its mean. ``None``: where
         scales differ so much that some interval could not be seen on the axis of all.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
         The axes drawn on.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> from fedbayes.plots import plot_comparison
+    >>> exact = fit.exact(num_draws=100, progress=False)  # or NUTS on pooled data, as an ArviZ object
+    >>> ax = plot_comparison(fit.idata, exact, names=("EP", "exact chains"))
+    >>> ax.get_title(loc="left")
+    'EP posterior against exact chains'
     """
     rows = {row.name: row for row in compare(idata, reference).rows}
     shown = [name for name in flat_draws(idata, var_names) if name in rows]

@@ -33,7 +33,7 @@ def plot_conflict(
     labels
         Words for the globals, by their names in ``coordinate``.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------

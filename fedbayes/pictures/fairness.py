@@ -33,7 +33,7 @@ def plot_fairness(reports: Mapping[str, Any], *, ax: "Axes | None" = None) -> "A
     reports
         From a fit's name to its report by :func:`~fedbayes.fairness_report`, all of the same clients and groups.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------

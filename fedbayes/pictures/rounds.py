@@ -28,7 +28,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     fit
         A fit.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
@@ -39,6 +39,16 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     ------
     ValueError
         The fit lacks the method's measure, such as the diagnostic ``change``, or it is NaN in every round.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> ax = fb.plots.plot_rounds(fit)
+    >>> ax.get_ylabel()
+    'posterior sds'
     """
     rounds, name = fit.rounds, _measure(fit)
     values, number, phase = _largest(rounds[name]), rounds["round"].to_numpy(), rounds["phase"].to_numpy()

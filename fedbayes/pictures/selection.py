@@ -44,7 +44,7 @@ def plot_selection(
     labels
         Words for the coefficients, by their names in ``coords``.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------

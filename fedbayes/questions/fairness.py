@@ -44,6 +44,19 @@ def fairness_report(
         An unknown client.
     ValueError
         No held-out rows, or groups that are no partition of the clients.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0), rows=(30, 60, 90))
+    >>> train = {name: {k: v[10:] for k, v in data.items()} for name, data in clients.items()}
+    >>> test = {name: {k: v[:10] for k, v in data.items()} for name, data in clients.items()}
+    >>> fit = fb.fit_federated(linear.model, train, key=jax.random.key(1), progress=False)
+    >>> report = fb.fairness_report(fit, test, {"few rows": ["client0"], "many": ["client1", "client2"]})
+    >>> ax = fb.plots.plot_fairness({"EP": report})
+    >>> report["group"].values.tolist()
+    ['few rows', 'many']
     """
     import xarray as xr
 

@@ -32,7 +32,7 @@ def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) ->
     fit
         Of a method that couples the clients by a covariance.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def plot_shrinkage(
     component
         Which of the coefficients, counted in C order.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------

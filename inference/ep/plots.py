@@ -37,7 +37,7 @@ def plot_influence(
     labels
         Words for clients, by name.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------

@@ -51,7 +51,7 @@ def plot_merge(
     clients
         Names of the clients to show; ``None``: the first eight.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
