@@ -7,6 +7,7 @@ import numpy as np
 
 from fedbayes.pictures.drawing import (
     ON_IMAGE,
+    beginnings,
     inches,
     new_axes,
     set_title,
@@ -48,8 +49,8 @@ def plot_conflict(
     """
     found: Any = conflict if hasattr(conflict, "data_vars") else conflict.conflict()
     z = found["z"].values
-    names = [(labels or {}).get(str(name), str(name)) for name in found["coordinate"].values]
-    clients = [str(name) for name in found["client"].values]
+    names = beginnings(ax, [(labels or {}).get(str(name), str(name)) for name in found["coordinate"].values])
+    clients = beginnings(ax, [str(name) for name in found["client"].values])
     ax = new_axes(ax, (1.7 + inches(clients) + 0.32 * len(names), 1.2 + inches(names) + 0.3 * len(clients)))
     ink, ground = shades(ax).ink, shades(ax).faint
     ax.set_facecolor(ground)

@@ -91,13 +91,20 @@ def new_rows(ax: "Axes | None", names: Sequence[str], *, width: float, around: f
     elif _SURE * ax.get_window_extent().height / ax.figure.dpi < _LINE * lines * len(
         names
     ):  # no room for so many lines
-        broken = [name if len(name) <= _LONG else f"{name[: _LONG - 1]}\N{HORIZONTAL ELLIPSIS}" for name in names]
+        broken = beginnings(ax, names)
     plain(ax)
     ax.spines["left"].set_visible(False)
     ax.set_yticks(np.arange(len(names)), broken)
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(names) - 0.4, -0.6)
     return ax
+
+
+def beginnings(ax: "Axes | None", names: Sequence[str]) -> list[str]:
+    """Of long names in axes given, which can't grow for them; a new figure has room for all."""
+    if ax is None:
+        return list(names)
+    return [name if len(name) <= _LONG else f"{name[: _LONG - 1]}\N{HORIZONTAL ELLIPSIS}" for name in names]
 
 
 def inches(texts: Sequence[str], size: Any = "medium", weight: Any = "normal") -> float:
@@ -136,7 +143,7 @@ def set_title(ax: "Axes", title: str, subtitle: str) -> None:
         fontsize="small",
     )
     below.set_in_layout(False)  # the title above it makes the room
-    pad = 12.0 + 1.4 * below.get_fontsize() * (below.get_text().count("\n") + 1)
+    pad = 12.0 + 1.4 * float(below.get_fontsize()) * (below.get_text().count("\n") + 1)
     size = ax.title.get_fontsize()
     ax.set_title(_wrapped(title, width, size, "bold"), loc="left", pad=pad, fontweight="bold", color=shade.ink)
 
@@ -144,7 +151,7 @@ def set_title(ax: "Axes", title: str, subtitle: str) -> None:
 def _wrapped(text: str, width: float, size: Any, weight: str) -> str:
     """In as many lines as the width asks for, in inches."""
     share = _SURE * width / max(inches([text], size, weight), 1e-9)
-    return text if share >= 1.0 else fill(text, max(12, int(share * len(text))))
+    return text if share >= 1.0 else fill(text, max(12, int(share * len(text))), break_on_hyphens=False)
 
 
 def margin(ax: "Axes", texts: Sequence[str], heading: str) -> None:

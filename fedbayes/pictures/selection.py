@@ -8,6 +8,7 @@ import numpy as np
 from fedbayes.pictures.drawing import (
     MARKERS,
     ON_IMAGE,
+    beginnings,
     client_colors,
     counted,
     inches,
@@ -108,7 +109,7 @@ def _forest(found: "xr.Dataset", words: Sequence[str], ax: "Axes | None") -> "Ax
 def _table(found: "xr.Dataset", words: Sequence[str], ax: "Axes | None") -> "Axes":
     """A column for each client: coefficients in sds by colour, a dot where one is included."""
     num = found.sizes[CLIENTS]
-    clients = [str(name) for name in found[CLIENTS].values]
+    words, clients = beginnings(ax, words), beginnings(ax, [str(name) for name in found[CLIENTS].values])
     ax = new_axes(ax, (1.8 + inches(words) + 0.28 * num, 1.0 + inches(clients) + 0.28 * len(words)))
     relative = (found["mean"] / found["sd"]).values.T
     image = ax.imshow(relative, cmap="RdBu_r", vmin=-4.0, vmax=4.0, aspect="auto")

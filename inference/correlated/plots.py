@@ -8,6 +8,7 @@ import numpy as np
 from fedbayes.pictures.drawing import (
     BLUE,
     ORANGE,
+    beginnings,
     inches,
     legend_below,
     new_axes,
@@ -46,7 +47,7 @@ def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) ->
     """
     correlation = client_correlation(fit)
     order = _by_similarity(correlation)
-    names = [fit.client_names[place] for place in order]
+    names = beginnings(ax, [fit.client_names[place] for place in order])
     width = min(8.0, 1.6 + 0.24 * len(names)) + inches(names, "small")
     ax = new_axes(ax, (width + 0.8, width))
     image = ax.imshow(correlation[np.ix_(order, order)], cmap="RdBu_r", vmin=-1.0, vmax=1.0, interpolation="nearest")

@@ -176,11 +176,13 @@ def test_long_names_leave_room_for_the_picture(selected):
 
 
 def test_low_axes_show_the_beginning_of_long_names(selected):
-    _, ax = plt.subplots(figsize=(6, 3), layout="constrained")
-    plots.plot_selection(selected.assign_coords(predictor=[f"{k} {LONG}" for k in range(8)]), ax=ax)
-    labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert all(label.endswith("…") and "\n" not in label for label in labels)
-    assert [label[0] for label in labels] == list("01234567")
+    named = selected.assign_coords(predictor=[f"{k} {LONG}" for k in range(8)])
+    for shown in (named, wide(named)):
+        _, ax = plt.subplots(figsize=(6, 3), layout="constrained")
+        plots.plot_selection(shown, ax=ax)
+        labels = [label.get_text() for label in ax.get_yticklabels()]
+        assert all(label.endswith("…") and "\n" not in label for label in labels)
+        assert [label[0] for label in labels] == list("01234567")
 
 
 def test_fairness_has_the_interval_of_each_group():
