@@ -40,7 +40,12 @@ def shades(ax: "Axes") -> Shades:
         *color, alpha = to_rgba(over)
         paper = alpha * np.array(color) + (1.0 - alpha) * paper
     ink = np.array(to_rgb(ax.title.get_color()))
-    return Shades(*(to_hex(share * ink + (1.0 - share) * paper) for share in (0.87, 0.6, 0.27, 0.11, 0.0)))
+
+    def mixed(share: float) -> str:
+        red, green, blue = share * ink + (1.0 - share) * paper
+        return to_hex((red, green, blue))
+
+    return Shades(*map(mixed, (0.87, 0.6, 0.27, 0.11, 0.0)))
 
 
 def client_colors(ax: "Axes") -> tuple[str, ...]:
