@@ -46,6 +46,15 @@ def plot_conflict(
     ------
     ValueError
         The fit knows no cavities, see :meth:`fedbayes.FederatedFit.conflict`.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> ax = fb.plots.plot_conflict(fit.conflict())
+    >>> ax.figure.savefig("conflict.png")  # doctest: +SKIP
     """
     found: Any = conflict if hasattr(conflict, "data_vars") else conflict.conflict()
     z = found["z"].values

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.pictures.drawing import PHASES, counted, new_axes, plain, scales_of_rounds, set_title, shades
 from fedbayes.results.rounds import check_diagnostics
 
@@ -109,6 +110,9 @@ def _draw_limits(ax: "Axes", fit: "FederatedFit", shown: np.ndarray) -> None:
 def _about(method: "Method", name: str) -> str:
     """What is drawn, and what else decides."""
     meaning = method.diagnostics[name].meaning
-    said = f"{meaning[0].upper()}{meaning[1:]}."
-    also = "Also judged" if method.tolerance is not None else "Judged"
-    return f"{said} {also} by {method.judged_by}." if method.judged_by else said
+    said, tolerance = [f"{meaning[0].upper()}{meaning[1:]}."], method.tolerance
+    if method.judged_by:
+        said.append(f"{'Judged' if tolerance is None else 'Also judged'} by {method.judged_by}.")
+    if tolerance is not None and tolerance > ERROR_LIMIT:
+        said.append(f"Whatever the tolerance, more than {ERROR_LIMIT} sds to go is no convergence.")
+    return " ".join(said)

@@ -57,6 +57,10 @@ def plot_selection(
     ------
     ValueError
         There are no clients' coefficients in it, no such client, or more than one dimension of coefficients.
+
+    Examples
+    --------
+    >>> plot_selection(fit.select(), labels={"x0": "Age"})  # doctest: +SKIP
     """
     found: Any = selection if hasattr(selection, "data_vars") else selection.select()
     if "included" not in found:

@@ -44,6 +44,10 @@ def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) ->
     ------
     ValueError
         The fit knows no covariance between clients.
+
+    Examples
+    --------
+    >>> plot_client_correlation(fit)  # doctest: +SKIP
     """
     correlation = client_correlation(fit)
     order = _by_similarity(correlation)
@@ -136,6 +140,11 @@ def plot_shrinkage(
     ------
     ValueError
         The fit does not couple coefficients, a client is lacking in ``separate``, or there is no such component.
+
+    Examples
+    --------
+    >>> own = {name: np.linalg.lstsq(data["x"], data["y"])[0] for name, data in clients.items()}  # doctest: +SKIP
+    >>> plot_shrinkage(fit, own, component=1)  # doctest: +SKIP
     """
     posterior = fit.idata.posterior
     coupled = [str(name) for name in posterior.data_vars if str(name).endswith("_by_client")]

@@ -48,6 +48,16 @@ def plot_influence(
     ------
     ValueError
         The fit lacks these diagnostics, or they are NaN for all clients.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> ax = fb.plots.plot_influence(fit)
+    >>> ax.get_xlabel()
+    'shift, sd (rms)'
     """
     check_diagnostics(fit.rounds, ["influence", "smallest_cavity_eigenvalue"], "plot_influence", fit.method)
     influence = _last(fit.rounds["influence"])

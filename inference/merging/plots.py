@@ -62,6 +62,16 @@ def plot_merge(
     ------
     ValueError
         The fit merged no posteriors, and so lacks the diagnostics of a merge.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, method=fb.OneShot(), key=jax.random.key(1), progress=False)
+    >>> ax = fb.plots.plot_merge(fit, top=3)
+    >>> ax.get_title(loc="left")
+    "The clients' own posteriors"
     """
     needed = ["client_mean", "client_sd", "shift", "effective_clients"]
     check_diagnostics(fit.rounds, needed, "plot_merge", fit.method, _INSTEAD)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 import fedbayes
 from fedbayes import plots
+from fedbayes.inference import METHODS
 from fedbayes.models import linear
 from fedbayes.results.arviz import to_arviz
 
@@ -183,6 +184,18 @@ def test_rounds_whose_distance_is_not_known_show_the_objective():
     assert not any(line.get_label().startswith("tolerance") for line in ax.lines)
     with pytest.raises(ValueError, match="The diagnostic `left` is NaN in every round: there is nothing to show"):
         plots.plot_rounds(averaged((np.nan,) * 4, converged=True))
+
+
+def test_a_large_tolerance_is_not_what_the_verdict_takes():
+    fit = averaged((3.0, 1.0, 0.5, 0.2), converged=False)
+    fit.method = fedbayes.FedAvg(tolerance=0.5)
+    assert said(plots.plot_rounds(fit)).endswith("Whatever the tolerance, more than 0.1 sds to go is no convergence.")
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS.values() if method is not fedbayes.OneShot])
+def test_what_is_drawn_of_rounds_is_a_diagnostic_of_the_method(method):
+    assert set(method.progress) <= set(method.diagnostics)
+    assert method.diagnostics[method.progress[0]].unit in ("posterior sds", "shared coordinates")
 
 
 def test_rounds_of_chains_say_that_the_verdict_is_by_something_else():
