@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbayes.calibration.uniformity import distribution, uniform_band
-from fedbayes.pictures.drawing import BLUE, FAINT, GREY, ORANGE, plain, require_matplotlib
+from fedbayes.pictures.drawing import BLUE, ORANGE, plain, require_matplotlib, shades
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +35,10 @@ def plot_ranks(calibration: Any, parameters: Sequence[str] | None, level: float)
     for ax, name in zip(axes.flat, shown, strict=False):
         gap = distribution(ranks.sel(parameter=name).values, calibration.num_draws) - band.place
         inside = np.all((gap >= band.lower - band.place - 1e-12) & (gap <= band.upper - band.place + 1e-12))
-        ax.fill_between(band.place, band.lower - band.place, band.upper - band.place, color=FAINT, linewidth=0.0)
-        ax.axhline(0.0, color=GREY, linewidth=0.8)
+        ax.fill_between(
+            band.place, band.lower - band.place, band.upper - band.place, color=shades(ax).faint, linewidth=0.0
+        )
+        ax.axhline(0.0, color=shades(ax).grey, linewidth=0.8)
         ax.step(band.place, gap, where="mid", color=BLUE if inside else ORANGE, linewidth=1.3)
         ax.set_title(name, loc="left", fontsize="medium")
         plain(ax)

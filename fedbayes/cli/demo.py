@@ -179,7 +179,7 @@ def save(fit: FederatedFit, folder: str | os.PathLike, reference: Any = None) ->
 def _draw_comparison(idata: Any, reference: Any, ax: "Axes") -> None:
     from fedbayes.pictures.comparison import plot_comparison
 
-    plot_comparison(idata, reference, labels=LABELS, ax=ax)
+    plot_comparison(idata, reference, names=("Federated", "NUTS on the pooled data"), labels=LABELS, ax=ax)
     ax.set_xlabel("log-odds of heart disease per standard deviation of the covariate")
 
 

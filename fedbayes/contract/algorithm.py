@@ -246,12 +246,20 @@ class Method(ABC):
     single_messages
         Why the server reads messages client by client, in a sentence; empty where sums and result codes are all that it
         sees in the rounds and in the check after them.
+    progress
+        The diagnostics of which a picture of the rounds draws the first that has numbers. The first of all is what
+        :attr:`tolerance` is compared with, and falls to zero.
+    judged_by
+        What else a fit needs to have converged, or instead where there is no tolerance: words that go on "Judged by" in
+        that picture.
     told_at_end
         The structure of what a client forms its cavity from (:meth:`own_cavity`), whatever the leaves.
     """
 
     only_locals: ClassVar[bool] = False
     single_messages: ClassVar[str] = ""
+    progress: ClassVar[tuple[str, ...]] = ("change",)
+    judged_by: ClassVar[str] = ""
     told_at_end: ClassVar[Any] = STRUCTURE
 
     @property
@@ -279,7 +287,7 @@ class Method(ABC):
 
     @property
     def tolerance(self) -> float | None:
-        """Change of a round at which the rounds end, drawn as a line beside the changes; ``None``: for another reason.
+        """Where the rounds end, drawn as a line in a picture of their progress; ``None``: they end for another reason.
 
         An option of this name takes its place.
         """

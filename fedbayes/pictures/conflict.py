@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbayes.pictures.drawing import (
-    FAINT,
-    INK,
+    ON_IMAGE,
+    beginnings,
+    inches,
     new_axes,
     set_title,
+    shades,
 )
 from fedbayes.questions.conflict import LEVEL
 
@@ -32,7 +34,7 @@ def plot_conflict(
     labels
         Words for the globals, by their names in ``coordinate``.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
@@ -44,21 +46,32 @@ def plot_conflict(
     ------
     ValueError
         The fit knows no cavities, see :meth:`fedbayes.FederatedFit.conflict`.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> ax = fb.plots.plot_conflict(fit.conflict())
+    >>> ax.figure.savefig("conflict.png")  # doctest: +SKIP
     """
     found: Any = conflict if hasattr(conflict, "data_vars") else conflict.conflict()
     z = found["z"].values
-    ax = new_axes(ax, (2.5 + 0.32 * z.shape[1], 1.9 + 0.3 * z.shape[0]))
-    ax.set_facecolor(FAINT)
+    names = beginnings(ax, [(labels or {}).get(str(name), str(name)) for name in found["coordinate"].values])
+    clients = beginnings(ax, [str(name) for name in found["client"].values])
+    ax = new_axes(ax, (1.7 + inches(clients) + 0.32 * len(names), 1.2 + inches(names) + 0.3 * len(clients)))
+    ink, ground = shades(ax).ink, shades(ax).faint
+    ax.set_facecolor(ground)
     most = max(4.0, float(np.max(np.abs(z), initial=0.0, where=np.isfinite(z))))
     image = ax.imshow(np.ma.masked_invalid(z), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     rows, columns = np.nonzero(found["p_adjusted"].values < LEVEL)
-    ax.plot(columns, rows, "o", color=INK, markersize=5, markeredgecolor="white", linestyle="none")
-    names = [str(name) for name in found["coordinate"].values]
+    ax.plot(columns, rows, "o", **ON_IMAGE)
     every = max(1, -(-len(z) // 40))  # more names than that would lie on each other
     shown = np.arange(0, len(z), every)
-    ax.set_xticks(np.arange(len(names)), [(labels or {}).get(name, name) for name in names], rotation=90)
-    ax.set_yticks(shown, [str(found["client"].values[place]) for place in shown])
-    ax.tick_params(length=0, colors=INK)
+    ax.set_xticks(np.arange(len(names)), names, rotation=90)
+    ax.set_yticks(shown, [clients[place] for place in shown])
+    ax.tick_params(length=0, colors=ink)
     ax.spines[:].set_visible(False)
     ax.figure.colorbar(image, ax=ax, label="z", fraction=0.05)
     set_title(

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbayes.pictures.drawing import (
-    CLIENT_COLORS,
-    INK,
-    LINE,
     MARKERS,
+    ON_IMAGE,
+    beginnings,
+    client_colors,
     counted,
-    list_rows,
+    inches,
+    legend_below,
     new_axes,
+    new_rows,
     set_title,
+    shades,
 )
 from fedbayes.results.arviz import CLIENTS
 
@@ -42,7 +45,7 @@ def plot_selection(
     labels
         Words for the coefficients, by their names in ``coords``.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
@@ -54,6 +57,10 @@ def plot_selection(
     ------
     ValueError
         There are no clients' coefficients in it, no such client, or more than one dimension of coefficients.
+
+    Examples
+    --------
+    >>> plot_selection(fit.select(), labels={"x0": "Age"})  # doctest: +SKIP
     """
     found: Any = selection if hasattr(selection, "data_vars") else selection.select()
     if "included" not in found:
@@ -71,7 +78,7 @@ def plot_selection(
     names = [str(value) for value in found[dims[0]].values]
     words = [(labels or {}).get(name, name) for name in names]
     ordered = found.transpose(CLIENTS, dims[0], ...)
-    draw = _forest if found.sizes[CLIENTS] <= len(CLIENT_COLORS) else _table
+    draw = _forest if found.sizes[CLIENTS] <= len(MARKERS) else _table
     ax = draw(ordered, words, ax)
     told = found.attrs.get("rule", "included")
     num = found.sizes[CLIENTS]
@@ -86,34 +93,34 @@ def plot_selection(
 def _forest(found: "xr.Dataset", words: Sequence[str], ax: "Axes | None") -> "Axes":
     """A row for each coefficient, in it a line for each client."""
     num = found.sizes[CLIENTS]
-    height = 1.6 + len(words) * max(0.3, 0.13 * num)
-    ax = new_axes(ax, (7.5, height))
-    list_rows(ax, words)
-    ax.axvline(0.0, color=LINE, linewidth=1.0, zorder=0)
+    ax = new_rows(ax, words, width=7.5, around=1.6, each=max(0.3, 0.13 * num))
+    shade, colors = shades(ax), client_colors(ax)
+    ax.axvline(0.0, color=shade.line, linewidth=1.0, zorder=0)
     for k, client in enumerate(found[CLIENTS].values):
-        mine, color = found.sel({CLIENTS: client}), CLIENT_COLORS[k]
+        mine, color = found.sel({CLIENTS: client}), colors[k]
         rows = np.arange(len(words)) + (k - (num - 1) / 2) * 0.7 / max(num, 2)
         included = mine["included"].values
         ax.hlines(rows, mine["lower"], mine["upper"], color=color, linewidth=1.4, alpha=np.where(included, 1.0, 0.4))
         style: dict[str, Any] = {"color": color, "markersize": 5.5, "linestyle": "none"}
         mean = mine["mean"].values
         ax.plot(mean[included], rows[included], MARKERS[k], label=f"{client}: {included.sum()} included", **style)
-        ax.plot(mean[~included], rows[~included], MARKERS[k], markerfacecolor="white", **style)
-    ax.set_xlabel(f"coefficient: mean and {found.attrs.get('level', 0.9):.0%} credible interval")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.6 / height), ncols=min(num, 3), frameon=False)
+        ax.plot(mean[~included], rows[~included], MARKERS[k], markerfacecolor=shade.paper, **style)
+    ax.set_xlabel(f"mean and {found.attrs.get('level', 0.9):.0%} credible interval")
+    legend_below(ax)
     return ax
 
 
 def _table(found: "xr.Dataset", words: Sequence[str], ax: "Axes | None") -> "Axes":
     """A column for each client: coefficients in sds by colour, a dot where one is included."""
     num = found.sizes[CLIENTS]
-    ax = new_axes(ax, (2.5 + 0.28 * num, 1.6 + 0.28 * len(words)))
+    words, clients = beginnings(ax, words), beginnings(ax, [str(name) for name in found[CLIENTS].values])
+    ax = new_axes(ax, (1.8 + inches(words) + 0.28 * num, 1.0 + inches(clients) + 0.28 * len(words)))
     relative = (found["mean"] / found["sd"]).values.T
     image = ax.imshow(relative, cmap="RdBu_r", vmin=-4.0, vmax=4.0, aspect="auto")
     rows, columns = np.nonzero(found["included"].values.T)
-    ax.plot(columns, rows, "o", color=INK, markersize=5, markeredgecolor="white")
+    ax.plot(columns, rows, "o", **ON_IMAGE)
     ax.set_yticks(np.arange(len(words)), words)
-    ax.set_xticks(np.arange(num), [str(name) for name in found[CLIENTS].values], rotation=90)
-    ax.tick_params(length=0)
+    ax.set_xticks(np.arange(num), clients, rotation=90)
+    ax.tick_params(length=0, colors=shades(ax).ink)
     ax.figure.colorbar(image, ax=ax, label="mean in posterior sds", extend="both", fraction=0.05)
     return ax

@@ -47,6 +47,15 @@ def client_posterior(fitted: Fitted, name: str) -> Any:
         Unknown client.
     ValueError
         The posterior has low rank, or the fit is an ensemble of points of a model with local latents.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> list(fit.client_posterior("client0")["posterior"].data_vars)
+    ['beta']
     """
     check(fitted.answer.locals_from, Question.CLIENT_POSTERIOR)
     place, draws = fitted.problem.place(name), theta(fitted)

@@ -33,9 +33,10 @@ def fairness_report(
     Returns
     -------
     xarray.Dataset
-        By client: ``score``, the mean log predictive density in nats per outcome, ``outcomes``, their number, and
-        ``group_of``. By group: ``group_score``, the mean of its clients' scores. In the attributes: ``mean`` and ``sd``
-        of the clients' scores, and ``gap`` between the best group and the worst.
+        By client: ``score``, the mean log predictive density in nats per outcome, ``score_error``, its standard error
+        by the spread of the outcomes (NaN for a single one), ``outcomes``, their number, and ``group_of``. By group:
+        ``group_score``, the mean of its clients' scores, and ``group_error``, its standard error. In the attributes:
+        ``mean`` and ``sd`` of the clients' scores, and ``gap`` between the best group and the worst.
 
     Raises
     ------
@@ -43,6 +44,19 @@ def fairness_report(
         An unknown client.
     ValueError
         No held-out rows, or groups that are no partition of the clients.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0), rows=(30, 60, 90))
+    >>> train = {name: {k: v[10:] for k, v in data.items()} for name, data in clients.items()}
+    >>> test = {name: {k: v[:10] for k, v in data.items()} for name, data in clients.items()}
+    >>> fit = fb.fit_federated(linear.model, train, key=jax.random.key(1), progress=False)
+    >>> report = fb.fairness_report(fit, test, {"few rows": ["client0"], "many": ["client1", "client2"]})
+    >>> ax = fb.plots.plot_fairness({"EP": report})
+    >>> report["group"].values.tolist()
+    ['few rows', 'many']
     """
     import xarray as xr
 
@@ -51,19 +65,23 @@ def fairness_report(
     clients = [str(name) for name in held_out]
     densities = [flat_densities(fit.log_predictive_density(str(name), **data)) for name, data in held_out.items()]
     score = np.array([each.mean() for each in densities])
+    error = np.array([each.std(ddof=1) / np.sqrt(each.size) if each.size > 1 else np.nan for each in densities])
     home = group[[fit.client_names.index(name) for name in clients]]
     heard = [place for place in range(len(names)) if np.any(home == place)]
     means = np.array([score[home == place].mean() for place in heard])
+    errors = np.array([np.sqrt(np.sum(error[home == place] ** 2)) / np.sum(home == place) for place in heard])
     report = xr.Dataset(
         {
             "score": ("client", score),
+            "score_error": ("client", error),
             "outcomes": ("client", np.array([each.size for each in densities])),
             "group_of": ("client", np.array(names)[home]),
             "group_score": ("group", means),
+            "group_error": ("group", errors),
         },
         coords={"client": clients, "group": [names[place] for place in heard]},
         attrs={"mean": float(score.mean()), "sd": float(score.std()), "gap": float(np.ptp(means))},
     )
-    for name in ("score", "group_score"):
+    for name in ("score", "score_error", "group_score", "group_error"):
         report[name].attrs["units"] = "nats per outcome"
     return report

@@ -108,6 +108,16 @@ def loo(fitted: Fitted) -> Any:
     ------
     ValueError
         The fit is a point.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> elpd = fit.loo()  # the density of each client's outcomes, given all the others'
+    >>> int(elpd.n_data_points) == len(clients)
+    True
     """
     _check_posterior(fitted, "loo")
     return elpd_data(single_idata(fitted), _left_out(fitted))

@@ -51,6 +51,16 @@ def predict(fitted: Fitted, /, client: Client | None = None, *, key: Array | Non
         An argument holds no numbers, missing values, or other columns or axes than in the fit; outcomes may be missing.
     ValueError
         A client that was no part of the fit would need local latents, which this posterior can't give.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> found = fit.predict("client0", x=clients["client0"]["x"][:3])
+    >>> found["posterior_predictive"]["y"].sizes["y_dim_0"]
+    3
     """
     like = fitted.roster.names[0] if client is None or isinstance(client, Mapping) else client
     program, arguments, draws = _read(fitted, client, like, arguments)

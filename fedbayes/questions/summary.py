@@ -182,6 +182,19 @@ def save(fitted: Fitted, path: str | os.PathLike) -> None:
     ------
     ValueError
         An option of the method is or holds a function, which can't be written to a file; or the path is a file.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fit.save(folder)
+    ...     again = fb.load_fit(folder, linear.model, clients)
+    >>> again.converged
+    True
     """
     problem, method = fitted.problem, fitted.method
     options, posterior = check_savable(method), idata(fitted)

@@ -59,6 +59,16 @@ def exact(fitted: Fitted, num_draws: int | None = None, *, max_exchanges: int = 
     -----
     UnreliableWarning
         The chains have not mixed: their draws are not to be trusted.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> chains = fit.exact(num_draws=100, progress=False)
+    >>> bool(chains["posterior"].attrs["r_hat"] < 1.01)
+    True
     """
     for name, value in (("num_draws", num_draws), ("max_exchanges", max_exchanges)):
         if value is not None and (not isinstance(value, int) or value < 1):

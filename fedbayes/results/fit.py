@@ -164,6 +164,11 @@ class FederatedFit:
         about Monte Carlo error. The chains of FA-LD are Markov chains. The log-likelihoods are the clients' answers in
         the exchange that checks the fit, or take one more. A loaded fit reads all this from its file. No question
         changes it.
+
+        Examples
+        --------
+        >>> az.summary(fit.idata)  # doctest: +SKIP
+        >>> az.plot_posterior(fit.idata, var_names=["beta"])  # doctest: +SKIP
         """
         return idata(self.fitted)
 

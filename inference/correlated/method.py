@@ -78,12 +78,24 @@ class CorrelatedClients(Options, Method):
     ModelError, ClientDataError, ValueError
         When a fit begins: the program has no such latent, clients' latents have other shapes, the rank is too large,
         or there is one client.
+
+    Examples
+    --------
+    >>> import fedbayes as fb, numpyro, numpyro.distributions as dist
+    >>> def model(x, y=None):  # the prior of theta gives way to the method's
+    ...     with fb.local():
+    ...         theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    ...     numpyro.sample("y", dist.Normal(x @ theta, 0.3), obs=y)
+    >>> method = fb.CorrelatedClients(rank=2)  # for `fb.fit_federated(model, clients, method=method, ...)`
+    >>> method.num_replicates == method.num_chains
+    True
     """
 
     single_messages: ClassVar[str] = (
         "The server learns the covariance between the clients' own coefficients, and so each client's coefficients."
     )
     needs_rows: ClassVar[bool] = False
+    judged_by: ClassVar[str] = "R-hat and effective draws of the chains"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
     only_locals: ClassVar[bool] = True
 

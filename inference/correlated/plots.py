@@ -7,12 +7,14 @@ import numpy as np
 
 from fedbayes.pictures.drawing import (
     BLUE,
-    GREY,
-    INK,
     ORANGE,
-    list_rows,
+    beginnings,
+    inches,
+    legend_below,
     new_axes,
+    new_rows,
     set_title,
+    shades,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) ->
     fit
         Of a method that couples the clients by a covariance.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
@@ -42,18 +44,22 @@ def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) ->
     ------
     ValueError
         The fit knows no covariance between clients.
+
+    Examples
+    --------
+    >>> plot_client_correlation(fit)  # doctest: +SKIP
     """
     correlation = client_correlation(fit)
     order = _by_similarity(correlation)
-    names = [fit.client_names[place] for place in order]
-    width = min(9.0, 2.6 + 0.24 * len(names))
+    names = beginnings(ax, [fit.client_names[place] for place in order])
+    width = min(8.0, 1.6 + 0.24 * len(names)) + inches(names, "small")
     ax = new_axes(ax, (width + 0.8, width))
     image = ax.imshow(correlation[np.ix_(order, order)], cmap="RdBu_r", vmin=-1.0, vmax=1.0, interpolation="nearest")
     every = max(1, -(-len(names) // 40))  # more names than that would lie on each other
     shown = np.arange(0, len(names), every)
     ax.set_xticks(shown, [names[place] for place in shown], rotation=90, fontsize="small")
     ax.set_yticks(shown, [names[place] for place in shown], fontsize="small")
-    ax.tick_params(length=0, colors=INK)
+    ax.tick_params(length=0, colors=shades(ax).ink)
     ax.spines[:].set_visible(False)
     ax.figure.colorbar(image, ax=ax, shrink=0.7, label="posterior mean correlation")
     set_title(ax, "Which clients are alike", "Red: alike, blue: opposed; similar clients stand side by side")
@@ -123,17 +129,22 @@ def plot_shrinkage(
     component
         Which of the coefficients, counted in C order.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
-        The axes drawn on: an arrow from each separate estimate to the posterior mean, with its central 90% interval.
+        The axes drawn on: an arrow from each separate estimate to the posterior median, with the central 90% interval.
 
     Raises
     ------
     ValueError
         The fit does not couple coefficients, a client is lacking in ``separate``, or there is no such component.
+
+    Examples
+    --------
+    >>> own = {name: np.linalg.lstsq(data["x"], data["y"])[0] for name, data in clients.items()}  # doctest: +SKIP
+    >>> plot_shrinkage(fit, own, component=1)  # doctest: +SKIP
     """
     posterior = fit.idata.posterior
     coupled = [str(name) for name in posterior.data_vars if str(name).endswith("_by_client")]
@@ -152,17 +163,23 @@ def plot_shrinkage(
     own = np.array([np.ravel(separate[name])[component] for name in fit.client_names], float)
     order = np.argsort(-own, kind="stable")
     low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95], axis=0)
-    ax = new_axes(ax, (7.5, 1.6 + 0.26 * len(order)))
-    list_rows(ax, [fit.client_names[place] for place in order])
+    ax = new_rows(ax, [fit.client_names[place] for place in order], width=7.5, around=1.6, each=0.26)
+    grey = shades(ax).grey
     for row, place in enumerate(order):
         ax.plot([low[place], high[place]], [row, row], color=BLUE, linewidth=2.0, alpha=0.45, solid_capstyle="round")
-        ax.annotate("", (middle[place], row), (own[place], row), arrowprops={"arrowstyle": "->", "color": GREY})
+        ax.annotate("", (middle[place], row), (own[place], row), arrowprops={"arrowstyle": "->", "color": grey})
     ax.plot(own[order], np.arange(len(order)), "s", color=ORANGE, markersize=5, label="own data alone")
-    ax.plot(middle[order], np.arange(len(order)), "o", color=BLUE, markersize=5, label="everybody's data, 90% interval")
+    ax.plot(
+        middle[order],
+        np.arange(len(order)),
+        "o",
+        color=BLUE,
+        markersize=5,
+        label="everybody's data: median, 90% interval",
+    )
     label = coupled[0].removesuffix("_by_client")
     ax.set_xlabel(f"{label}[{component}]")
-    set_title(
-        ax, "What each client has learned from the others", "Arrows lead from a client's own estimate to its posterior"
-    )
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.9 / (1.6 + 0.26 * len(order))), ncols=2, frameon=False)
+    legend_below(ax)
+    arrows = "Arrows lead from a client's own estimate to its posterior median"
+    set_title(ax, "What each client has learned from the others", arrows)
     return ax

@@ -89,6 +89,7 @@ class EP(Options, Method):
     """
 
     needs_rows: ClassVar[bool] = False
+    judged_by: ClassVar[str] = "the distance that is left; Monte Carlo noise may end the rounds above the tolerance"
     told_at_end: ClassVar[Any] = EVERYBODY
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 

@@ -7,11 +7,10 @@ import numpy as np
 
 from fedbayes.pictures.drawing import (
     BLUE,
-    FAINT,
-    list_rows,
     margin,
-    new_axes,
+    new_rows,
     set_title,
+    shades,
 )
 from fedbayes.results.rounds import check_diagnostics
 
@@ -38,7 +37,7 @@ def plot_influence(
     labels
         Words for clients, by name.
     ax
-        Where to draw; ``None``: a new figure.
+        Where to draw, best in a figure with ``layout="constrained"``; ``None``: a new figure.
 
     Returns
     -------
@@ -49,6 +48,16 @@ def plot_influence(
     ------
     ValueError
         The fit lacks these diagnostics, or they are NaN for all clients.
+
+    Examples
+    --------
+    >>> import jax, fedbayes as fb
+    >>> from fedbayes.models import linear
+    >>> clients, _ = linear.simulate(jax.random.key(0))
+    >>> fit = fb.fit_federated(linear.model, clients, key=jax.random.key(1), progress=False)
+    >>> ax = fb.plots.plot_influence(fit)
+    >>> ax.get_xlabel()
+    'shift, sd (rms)'
     """
     check_diagnostics(fit.rounds, ["influence", "smallest_cavity_eigenvalue"], "plot_influence", fit.method)
     influence = _last(fit.rounds["influence"])
@@ -57,17 +66,16 @@ def plot_influence(
     if not len(known):
         raise ValueError("The diagnostic `influence` is NaN for every client in every round: there is nothing to show.")
     order = known[np.argsort(-influence[known], kind="stable")][:top]
-    ax = new_axes(ax, (7.5, 1.6 + 0.36 * len(order)))
-    places = np.arange(len(order))
+    names = [fit.client_names[client] for client in order]
+    ax = new_rows(ax, [(labels or {}).get(name, name) for name in names], width=7.5, around=1.6, each=0.36)
+    shade, places = shades(ax), np.arange(len(order))
     ax.hlines(places, 0.0, influence[order], color=BLUE, linewidth=2.5, alpha=0.5)
-    ax.plot(influence[order], places, "o", color=BLUE, markersize=9, markeredgecolor="white")
+    ax.plot(influence[order], places, "o", color=BLUE, markersize=9, markeredgecolor=shade.paper)
     ax.set_xlim(left=0.0)
     margin(
         ax, [f"{share:.0%}" if np.isfinite(share) else "" for share in alone[order]], "largest share\nof information"
     )
-    names = [fit.client_names[client] for client in order]
-    list_rows(ax, [(labels or {}).get(name, name) for name in names])
-    ax.grid(axis="x", color=FAINT, linewidth=0.6)
+    ax.grid(axis="x", color=shade.faint, linewidth=0.6)
     ax.set_xlabel("shift, sd (rms)")
     more = f": the {len(order)} largest of {len(known)}" if len(order) < len(known) else ""
     set_title(ax, f"Influence of each client{more}", "How far the client moves the posterior mean of all the others")

@@ -35,6 +35,16 @@ from fedbayes.problem.roster import Roster
 class FALD(Options, Method):
     """Federated averaging Langevin dynamics.
 
+    In a round each client c takes K Langevin steps from the server's position, in whitened coordinates u, and the
+    server averages by the weights:
+
+        u_c <- u_c - eta grad U_c(u_c) + sqrt(2 eta tau) (rho xi + sqrt((1 - rho^2) / p_c) xi_c),   u <- sum_c p_c u_c,
+
+    where ``U_c = -log f_c / p_c - log p`` and all clients share the noise ``xi`` (algorithms 1 to 4 of Deng, Zhang, Ma,
+    Song and Lin 2024; the module has control variate and locals). Positions after the rounds are draws of Markov
+    chains, with no Gaussian form, and with a bias by step and local steps: ``repr(fit)`` has it, predicted and
+    measured.
+
     Parameters
     ----------
     local_steps
@@ -92,12 +102,21 @@ class FALD(Options, Method):
         Rounds from one draw to the next; ``None``: about two per autocorrelation time.
     max_rounds
         Limit of the rounds; fewer rounds per draw are made where it asks for it.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> method = fb.FALD(num_chains=4, num_warmup=500)  # for `fb.fit_federated(model, clients, method=method, ...)`
+    >>> private = fb.FALD(step_size=1e-3, local_steps=5, noise_correlation=0.5, clip=1.0)  # see `fedbayes.privacy`
+    >>> private.num_replicates == private.num_chains  # each a run of its own
+    True
     """
 
     single_messages: ClassVar[str] = (
         "The largest curvature of any client at the mode bounds the step, and a largest one is no sum: the "
         "search for the mode sends each client's expansion. The chains themselves are sums."
     )
+    judged_by: ClassVar[str] = "R-hat and the bias of the chains, which come after these rounds"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property

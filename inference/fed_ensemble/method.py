@@ -33,6 +33,13 @@ from fedbayes.problem.roster import Roster
 class FedEnsemble(Options, Method):
     """An ensemble of modes by federated averaging; ``fit.idata`` holds them as the draws of one chain.
 
+    In each round every stratum of clients trains one mode, and every mode is averaged over those that trained it:
+
+        w_k <- sum_c d_ck p_c w^(c) / sum_c d_ck p_c,      d_ck = 1 where client c trains mode k in this round
+
+    (Shi, Lai, Al Kontar and Chowdhury 2021). Predictions average over the modes. These are no draws of the posterior,
+    but for ``randomised=True``.
+
     All options of :class:`FedAvg` but ``laplace`` and ``num_replicates`` hold for the members, ``proximal`` (FedProx)
     among them. Each mode sees about ``1 / num_modes`` of the clients' work: compare methods after equally many rounds.
     Where clients have very unequal rows take ``assignment="all"``: a small client that trains a mode alone moves it as
@@ -59,12 +66,21 @@ class FedEnsemble(Options, Method):
         rows, full participation, and without local latents.
     init
         As for :class:`FedAvg`; ``"random"`` by default. With another, all modes begin at one point.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> method = fb.FedEnsemble(num_modes=5)  # for `fb.fit_federated(model, clients, method=method, ...)`
+    >>> draws = fb.FedEnsemble(num_modes=50, assignment="all", local_steps=1, randomised=True)  # of the posterior
+    >>> method.assignment
+    'latin'
     """
 
     single_messages: ClassVar[str] = (
         "The largest curvature of any client bounds the steps, and a largest one is no sum. The rounds "
         "themselves are sums."
     )
+    progress: ClassVar[tuple[str, ...]] = ("left", "objective")
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property

@@ -128,6 +128,8 @@ class FedAvg(Options, Method):
         "the end are sent one by one, as the slope that is left is taken from each. The rounds themselves are "
         "sums."
     )
+    progress: ClassVar[tuple[str, ...]] = ("left", "objective")
+    judged_by: ClassVar[str] = "the distance from the mode or the optimum at the end, if known"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def __post_init__(self) -> None:

@@ -48,6 +48,15 @@ from fedbayes.problem.roster import Roster
 class FedPA(Options, Method):
     """Federated posterior averaging.
 
+    In a round each client k draws from its subposterior ``f_k p^(1/K)``, and the server takes an optimiser's step along
+    the mean of
+
+        delta_k = Sigma_k^-1 (u - mean_k),
+
+    with the draws' mean and covariance (Al-Shedivat et al. 2021; the module has the shrinkage). The rounds end at the
+    mode of the Gaussians' product; a last round merges the clients' precisions to a posterior, and a check measures its
+    error. With ``covariance="score"`` it is exact where clients are linear-Gaussian.
+
     Parameters
     ----------
     num_samples
@@ -94,11 +103,20 @@ class FedPA(Options, Method):
         Add the round that measures the error of the merge; left out above 512 globals.
     num_replicates
         Independent runs, which become the chains of the posterior.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> method = fb.FedPA()  # for `fb.fit_federated(model, clients, method=method, ...)`
+    >>> network = fb.FedPA(solver="iasg", batch_size=32, preconditioner="none", init="zero", step_size=0.01)
+    >>> network.covariance is None  # then shrinkage, as in the paper
+    True
     """
 
     single_messages: ClassVar[str] = (
         "The last round merges the clients' own posteriors, of which the server compares each with the others."
     )
+    judged_by: ClassVar[str] = "the clients' pull, the error of the merge and its gap from the rounds"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 import fedbayes
 from fedbayes import plots
+from fedbayes.inference import METHODS
 from fedbayes.models import linear
 from fedbayes.results.arviz import to_arviz
 
@@ -75,7 +76,8 @@ def legend(ax):
 def test_comparison_shows_medians_and_intervals(pair):
     ax = plots.plot_comparison(*pair, labels={"b[x]": "Ex"})
     assert labels(ax) == ["a", "Ex", "b[y]", "b[z]"]
-    assert legend(ax) == ["Federated", "NUTS on the pooled data"]
+    assert legend(ax) == ["Federated", "reference"]
+    assert ax.get_title(loc="left") == "Federated posterior against reference"
     medians = [line.get_xdata() for line in ax.lines if line.get_marker() in ("o", "s")]
     for idata, shown in zip(pair, medians, strict=True):
         draws = idata["posterior"]["b"].to_numpy().reshape(-1, 3)
@@ -117,7 +119,7 @@ def test_rounds_tell_the_phases_apart_and_show_the_tolerance():
     np.testing.assert_allclose(lines["mode phase, 2 rounds"].get_xydata(), [[1, 2.0], [2, 0.2]])
     np.testing.assert_allclose(lines["EP phase, 2 rounds"].get_xydata(), [[3, 0.5], [4, 0.01]])
     np.testing.assert_allclose(lines["Monte Carlo noise of a round"].get_xydata(), [[3, 0.02], [4, 0.02]])
-    np.testing.assert_allclose(lines["tolerance, 0.03 sd"].get_ydata(), 0.03)
+    np.testing.assert_allclose(lines["tolerance, 0.03"].get_ydata(), 0.03)
     assert lines["mode phase, 2 rounds"].get_color() != lines["EP phase, 2 rounds"].get_color()
     assert ax.get_title(loc="left") == "Converged after 4 rounds"
 
@@ -128,7 +130,7 @@ def test_rounds_without_monte_carlo_noise_show_the_changes_alone():
     assert "monte_carlo_noise" not in fit.rounds
     number = fit.rounds.sizes["round"]
     ax = plots.plot_rounds(fit)
-    assert legend(ax) == [f"mode phase, {number} rounds", f"tolerance, {fit.method.tolerance:g} sd"]
+    assert legend(ax) == [f"mode phase, {number} rounds", f"tolerance, {fit.method.tolerance:g}"]
     line = next(line for line in ax.lines if line.get_label() == f"mode phase, {number} rounds")
     shown = fit.rounds["change"].to_numpy().ravel()
     np.testing.assert_allclose(line.get_ydata(), shown[shown > 0.0])
@@ -146,6 +148,65 @@ def test_rounds_of_a_fit_that_did_not_converge():
     fit = fake_fit()
     fit.converged = False
     assert plots.plot_rounds(fit).get_title(loc="left") == "Not converged after 4 rounds"
+
+
+def said(ax):
+    """The subtitle."""
+    return ax.texts[-1].get_text().replace("\n", " ")
+
+
+def averaged(left, converged):
+    """A fit by federated averaging with these distances left, and changes that say the opposite."""
+    fit = fake_fit(num_rounds=len(left))
+    change = 1e-4 / np.array(left)
+    fit.rounds = fit.rounds.assign(left=("round", np.array(left)), change=("round", change)).drop_vars(
+        "monte_carlo_noise"
+    )
+    fit.method, fit.converged = fedbayes.FedAvg(tolerance=0.01), converged
+    return fit
+
+
+@pytest.mark.parametrize(("left", "converged"), [((3.0, 0.5, 0.02, 0.009), True), ((3.0, 1.0, 0.5, 0.2), False)])
+def test_rounds_of_federated_averaging_show_what_is_left_to_the_tolerance(left, converged):
+    ax = plots.plot_rounds(averaged(left, converged))
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), left)
+    limit = next(line.get_ydata()[0] for line in ax.lines if line.get_label() == "tolerance, 0.01")
+    assert (left[-1] <= limit) == converged == (ax.get_title(loc="left") == "Converged after 4 rounds")
+    assert said(ax).startswith("Estimated distance to the rounds' fixed point. Also judged by the distance from the")
+
+
+def test_rounds_whose_distance_is_not_known_show_the_objective():
+    fit = averaged((np.nan,) * 4, converged=True)
+    fit.rounds["objective"] = ("round", np.array([9.0, -1.0, -2.0, -2.0]))
+    ax = plots.plot_rounds(fit)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [9.0, -1.0, -2.0, -2.0])
+    assert ax.get_yscale() == "linear"
+    assert not any(line.get_label().startswith("tolerance") for line in ax.lines)
+    with pytest.raises(ValueError, match="The diagnostic `left` is NaN in every round: there is nothing to show"):
+        plots.plot_rounds(averaged((np.nan,) * 4, converged=True))
+
+
+def test_a_large_tolerance_is_not_what_the_verdict_takes():
+    fit = averaged((3.0, 1.0, 0.5, 0.2), converged=False)
+    fit.method = fedbayes.FedAvg(tolerance=0.5)
+    assert said(plots.plot_rounds(fit)).endswith("Whatever the tolerance, more than 0.1 sds to go is no convergence.")
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS.values() if method is not fedbayes.OneShot])
+def test_what_is_drawn_of_rounds_is_a_diagnostic_of_the_method(method):
+    assert set(method.progress) <= set(method.diagnostics)
+    assert method.diagnostics[method.progress[0]].unit in ("posterior sds", "shared coordinates")
+
+
+def test_rounds_of_chains_say_that_the_verdict_is_by_something_else():
+    fit = fake_fit()
+    fit.rounds["change"][2:] = np.nan
+    fit.rounds["phase"][2:] = "FALD"
+    fit.method, fit.converged = fedbayes.FALD(), False
+    ax = plots.plot_rounds(fit)
+    assert "tolerance" not in " ".join(legend(ax))
+    assert said(ax).endswith("Judged by R-hat and the bias of the chains, which come after these rounds.")
+    assert "FALD phase, 2 rounds, not drawn" in legend(ax)
 
 
 def test_influence_shows_the_largest_first_each_from_its_last_round():

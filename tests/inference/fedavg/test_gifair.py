@@ -235,6 +235,13 @@ def test_report_is_exact() -> None:
     point = fit.idata.posterior["t"].values.item()
     each = {name: dist.Normal(point, 1.0).log_prob(client["y"]).mean() for name, client in test.items()}
     np.testing.assert_allclose(report["score"], list(each.values()), rtol=1e-10)
+    spread = {name: dist.Normal(point, 1.0).log_prob(client["y"]).std(ddof=1) for name, client in test.items()}
+    errors = np.array(list(spread.values())) / np.sqrt(20)
+    np.testing.assert_allclose(report["score_error"], errors, rtol=1e-10)
+    few = np.sqrt(spread["c0"] ** 2 + spread["c1"] ** 2) / np.sqrt(20) / 2
+    np.testing.assert_allclose(report["group_error"].sel(group="few"), few, rtol=1e-10)
+    single = fb.fairness_report(fit, {"c0": {"y": test["c0"]["y"][:1]}})
+    assert np.isnan(single["score_error"].item())
     few = np.mean([each["c0"], each["c1"]])
     np.testing.assert_allclose(report["group_score"].sel(group="few"), few, rtol=1e-10)
     many = np.mean([each[name] for name in GROUPS["many"]])
