@@ -85,7 +85,8 @@ def log_factors(
         found = _integrated(locals_of(*given))
         return found.value, found.noise
 
-    return LogFactors(*in_batches(at, (theta, shifts), _AT_ONCE), jnp.zeros(len(theta)))
+    values, noise = in_batches(at, (theta, shifts), _AT_ONCE)
+    return LogFactors(values, noise, jnp.zeros(len(theta)))
 
 
 def locals_given(

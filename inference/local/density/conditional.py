@@ -46,7 +46,7 @@ class _Search(NamedTuple):
     white: Array
     value: Array
     candidates: Array
-    count: Array
+    steps: Array
 
 
 def find_conditional(
@@ -107,17 +107,17 @@ def find_conditional(
         best = jnp.argmax(values)
         better, gain = values[best] > carry.value, _TOLERANCE * (1.0 + jnp.abs(carry.value))
         position = jnp.where(better, carry.candidates[best], carry.position)
-        stalls = (carry.count > 0) & ~(values[best] > carry.value + gain)
+        stalls = (carry.steps > 0) & ~(values[best] > carry.value + gain)
         slope, white = curved(position)
         move = jnp.einsum("gij,gik,gk->gj", white, white, slope[groups])
         step = jnp.zeros_like(position).at[groups].set(move)
-        count = jnp.where(stalls, max_steps + 1, carry.count + 1)
+        steps = jnp.where(stalls, max_steps + 1, carry.steps + 1)
         candidates = position + jnp.asarray(_SCALES)[:, None] * step
-        return _Search(position, white, jnp.maximum(values[best], carry.value), candidates, count)
+        return _Search(position, white, jnp.maximum(values[best], carry.value), candidates, steps)
 
     # the start is the first candidate: one evaluation in the program serves it and all later ones
     white = jnp.broadcast_to(identity, (groups.shape[0], *identity.shape))
     candidates = jnp.broadcast_to(start, (len(_SCALES), *start.shape))
     begin = _Search(start, white, jnp.full((), -jnp.inf, start.dtype), candidates, jnp.asarray(0))
-    found = jax.lax.while_loop(lambda carry: carry.count <= max_steps, newton, begin)
+    found = jax.lax.while_loop(lambda carry: carry.steps <= max_steps, newton, begin)
     return Conditional(found.position, found.white)
