@@ -90,6 +90,17 @@ def test_ratios_are_of_cpu_seconds_with_idata(script, fit, nuts, expected) -> No
     assert script.ratios(fit, nuts) == expected
 
 
+def test_rows_that_were_not_done_in_time_have_a_line(script) -> None:
+    found = {
+        "before": {"200": {"slow": 60.0}, "30": {"data": 0.1, "before": 0.3, "peak": 1.0, "seconds": 9.0, "cpu": 8.0}}
+    }
+    assert script.rows.section(found)[-3:-1] == [
+        "| before | 30 | 0.10 | 0.30 | 1.00 | 9 | 8 |",
+        "| before | 200 |  |  |  | over 60 |  |",
+    ]
+    assert script.rows.section({}) == []
+
+
 def test_the_page_is_as_its_script_writes_it(script) -> None:
     results = json.loads((FOLDER / "hierarchies.json").read_text())
     assert script.markdown(results) == (FOLDER / "HIERARCHIES.md").read_text()
