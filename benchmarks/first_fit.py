@@ -43,10 +43,11 @@ class Clock:
             self.now["programs"] += EVENTS[event] == "xla"
 
     def time(self, name: str, call: Callable) -> object:
-        before, started = dict(self.now), time.perf_counter()
+        before, started, cpu = dict(self.now), time.perf_counter(), time.process_time()
         result = call()
         spent = {key: round(self.now[key] - before[key], 3) for key in self.now}
-        self.steps[name] = {"seconds": round(time.perf_counter() - started, 2), **spent}
+        taken = {"seconds": time.perf_counter() - started, "cpu": time.process_time() - cpu}
+        self.steps[name] = {**{key: round(value, 2) for key, value in taken.items()}, **spent}
         return result
 
 

@@ -23,6 +23,9 @@ class Example(NamedTuple):
         Makes the clients' data; called in the process that fits them.
     note
         What differs from NumPyro's program beside the clients.
+    pooled
+        Makes one program of everybody's data, and the arguments that it takes, from the clients' data; the default is
+        the product of the clients' own programs.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Example(NamedTuple):
     model: Callable[..., Any]
     clients: Callable[[], Clients]
     note: str = ""
+    pooled: Callable[[Clients], tuple[Callable[..., Any], Mapping[str, Any]]] | None = None
 
 
 def rng(name: str) -> np.random.Generator:

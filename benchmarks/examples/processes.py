@@ -19,10 +19,14 @@ from examples.example import Example
 from examples.measure import without_paths
 
 
-def fresh(script: Path, part: str, name: str, seconds: float) -> dict[str, Any]:
-    """``script --child part --only name``; what took more than so many CPU seconds is too slow."""
-    # a first call compiles; NUTS is only the measure, and may find its programs on disk
-    environment = {**os.environ, **({"JAX_ENABLE_COMPILATION_CACHE": "false"} if part == "fit" else {})}
+def fresh(script: Path, part: str, name: str, seconds: float, cold: bool | None = None) -> dict[str, Any]:
+    """``script --child part --only name``; what took more than so many CPU seconds is too slow.
+
+    ``cold`` says whether it compiles everything: by default a fit does, and NUTS, which is only the measure, may find
+    its programs on disk.
+    """
+    cold = part == "fit" if cold is None else cold
+    environment = {**os.environ, **({"JAX_ENABLE_COMPILATION_CACHE": "false"} if cold else {})}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         command = [sys.executable, str(script), "--child", part, "--only", name, "--output", str(output)]
@@ -45,6 +49,8 @@ def limit(seconds: float) -> None:
 def digest(example: Example) -> str:
     """Of the program and its data: NUTS has to run again when it changes."""
     text = inspect.getsource(getattr(example.model, "fn", example.model))
+    if example.pooled is not None:
+        text += inspect.getsource(example.pooled(example.clients())[0])
     found = hashlib.sha256(text.encode())
     for client, data in example.clients().items():
         for argument, value in data.items():

@@ -16,7 +16,7 @@ from fedbayes.runtime.compiling import jit_cheaply
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
 SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter
 NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
-HALVED = 0.1  # sd of what half of the nodes of the clients' quadrature change, up to which all nodes do little harm
+HALVED = 0.3  # sd of what half of the nodes of the clients' quadrature change, up to which all nodes do little harm
 
 _smooth = jit_cheaply(pareto_smooth)
 

@@ -1,6 +1,6 @@
 """What an algorithm sees of a client: its factor, while its data stay inside."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,9 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbayes.numerics.columns import by_columns
 from fedbayes.problem.program.program import Program
 
-AT_ONCE = 1 << 21  # points times rows that a client computes side by side: 16 MiB for each number of a row
+AT_ONCE = 1 << 21  # points, or tangents, times rows that a client computes side by side: 16 MiB for a number of a row
+
+
+def length(data: Mapping[str, Array], axis: int = 0) -> int:
+    """Rows, with those that pad them: the mask is no measure, since clients of one size have a single entry there."""
+    return max((array.shape[axis] for array in data.values() if array.ndim > axis), default=1) or 1
 
 
 @partial(
@@ -68,11 +74,14 @@ class Client:
         """
         if self.program.rows_by_rows:
             return jax.lax.map(function, points)
-        rows = max((array.shape[0] for array in self.data.values() if array.ndim), default=1)
-        at_once = max(1, AT_ONCE // max(1, rows))
-        if len(points) <= at_once:
+        if len(points) <= self._at_once:
             return jax.vmap(function)(points)
-        return jax.lax.map(function, points, batch_size=at_once)
+        return jax.lax.map(function, points, batch_size=self._at_once)
+
+    @property
+    def _at_once(self) -> int:
+        """Points, or tangents at one, that are computed side by side."""
+        return max(1, AT_ONCE // length(self.data))
 
     @property
     def num_locals(self) -> int:
@@ -86,8 +95,13 @@ class Client:
 
     @property
     def jacobian(self) -> Callable:
-        """How the gradient is differentiated, see :attr:`~fedbayes.problem.program.program.Program.jacobian`."""
-        return self.program.jacobian
+        """How the gradient is differentiated, see :attr:`~fedbayes.problem.program.program.Program.jacobian`.
+
+        Forwards it is as many columns at once as there may be points.
+        """
+        if self.program.jacobian is not jax.jacfwd:
+            return self.program.jacobian
+        return partial(by_columns, at_once=self._at_once)
 
     def with_global(self, name: str) -> "Client":
         """The client with one of its local latents as the last of its globals, see :class:`Program`."""

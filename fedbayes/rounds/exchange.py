@@ -104,6 +104,11 @@ class Collected:
         self._total = reply.total if self._total is None else jax.tree.map(jnp.add, self._total, reply.total)
         self._parts.append((places, (reply.each, reply.code, reply.info)))
 
+    def leave(self, most: int) -> None:
+        """Wait until fewer than ``most`` of the calls that reply are under way: each holds its working memory."""
+        if len(self._parts) >= most:
+            jax.block_until_ready(self._parts[-most][1])
+
     def finish(self) -> Heard:
         """All that was heard."""
         host = [

@@ -4,6 +4,7 @@ Executors differ in nothing else: the same keys, the same padded data, the same 
 executor owns the clients' private states: the loop never sees them.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fedbayes.contract.algorithm import Key, Personal, Private, Reply, Shared, State, Teams, Update
 from fedbayes.errors import usable
-from fedbayes.problem.client import Client
+from fedbayes.problem.client import Client, length
 from fedbayes.problem.problem import Problem, naming
 from fedbayes.rounds.chains import fused_block
 from fedbayes.rounds.exchange import Collected, Heard, Round, sum_of_used, sums_by_team, told
@@ -34,6 +35,8 @@ _CHUNK_ROWS_ELSEWHERE = 1 << 17
 # which is also how XLA multiplies large matrices fastest.
 _CHUNK_VALUES = {"cpu": 1 << 20}
 _CHUNK_VALUES_ELSEWHERE = 1 << 26
+# Compiled calls under way at once: JAX would begin all of them, each with its working memory, whatever there are cores.
+_UNDER_WAY = max(2, os.cpu_count() or 1)
 
 
 class Executor(ABC):
@@ -209,6 +212,7 @@ class Batched(InProcess):
             padded = np.resize(part, size)  # repeat clients to fill the chunk; the copies count for nothing
             places, real = bucket.members[padded], np.arange(size) < len(part)
             inputs = draw(self._secrets, places, order.shared, order.key)
+            heard.leave(_UNDER_WAY)
             reply, state = program(order.shared, order.personal, states, bucket.clients, padded, places, real, inputs)
             after.append((len(part), state))
             heard.add(bucket.members[part], reply)
@@ -249,7 +253,7 @@ class Batched(InProcess):
         return self._programs.kept(("batched", phase, name, self.mesh), lambda: jit_quickly(program))
 
     def _chunk_size(self, clients: Client, num_active: int) -> int:
-        members, rows = clients.mask.shape
+        members, rows = len(clients.mask), length(clients.data, axis=1)
         backend, num_globals = jax.default_backend(), self._problem.globals.size
         by_rows = _CHUNK_ROWS.get(backend, _CHUNK_ROWS_ELSEWHERE) // max(rows, 16)
         by_values = _CHUNK_VALUES.get(backend, _CHUNK_VALUES_ELSEWHERE) // max(num_globals, 1)

@@ -136,7 +136,7 @@ def variational(*, num_samples: int, num_steps: int = 8) -> Solver:
         noise = noise - jnp.mean(noise, axis=0)
         # second moments exact, and so is the bound for a Gaussian
         noise = noise @ whitener(noise.T @ noise / num_samples).T
-        gradient = jax.vmap(jax.value_and_grad(tilted.log_density))
+        gradient = partial(tilted.factor.at_many, jax.value_and_grad(tilted.log_density))
 
         def step(carry: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], None]:
             mean, curvature, white = carry

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedbayes.correction.pool import SHARE, Pool, largest_share, trusted
+from fedbayes.correction.pool import HALVED, SHARE, Pool, largest_share, trusted
 from fedbayes.correction.proposal import Law, Proposal, systematic
 
 SD, LOG_SCALE = 1.3, -2.0  # of a Normal target, known up to this scale
@@ -70,7 +70,7 @@ def test_quadrature_that_half_of_the_nodes_change_is_not_trusted() -> None:
     """By a trend along the draws; what is the same everywhere changes no weight."""
     pool = pool_from(law(1.0, 1.0))
     assert replace(pool, halved=np.full(pool.theta.shape[:2], 5.0)).weighted_noise == pytest.approx(0.0, abs=1e-12)
-    trend = 0.2 * pool.theta[..., 0] / np.sqrt(pool.moments()[1][0, 0])
+    trend = 2.0 * HALVED * pool.theta[..., 0] / np.sqrt(pool.moments()[1][0, 0])
     assert replace(pool, halved=trend).weighted_noise == pytest.approx(4.0)
     assert not replace(pool, halved=trend).reliable
 

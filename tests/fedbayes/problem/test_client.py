@@ -52,3 +52,20 @@ def test_what_is_computed_at_once_is_bounded(client) -> None:
     text = str(jax.make_jaxpr(lambda given, at: given.at_many(given.log_factor, at))(large, points))
     assert f"f64[2,{rows}]" in text or f"f64[{rows},2]" in text
     assert f"4000,{rows}" not in text
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 10, 1000])
+def test_curvature_is_computed_by_parts_where_all_columns_take_too_much(client, at_once, monkeypatch) -> None:
+    slope, point = jax.grad(client.log_factor), jnp.asarray([0.3, -0.2])
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    found = client.jacobian(slope)
+    np.testing.assert_allclose(found(point), jax.hessian(client.log_factor)(point), rtol=1e-12)
+    assert ("scan" in str(jax.make_jaxpr(found)(point))) == (at_once < 5 * len(point))
+
+
+def test_rows_are_counted_where_clients_of_one_size_need_no_mask() -> None:
+    with computing():
+        same = {name: {"x": np.ones((50, 2)), "y": np.ones(50)} for name in ("a", "b")}
+        [bucket] = make_problem(linear.model, same).buckets
+    assert bucket.clients.mask.shape == (2, 1)
+    assert module.length(bucket.clients.data, axis=1) == 50

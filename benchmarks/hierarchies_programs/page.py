@@ -1,0 +1,128 @@
+"""The page: what fits say against NUTS, and what both take, before and after a change."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pages
+from examples.example import Example
+from examples.verdicts import RULES, of_nuts, told, verdict
+
+_OPENING = """\
+# Programs with latents of each client
+
+Written by `hierarchies.py`: programs whose locals are marked by `fb.local()` (`hierarchies_programs/`), with clients of
+unequal sizes, fitted by `fedbayes.fit_federated` with its defaults. The rival is NumPyro's NUTS on one program of
+everybody's data, written as one writes it with the data in one place. The question is what a hierarchy costs.
+
+{number} programs{labels}.
+"""
+_NUMBERS = """\
+*mean* and *sd ratio* are the worst of all globals, which are named. *k-hat* and *effective draws* are those of the
+importance weights after the rounds. *programs* counts XLA compilations of the first fit with `fit.idata`.
+
+Times are seconds on the clock, and CPU seconds in brackets: other work kept the cores busy, so that the ratios are of
+CPU seconds. *first* is the first fit of a fresh process with `fit.idata`, all compilation included and no programs on
+disk; *rounds* and *check* are the part of its seconds on the clock that the rounds took, and the exchanges after them.
+*second* is a fit of the same clients with another key, in the same process. NUTS: four chains, vectorised, of 1,000
+warm-up steps and 1,000 draws, `target_accept_prob` 0.9; *first* as a user runs it, compilation included, *second* the
+same as one compiled program.
+"""
+_FOUND = (
+    *("program", "what", "clients", "locals", "rows", "verdict", "mean, sds", "sd ratio", "k-hat", "effective draws"),
+    *("rounds", "NUTS"),
+)
+_TIMES = (
+    *("program", "programs", "first", "rounds", "check", "second", "rounds", "check"),
+    *("NUTS, first", "NUTS, second", "first ratio", "second ratio"),
+)
+LABELS = ("before", "after")
+
+
+def page(results: Mapping[str, Any], programs: Mapping[str, Example], seconds: float) -> str:
+    """The page, from what is stored."""
+    known = [label for label in LABELS if any(label in each for each in results.values())]
+    counted = "; ".join(f"{label}: {_counts(results, label)}" for label in known)
+    lines = [
+        _OPENING.format(number=len(results), labels=f". {counted}" if counted else ""),
+        RULES.format(seconds=seconds),
+        _NUMBERS,
+        " ".join(sorted({result["machine"] for result in results.values()})) + "\n",
+    ]
+    for label in known:
+        mine = {name: {**each, "fit": each[label]} for name, each in results.items() if label in each}
+        lines += [f"## {label.capitalize()}", ""]
+        lines += pages.table(_FOUND, [_found(name, programs[name], each) for name, each in mine.items()])
+        lines += pages.table(_TIMES, [_times(name, each) for name, each in mine.items()])
+        if words := [f"- {name}: {words}" for name, each in mine.items() if (words := told(each["fit"]))]:
+            lines += ["What the fits say for themselves where something is not as it should be:", "", *words, ""]
+    notes = [f"- {name}: {programs[name].note}." for name in results if programs[name].note]
+    return "\n".join(lines + (["Notes:", "", *notes, ""] if notes else []))
+
+
+def ratios(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """CPU seconds of a fit over those of NUTS: of the first ones, and of the second ones."""
+    first, second = first_cpu(fit), fit.get("second", {}).get("cpu")
+    of_first, of_second = nuts.get("cpu"), nuts.get("second", {}).get("cpu")
+    return (first / of_first if first and of_first else None, second / of_second if second and of_second else None)
+
+
+def first_cpu(fit: Mapping[str, Any]) -> float | None:
+    """CPU seconds of the first fit with its ``idata``."""
+    return fit["cpu"] + fit["idata"]["cpu"] if "idata" in fit else None
+
+
+def _counts(results: Mapping[str, Any], label: str) -> str:
+    found = [each for each in results.values() if label in each]
+    counts = Counter(verdict(each[label], each["nuts"])["verdict"] for each in found)
+    return ", ".join(f"{word} {count}" for word, count in counts.most_common())
+
+
+def _found(name: str, example: Example, result: Mapping[str, Any]) -> list[str]:
+    """A line of the first table."""
+    fit, nuts, found = result["fit"], result["nuts"], verdict(result["fit"], result["nuts"])
+    rows = result["rows"]
+    return [
+        name,
+        example.source,
+        str(len(rows)),
+        f"{result['locals']:,}" if result.get("locals") else "",
+        f"{sum(rows):,} ({min(rows)} to {max(rows):,})",
+        found["verdict"],
+        f"{found['mean_error']:.2f} ({found['mean_at']})" if "mean_error" in found else "",
+        f"{found['sd_ratio']:.2f} ({found['sd_at']})" if "sd_ratio" in found else "",
+        f"{fit['weights_k_hat']:.2f}" if "weights_k_hat" in fit else "",
+        f"{fit['effective_draws']:,.0f}" if "effective_draws" in fit else "",
+        str(fit.get("rounds", "")),
+        of_nuts(nuts),
+    ]
+
+
+def _times(name: str, result: Mapping[str, Any]) -> list[str]:
+    """A line of the second table."""
+    fit, nuts = result["fit"], result["nuts"]
+    second, idata = fit.get("second", {}), fit.get("idata")
+    first = {"wall": fit["seconds"] + idata["seconds"], "cpu": first_cpu(fit)} if idata else fit
+    return [
+        name,
+        str(fit.get("programs", "")),
+        _spent(first, "wall"),
+        _seconds(fit.get("of_rounds")),
+        _seconds(fit.get("of_check")),
+        _spent(second, "seconds"),
+        _seconds(second.get("of_rounds")),
+        _seconds(second.get("of_check")),
+        _spent(nuts, "wall"),
+        _spent(nuts.get("second", {}), "wall"),
+        *("" if ratio is None else f"{ratio:.1f}" for ratio in ratios(fit, nuts)),
+    ]
+
+
+def _spent(found: Mapping[str, Any], wall: str) -> str:
+    if "slow" in found:
+        return f"over {found['slow']:.0f}"
+    return f"{found[wall]:.1f} ({found['cpu']:.1f})" if "cpu" in found and wall in found else ""
+
+
+def _seconds(found: float | None) -> str:
+    return "" if found is None else f"{found:.1f}"

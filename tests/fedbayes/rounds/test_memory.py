@@ -1,0 +1,48 @@
+"""What a round holds at once: few clients with many rows, and few calls under way."""
+
+import numpy as np
+import pytest
+
+from fedbayes.contract.algorithm import Reply
+from fedbayes.models import linear
+from fedbayes.problem.problem import make_problem
+from fedbayes.rounds import exchange, executors
+from fedbayes.rounds.exchange import Collected, Round
+from fedbayes.rounds.executors import Batched
+from fedbayes.runtime.precision import computing
+
+
+def problem_of(*sizes: int):
+    with computing():
+        clients = {f"client{k}": {"x": np.ones((size, 2)), "y": np.ones(size)} for k, size in enumerate(sizes)}
+        return make_problem(linear.model, clients)
+
+
+@pytest.mark.parametrize("sizes", [(3000, 3000, 3000), (2999, 3000, 2998)])
+def test_clients_with_many_rows_are_calls_of_their_own_whether_or_not_their_sizes_differ(sizes) -> None:
+    problem, executor = problem_of(*sizes), Batched()
+    executor._problem = problem
+    [bucket] = problem.buckets
+    assert executor._chunk_size(bucket.clients, len(sizes)) == 1
+
+
+def test_clients_with_few_rows_share_a_call() -> None:
+    problem, executor = problem_of(20, 20, 20), Batched()
+    executor._problem = problem
+    [bucket] = problem.buckets
+    assert executor._chunk_size(bucket.clients, 3) == 3
+
+
+@pytest.mark.parametrize(("most", "waited_for"), [(1, [0, 1, 2, 3]), (2, [0, 1, 2]), (9, [])])
+def test_a_call_begins_once_few_others_are_under_way(most: int, waited_for, monkeypatch) -> None:
+    waited = []
+    monkeypatch.setattr(exchange.jax, "block_until_ready", lambda part: waited.append(int(part[0][0])))
+    heard = Collected(Round(0, (), (), None, np.arange(5), ["update"] * 5), 5)
+    for place in range(5):
+        heard.leave(most)
+        heard.add(np.array([place]), Reply(total=1.0, each=np.array([place])))
+    assert waited == waited_for
+
+
+def test_at_least_two_calls_are_under_way() -> None:
+    assert executors._UNDER_WAY >= 2
