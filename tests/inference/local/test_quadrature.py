@@ -77,7 +77,7 @@ def test_skewed_locals_are_near_their_numerical_integral_and_know_how_near(log_d
     assert abs(value - expected) < error
     assert abs(value - expected) <= 3.0 * abs(halved) + 1e-6
     drawn = [float(quadrature.drawn(known, jnp.array([level]))[0]) for level in LEVELS]
-    np.testing.assert_allclose(drawn, quantiles, atol=0.03 * float(known.scale[0]))
+    np.testing.assert_allclose(drawn, quantiles, atol=0.06 * float(known.scale[0]))
 
 
 def test_what_a_spline_can_not_follow_is_told() -> None:
