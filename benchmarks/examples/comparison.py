@@ -87,7 +87,9 @@ class Comparison:
         output.write_text(json.dumps(result))
 
     def page(self, results: Mapping[str, Any]) -> str:
-        """The page, from what is stored."""
+        """The page, from what is stored; a reference alone is no row yet."""
+        waiting = [name for name in self.programs if "fit" not in results.get(name, {})]
+        results = {name: found for name, found in results.items() if "fit" in found}
         counts = Counter(verdict(each["fit"], each["nuts"])["verdict"] for each in results.values())
         summary = ", ".join(f"{word}: {count}" for word, count in counts.most_common())
         rows = [[cell.replace("|", "\\|") for cell in self._cells(name, found)] for name, found in results.items()]
@@ -95,11 +97,13 @@ class Comparison:
         notes = [f"- {name}: {self.programs[name].note}." for name in results if self.programs[name].note]
         lines = [
             self.opening.format(number=len(rows), summary=summary),
-            RULES.format(seconds=self.seconds),
+            RULES.format(limit=f"{self.seconds:.0f} CPU seconds"),
             _NUMBERS,
             " ".join(sorted({result["machine"] for result in results.values()})) + "\n",
             *pages.table((*self.named, *_COLUMNS), rows),
         ]
+        if waiting:
+            lines += [f"Not measured yet: {', '.join(waiting)}.", ""]
         if words:
             lines += ["What the fits say for themselves where something is not as it should be:", "", *words, ""]
         return "\n".join(lines + (["Notes:", "", *notes, ""] if notes else []))

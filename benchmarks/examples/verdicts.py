@@ -26,7 +26,7 @@ What is compared are the means and sds of the unconstrained globals, by the draw
 - *refused*: a `ClientDataError` or `ModelError` before work starts. *gives up*: a `FederatedError` in a round. *RAW*:
   any other error.
 - *no reference*: NUTS has not run, or not in time, or its four chains differ (R-hat above 1.05). *too slow*: the fit
-  took more than {seconds:.0f} CPU seconds.
+  took more than {limit}.
 """
 
 

@@ -45,7 +45,7 @@ def page(results: Mapping[str, Any], programs: Mapping[str, Example], seconds: f
     counted = "; ".join(f"{label}: {_counts(results, label)}" for label in known)
     lines = [
         _OPENING.format(number=len(results), labels=f". {counted}" if counted else ""),
-        RULES.format(seconds=seconds),
+        RULES.format(limit=f"{seconds:.0f} seconds, on cores that other work kept busy at the same time"),
         _NUMBERS,
         " ".join(sorted({result["machine"] for result in results.values()})) + "\n",
     ]
