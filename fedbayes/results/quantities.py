@@ -46,6 +46,8 @@ def quantities(fitted: Fitted) -> "xr.Dataset | None":
         shapes = arviz.shapes_of(fitted.problem)
         dims = arviz.site_dims(shapes[0].program, shapes[0].ones(), fitted.shown.dims)
         for name, values in arviz.global_values(shapes, pool.theta).items():
+            if values.size == 0:  # a site without entries, as slopes of no covariates
+                continue
             names += arviz.labels(name, values.shape[2:], dims[name], fitted.shown.coords)
             parts.append(summarised(values.reshape(*values.shape[:2], prod(values.shape[2:])), taken))
     whole = Summary(*map(np.concatenate, zip(*parts, strict=True)))

@@ -8,9 +8,8 @@ as reference,
     f_j(c_j + s_j x) = f_j(c_j) - x^2 / 2 + int_0^x (s_j f_j'(c_j + s_j t) + t) dt,
 
 where the integrand is interpolated by a cubic spline through the nodes: a polynomial would swing where a steep item
-response is a step. The rest is sums over a grid of ``x``: integrals,
-and draws by the inverse of the distribution function. Adaptive quadrature, as of Liu and Pierce (1994), with as many
-evaluations for a thousand locals as for one.
+response is a step. The rest is sums over a grid of ``x``: integrals, and draws by the inverse of the distribution
+function. Adaptive quadrature, as of Liu and Pierce (1994), with as many evaluations for a thousand locals as for one.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from jaxtyping import Bool, Float
 from scipy.interpolate import CubicSpline
 
 _NODES, _REACH = 15, 5.5  # of the derivative, up to so many sds of the Laplace approximation
-_END = 8.0  # of the grid; beyond the outer nodes the derivative goes on as the reference's
+_END = 8.0  # of the grid; beyond the outer nodes the derivative keeps its distance from that of the reference
 _STEP, _FINE_STEP = 0.4, 1.0 / 16.0  # of the grid for integrals, and for draws
 _NEWTON = 12  # steps to the mode, most often one or two
 _NEAR = 0.3  # sds: a step that is shorter is the last
@@ -132,7 +131,7 @@ def drawn(known: Reference, levels: Float[Array, " m"]) -> Float[Array, " m"]:
 
 
 def _nodes() -> np.ndarray:
-    """Three times as dense in the middle as at the ends."""
+    """Two and a half times as dense in the middle as at the ends."""
     even = np.linspace(-1.0, 1.0, _NODES)
     return _REACH * (even + 0.5 * even**3) / 1.5
 

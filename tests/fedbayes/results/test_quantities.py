@@ -19,6 +19,7 @@ def rates(count, y=None) -> None:
         rate = numpyro.sample("rate", dist.Gamma(0.5, 0.1))
     numpyro.deterministic("ratio", rate[0] / rate[1])
     numpyro.deterministic("rows", jnp.size(count) * 1.0)
+    numpyro.deterministic("others", rate[2:])  # without an entry, as the slopes of no covariates
     numpyro.sample("y", dist.Poisson(rate[count]), obs=y)
 
 
@@ -42,7 +43,7 @@ def fit(clients: dict) -> fb.FederatedFit:
 
 def test_errors_are_those_of_what_the_user_reads(fit: fb.FederatedFit) -> None:
     found = fit.error
-    assert found["quantity"].values.tolist()[:3] == ["rate[cold]", "rate[warm]", "ratio"]
+    assert found["quantity"].values.tolist() == ["rate[cold]", "rate[warm]", "ratio", "rows"]
     rate = fit.idata.posterior["rate"].values.reshape(-1, 2)
     own = found.isel(quantity=slice(2))
     # the draws are taken by the weights that the error is about: what is left is the error of taking them
