@@ -26,9 +26,9 @@ from scipy.interpolate import CubicSpline
 _NODES, _REACH = 15, 5.5  # of the derivative, up to so many sds of the Laplace approximation
 _END = 8.0  # of the grid; beyond the outer nodes the derivative keeps its distance from that of the reference
 _STEP, _FINE_STEP = 0.4, 1.0 / 16.0  # of the grid for integrals, and for draws
-_NEWTON = 12  # steps to the mode, most often one or two
+_NEWTON = 15  # steps to the mode, most often one or two
 _NEAR = 0.3  # sds: a step that is shorter is the last
-_LONGEST = 4.0  # sds: a step is no longer
+_LONGEST = 4.0  # sds: the first step is no longer, and each next one may be so many times as long
 _FLAT = 1e-8  # least curvature of the reference
 
 
@@ -91,7 +91,8 @@ def reference(
         step = scale * slope  # in sds; uphill where the density is not concave, too
         low = jnp.where(slope > 0.0, carry.position, carry.low)
         high = jnp.where(slope < 0.0, carry.position, carry.high)
-        position = carry.position + scale * jnp.clip(step, -_LONGEST, _LONGEST)
+        longest = _LONGEST ** (carry.steps + 1.0)
+        position = carry.position + scale * jnp.clip(step, -longest, longest)
         position = jnp.where((position < low) | (position > high), 0.5 * (low + high), position)
         far = ~jnp.all((jnp.abs(step) < _NEAR) & (second < 0.0))
         return _Search(position, scale, low, high, far, carry.steps + 1)

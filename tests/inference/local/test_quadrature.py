@@ -80,6 +80,14 @@ def test_skewed_locals_are_near_their_numerical_integral_and_know_how_near(log_d
     np.testing.assert_allclose(drawn, quantiles, atol=0.06 * float(known.scale[0]))
 
 
+@pytest.mark.parametrize("start", [-8.0, -5.0, 6.0])
+def test_modes_are_found_from_far_away(start: float) -> None:
+    """Where a scale is small a start is hundreds of sds off; steep responses and rates make a step go too far."""
+    sharp, rate = binomial(1.0, 2.0, 1e9), count(40.0, 3.0)
+    for log_density in (lambda z: -0.5 * (z / 0.01) ** 2, rate, lambda z: sharp(20.0 * z) - 0.5 * z**2):
+        assert integrated(log_density, start)[2].found
+
+
 def test_what_a_spline_can_not_follow_is_told() -> None:
     """A kink; and a density that grows for ever has no mode."""
     _, halved, _ = integrated(lambda z: -6.0 * jnp.abs(z - 0.7) - 0.5 * z**2)
