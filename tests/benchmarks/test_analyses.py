@@ -1,5 +1,6 @@
 """The models of `benchmarks/analyses.py` split without loss, and verdicts follow the rule."""
 
+import sys
 from pathlib import Path
 
 import jax
@@ -37,6 +38,12 @@ REFUSED = "missing by obs_mask"
 @pytest.fixture(scope="module")
 def script(load):
     return load("analyses")
+
+
+@pytest.fixture(scope="module")
+def verdicts(script):
+    """The judge that this script shares with others; loading it puts the folder's modules at hand."""
+    return sys.modules["examples.verdicts"]
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +103,9 @@ FIT = {
         ({"error": {"kind": "refused"}}, {}, "refused"),
     ],
 )
-def test_a_verdict_follows_the_rule(script, changed, nuts, verdict: str) -> None:
-    assert script.verdict(FIT | changed, NUTS | nuts)["verdict"] == verdict
+def test_a_verdict_follows_the_rule(verdicts, changed, nuts, verdict: str) -> None:
+    assert verdicts.verdict(FIT | changed, NUTS | nuts)["verdict"] == verdict
 
 
-def test_without_a_reference_a_usable_fit_has_no_verdict(script) -> None:
-    assert script.verdict(FIT, {"slow": 240.0})["verdict"] == "no reference"
+def test_without_a_reference_a_usable_fit_has_no_verdict(verdicts) -> None:
+    assert verdicts.verdict(FIT, {"slow": 240.0})["verdict"] == "no reference"
