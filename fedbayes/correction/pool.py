@@ -16,7 +16,7 @@ from fedbayes.runtime.compiling import jit_cheaply
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
 SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter
 NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
-HALVED = 0.3  # sd of what half of the nodes of the clients' quadrature change, up to which all nodes do little harm
+HALVED = 0.3  # sd of `Pool.halved` over the weighted draws, up to which the clients' quadrature is precise enough
 
 _smooth = jit_cheaply(pareto_smooth)
 
@@ -43,8 +43,8 @@ class Pool:
     noise
         Relative variance of the estimate of all clients' likelihood, shape ``(chain, draw)``; zero without locals.
     halved
-        How much half of the nodes of all clients' quadrature change the log-likelihood, shape ``(chain, draw)``; zero
-        without quadrature.
+        Log-likelihood of all clients by quadrature with all nodes, less that with half of them, shape ``(chain,
+        draw)``; zero without quadrature.
     recipes
         By which the clients have made the draws of each exchange; ``None``: they were sent.
     """
@@ -117,8 +117,8 @@ class Pool:
     def weighted_noise(self) -> float:
         """Relative variance of all clients' estimates, where the weights are: draws without weight do no harm.
 
-        Of quadrature: the variance of what half of its nodes change, by what is let pass; what is the same at all draws
-        changes no weight.
+        Quadrature adds the variance of ``halved`` over the weighted draws, divided by the largest that is accepted,
+        ``HALVED^2``. An error that is the same at all draws changes no weight.
         """
         some = self.weights > 0.0
         weights, halved = self.weights[some], self.halved[some]

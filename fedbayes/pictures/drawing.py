@@ -93,10 +93,10 @@ def new_rows(ax: "Axes | None", names: Sequence[str], *, width: float, around: f
     if ax is None:
         size = (width + max(0.0, inches(broken) - _USUAL), around + max(each, _LINE * lines) * len(names))
         ax = new_axes(None, size)
-    elif _SURE * ax.get_window_extent().height / ax.figure.dpi < _LINE * lines * len(
-        names
-    ):  # no room for so many lines
-        broken = beginnings(ax, names)
+    else:
+        room = _SURE * ax.get_window_extent().height / ax.figure.dpi
+        if room < _LINE * lines * len(names):
+            broken = beginnings(ax, names)
     plain(ax)
     ax.spines["left"].set_visible(False)
     ax.set_yticks(np.arange(len(names)), broken)

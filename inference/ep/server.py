@@ -81,7 +81,7 @@ def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str
     """The solvers of a fit.
 
     Where draws are much work, clients without locals begin with Laplace approximations. Where all clients have a few
-    locals, they begin with draws of them given the globals: plain ones seldom do, and would be one more program.
+    locals, they begin with nested draws: plain ones are seldom precise enough, and are one more program to compile.
     """
     work = roster.rows.sum() * num_samples * config.num_replicates
     known = make_solvers(config, num_samples)

@@ -35,7 +35,7 @@ class LogFactors(NamedTuple):
     noise
         Relative variance of each estimate ``exp(values)``; zero without locals, and by quadrature.
     halved
-        By quadrature: how much more the values are than by half as many nodes. Zero otherwise.
+        The values less those of quadrature with half as many nodes. Zero without quadrature.
     """
 
     values: Float[Array, " draw"]

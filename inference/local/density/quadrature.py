@@ -105,7 +105,7 @@ def reference(
 
 
 def log_integral(log_density: Callable[[Array], Array], known: Reference) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Log integral over all locals, and how much more it is than by every second node.
+    """Log integral over all locals, and its difference from the one that uses every second node.
 
     The difference is larger than the error: eight nodes are off by some ten times as much as fifteen, or more.
     """
