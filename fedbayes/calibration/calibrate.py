@@ -137,7 +137,7 @@ def _fitter(problem: Problem, options: Options, size: int, vectorised: bool | No
 
 def _constrained_globals(problem: Problem) -> Block:
     """The globals with their constrained shapes."""
-    program, data = problem.programs[0], dict(problem.arrays[0].arrays)
+    program, data = problem.program(problem.names[0]), dict(problem.arrays[0].arrays)
     at = np.zeros(program.globals.size), np.zeros(program.locals.size)
     values = jax.eval_shape(program.values, *at, data)
     return Block(tuple((name, tuple(values[name].shape)) for name in program.globals.names))
@@ -145,7 +145,7 @@ def _constrained_globals(problem: Problem) -> Block:
 
 def _compared(problem: Problem, globals_: Block, fits: Fits, truth: np.ndarray) -> dict[str, np.ndarray]:
     """Ranks and moments of a batch, leading axis of data sets; NaN where a fit has no posterior."""
-    program, data = problem.programs[0], dict(problem.arrays[0].arrays)
+    program, data = problem.program(problem.names[0]), dict(problem.arrays[0].arrays)
     usable = np.isfinite(fits.theta).all(axis=(1, 2))
     theta = np.zeros((*fits.theta.shape[:2], program.globals.size + program.locals.size))
     theta[usable, :, : program.globals.size] = fits.theta[usable]

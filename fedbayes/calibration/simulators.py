@@ -63,7 +63,7 @@ def prior_simulator(
     with computing(), explaining(clients):
         problem = make_problem(model, clients, local=local, dtype=dtype)
     outcomes = [_outcomes(problem, place) for place in range(len(problem.names))]
-    programs = [problem.buckets[problem.locate(place)[0]].clients.program for place in range(len(problem.names))]
+    programs = [problem.program(name) for name in problem.names]
     draws = {program: _drawing(program) for program in programs}
 
     def simulate(key: Array) -> tuple[dict[str, dict[str, Any]], dict[str, np.ndarray]]:
@@ -104,7 +104,7 @@ def _outcomes(problem: Problem, place: int) -> dict[str, str]:
     ModelError
         The program says something of data or globals that can't be drawn.
     """
-    program, mine = problem.buckets[problem.locate(place)[0]].clients.program, problem.arrays[place]
+    program, mine = problem.program(problem.names[place]), problem.arrays[place]
     write = "Write a simulator of your own, `(key) -> (clients, truth)`."
     if program.prior_terms:
         raise ModelError(

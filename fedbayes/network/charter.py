@@ -85,14 +85,15 @@ class Joined:
     ----------
     row_axes
         The axis of each site's log-probability that runs over rows; ``None`` where rows can't be padded.
-    row_arguments
-        The arguments whose leading axis does.
+    row_arguments, row_locals
+        The arguments and the locals whose leading axis does.
     independent
         See :attr:`fedbayes.problem.client.Client.independent`.
     """
 
     row_axes: dict[str, int] | None
     row_arguments: tuple[str, ...]
+    row_locals: tuple[str, ...]
     independent: bool
 
     @classmethod
@@ -102,6 +103,7 @@ class Joined:
         return cls(
             None if axes is None else {str(name): int(axis) for name, axis in axes.items()},
             tuple(map(str, told["row_arguments"])),
+            tuple(map(str, told["row_locals"])),
             bool(told["independent"]),
         )
 
@@ -186,8 +188,10 @@ def _distinct(locals_: Sequence[LocalLatents]) -> list[LocalLatents]:
 
 def _written_locals(known: LocalLatents) -> dict[str, Any]:
     shapes = [[name, list(shape)] for name, shape in known.block.shapes]
-    return {"block": shapes, "real": list(known.real), "related": list(known.related)}
+    lists = {"real": list(known.real), "related": list(known.related)}
+    return {"block": shapes, **lists, "independent": known.independent}
 
 
 def _read_locals(told: Mapping[str, Any]) -> LocalLatents:
-    return LocalLatents(read_block(told["block"]), tuple(told["real"]), tuple(told["related"]))
+    block, independent = read_block(told["block"]), bool(told["independent"])
+    return LocalLatents(block, tuple(told["real"]), tuple(told["related"]), independent)

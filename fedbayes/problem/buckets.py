@@ -12,6 +12,12 @@ from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.program.program import Program
 
 
+def own_program(program: Program, client: ClientArrays) -> Program:
+    """A bucket's program for one of its clients without padding."""
+    rows = num_rows(client, program.row_arguments) if program.row_locals else None
+    return program if rows is None else program.with_rows(rows)
+
+
 @dataclass(frozen=True)
 class Bucket:
     """Clients of one padded shape.
@@ -50,6 +56,7 @@ def make_bucket(
         padded = [client.arrays for client in group]
         mask = np.ones((len(group), 1), bool)
     else:
+        program = program.with_rows(length)
         padded = [pad(client.arrays, arguments, length) for client in group]
         counts = np.asarray([num_rows(client, arguments) for client in group])
         mask = np.arange(length) < counts[:, None]

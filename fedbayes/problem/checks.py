@@ -3,16 +3,17 @@
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.scipy.stats import norm
 from numpyro.distributions import constraints
 
 from fedbayes.errors import ClientDataError, ModelError
-from fedbayes.problem.buckets import Bucket
+from fedbayes.problem.buckets import Bucket, own_program
 from fedbayes.problem.client import Client
 from fedbayes.problem.data.padding import pad
 from fedbayes.problem.data.reading import ClientArrays
@@ -99,7 +100,8 @@ def _priors(
     """
     program = bucket.clients.program
     smallest = min(bucket.members, key=lambda member: sum(array.size for array in clients[member].arrays.values()))
-    trace, padded = last_trace(program, clients[smallest]), _unbatched(bucket)
+    own, padded = own_program(program, clients[smallest]), _unbatched(bucket)
+    trace = last_trace(own, clients[smallest])
     reshaped = any(clients[smallest].arrays[name].shape != array.shape for name, array in padded.arrays.items())
     other = last_trace(program, padded) if reshaped else trace
     if alone and not trace.prior_reads_data and trace.prior == other.prior:
@@ -109,7 +111,7 @@ def _priors(
     values = [*np.asarray(log_prior(theta, few)), *np.asarray(log_prior(theta, perturbed(few)))]
     pairs = list(zip([*bucket.members[:_MANY], *bucket.members[:_MANY]], values, strict=True))
     if reshaped:
-        pairs.append((smallest, float(jax.jit(program.log_prior)(theta, clients[smallest].arrays))))
+        pairs.append((smallest, float(jax.jit(own.log_prior)(theta, clients[smallest].arrays))))
     return pairs
 
 
@@ -266,25 +268,46 @@ def groups_are_independent(bucket: Bucket) -> bool:
     return bool(np.all(np.asarray(found(clients)) == 0.0))
 
 
-def row_axes(programs: Sequence[Program], traces: Sequence[Traced], rows: tuple[int, int]) -> dict[str, int] | None:
+class Rows(NamedTuple):
+    """What of a program runs over rows: see :class:`~fedbayes.problem.program.program.Program`."""
+
+    axes: dict[str, int]
+    locals: tuple[str, ...]
+
+
+def rows_of(programs: Sequence[Program], traces: Sequence[Traced], rows: tuple[int, int]) -> Rows | None:
     """The axis of each site's log-probability that runs over rows, from two clients with these numbers of rows.
 
-    ``None`` where the rows change more than that: latents sized by the data, or outcomes without the first few rows.
-    Processes have one log-probability for all their rows.
+    ``None`` where the rows change more than that: other latents than locals with an entry for each row, or outcomes
+    without the first few rows. Processes have one log-probability for all their rows.
     """
-    if programs[0].locals != programs[1].locals or programs[0].enumerated:
+    if programs[0].enumerated or programs[0].locals.names != programs[1].locals.names:
         return None
-    axes = {}
-    for name, small in traces[0].shapes.items():
-        large = traces[1].shapes.get(name, ())
-        moved = [axis for axis in range(len(small)) if len(large) == len(small) and small[axis] != large[axis]]
-        if len(moved) > 1 or len(large) != len(small):
+    shapes = {name: trace.shapes for name, trace in zip(("small", "large"), traces, strict=True)}
+    axes: dict[str, int] = {}
+    for name, small in shapes["small"].items():
+        axis = _moved(small, shapes["large"].get(name), rows)
+        if axis is None:
             return None
-        if moved and (small[moved[0]], large[moved[0]]) != rows:
-            return None
-        if moved:
-            axes[name] = moved[0]
-    return axes
+        axes |= {name: axis} if axis >= 0 else {}
+    sized = {
+        name: _moved(small, large, rows)
+        for (name, small), (_, large) in zip(programs[0].locals.shapes, programs[1].locals.shapes, strict=True)
+    }
+    found = tuple(name for name, axis in sized.items() if axis == 0 and name in axes)
+    if (programs[0].processes and found) or any(axis != -1 for name, axis in sized.items() if name not in found):
+        return None
+    return Rows(axes, found)
+
+
+def _moved(small: tuple[int, ...], large: tuple[int, ...] | None, rows: tuple[int, int]) -> int | None:
+    """The axis along which two shapes have these numbers of rows; -1: they are equal, ``None``: they differ more."""
+    if large is None or len(large) != len(small):
+        return None
+    moved = [axis for axis, pair in enumerate(zip(small, large, strict=True)) if pair[0] != pair[1]]
+    if not moved:
+        return -1
+    return moved[0] if len(moved) == 1 and (small[moved[0]], large[moved[0]]) == rows else None
 
 
 def padding_is_exact(
@@ -295,12 +318,19 @@ def padding_is_exact(
     data = {name: jnp.asarray(array) for name, array in client.arrays.items()}
     longer = {name: jnp.asarray(array) for name, array in pad(client.arrays, arguments, length).items()}
     mask = np.arange(length) < rows
-    size = plain.globals.size
+    size, padded = plain.globals.size, padded.with_rows(length)
     tolerance = 1e-9 if plain.dtype == jnp.float64 else 1e-4
-    points = np.random.default_rng(2).normal(size=(2, size + plain.locals.size)) * 0.3
+    points = np.random.default_rng(2).normal(size=(2, size + padded.locals.size)) * 0.3
+    mine = padded.places(rows)
+    others = np.setdiff1d(np.arange(padded.locals.size), mine)
 
     def both(x: Array) -> tuple:
-        one = jax.value_and_grad(lambda x: plain.log_factor(x[:size], x[size:], data, None))(x)
+        def of_plain(x: Array) -> Array:
+            z = x[size:]
+            padding = jnp.sum(norm.logpdf(z[others]))
+            return plain.log_factor(x[:size], z[mine], data, None) + padding
+
+        one = jax.value_and_grad(of_plain)(x)
         two = jax.value_and_grad(lambda x: padded.log_factor(x[:size], x[size:], longer, mask))(x)
         return one, two
 

@@ -13,7 +13,7 @@ from jax import Array
 
 from fedbayes.errors import ModelError
 from fedbayes.problem import checks
-from fedbayes.problem.buckets import Bucket, make_bucket
+from fedbayes.problem.buckets import Bucket, make_bucket, own_program
 from fedbayes.problem.client import Client
 from fedbayes.problem.data.padding import bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.problem.data.reading import ClientArrays, prepare_clients
@@ -60,13 +60,18 @@ class Problem:
     @property
     def roster(self) -> Roster:
         """What a server knows of these clients."""
-        num_locals = np.zeros(len(self.names), int)
         known: dict[int, LocalLatents] = {}
         for bucket in self.buckets:
-            num_locals[bucket.members] = bucket.clients.num_locals
-            found = local_latents(bucket.clients.program, shapes_of_client(bucket))
-            known |= dict.fromkeys(bucket.members.tolist(), found)
+            program = bucket.clients.program
+            found = local_latents(program, shapes_of_client(bucket))
+            known |= {
+                place: found._replace(
+                    block=own_program(program, self.arrays[place]).locals, independent=bucket.clients.independent
+                )
+                for place in bucket.members.tolist()
+            }
         locals_ = tuple(known[place] for place in range(len(self.names)))
+        num_locals = np.asarray([known.block.size for known in locals_])
         template = shapes_of_client(self.buckets[0])
         return Roster(
             self.names,
@@ -83,6 +88,26 @@ class Problem:
     def programs(self) -> tuple[Program, ...]:
         """The split programs, one for each bucket."""
         return tuple(bucket.clients.program for bucket in self.buckets)
+
+    def program(self, name: str) -> Program:
+        """The program for one client's own arguments, without padding.
+
+        Raises
+        ------
+        KeyError
+            Unknown name.
+        """
+        place = self.place(name)
+        return own_program(self.buckets[self.locate(place)[0]].clients.program, self.arrays[place])
+
+    def unpadded(self, name: str, position: np.ndarray) -> np.ndarray:
+        """Joint positions ``(..., d + m)`` of one client without the locals of padded rows."""
+        padded, own = self.buckets[self.locate(self.place(name))[0]].clients.program, self.program(name)
+        if own is padded:
+            return position
+        rows = dict(own.locals.shapes)[padded.row_locals[0]][0]
+        size = self.globals.size
+        return position[..., np.concatenate([np.arange(size), size + padded.places(rows)])]
 
     def num_rows(self) -> np.ndarray:
         """Rows of each client, shape ``(K,)``; the longest leading axis of its arrays where its rows are not known."""
@@ -301,10 +326,12 @@ def _padded_program(
 
     def find() -> Program | None:
         rows = (client.arrays[arguments[0]].shape[0], length)
-        axes = checks.row_axes([one.program for one in known], [one.trace for one in known], rows)
-        if axes is None or not (axes or known[0].program.processes):
+        found = checks.rows_of([one.program for one in known], [one.trace for one in known], rows)
+        if found is None or not (found.axes or known[0].program.processes):
             return None
-        program = replace(known[0].program, row_axes=axes, row_arguments=tuple(arguments))
+        program = replace(
+            known[0].program, row_axes=found.axes, row_arguments=tuple(arguments), row_locals=found.locals
+        )
         return program if checks.padding_is_exact(program, known[0].program, client, arguments, length) else None
 
     return _PADDED.get((*(one.program for one in known), tuple(arguments), length), find)
@@ -370,7 +397,9 @@ def prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> 
 def _with_rows(problem: Problem, options: Options) -> Problem:
     """The problem with every program's rows known; a :class:`ModelError` where a factor is no product over rows."""
     buckets = tuple(
-        bucket if bucket.clients.program.row_arguments else _rows_found(problem, bucket, options)
+        bucket
+        if bucket.clients.program.row_arguments and not bucket.clients.program.row_locals
+        else _rows_found(problem, bucket, options)
         for bucket in problem.buckets
     )
     return replace(problem, buckets=buckets)
@@ -387,7 +416,7 @@ def _rows_found(problem: Problem, bucket: Bucket, options: Options) -> Bucket:
         longer = ClientArrays(pad(first.arrays, arguments, rows + 1), first.static)
         known = [known_program(options, client, name) for client in (first, longer)]
         found = _padded_program(known, first, arguments, rows + 1)
-        if found is not None:
+        if found is not None and not found.row_locals:
             return make_bucket(found, group, list(bucket.members), arguments, rows)
     raise ModelError(
         f"The factor of client '{name}' is not a product over its rows (a latent per row, `to_event` over rows, or "

@@ -210,7 +210,7 @@ def arguments_of(fitted: Fitted, client: str) -> dict[str, Any]:
     ClientDataError
         Its data are in another process.
     """
-    program, mine = fitted.problem.client(client).program, fitted.problem.held(client)
+    program, mine = fitted.problem.program(client), fitted.problem.held(client)
     return {
         "model": program.model,
         "clients": {client: {**program.static, **mine.arrays}},

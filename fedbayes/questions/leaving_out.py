@@ -149,7 +149,7 @@ def loo_rows(fitted: Fitted) -> "xr.Dataset":
         )
     found = {}
     for name in fitted.roster.names:
-        program, own = fitted.problem.client(name).program, fitted.problem.held(name)
+        program, own = fitted.problem.program(name), fitted.problem.held(name)
         draws = latents(fitted, name, program)
         with computing():
             found[name] = Rows(log_densities_of_draws(program, draws, {**own.static, **own.arrays}))

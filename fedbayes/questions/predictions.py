@@ -141,7 +141,7 @@ def _read(
     fitted: Fitted, client: Client | None, like: str, arguments: Mapping[str, Any]
 ) -> tuple[Program, dict[str, Any], dict[str, np.ndarray]]:
     """The program, its arguments read as those of the client ``like``, and draws of the latents of ``client``."""
-    program, read = fitted.problem.client(like).program, read_arguments(fitted.problem, like, arguments)
+    program, read = fitted.problem.program(like), read_arguments(fitted.problem, like, arguments)
     check_call(program.model, read)
     return program, read, latents(fitted, client, program)
 

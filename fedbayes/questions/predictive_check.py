@@ -178,7 +178,7 @@ def _from_prior(fitted: Fitted, num: int) -> Iterator[Replicates]:
     shapes, key = arviz.shapes_of(fitted.problem), key_for(fitted.key, Purpose.PRIOR)
     values = _prior_draws(fitted, shapes, jax.random.split(key, num))
     for place, name in enumerate(fitted.roster.names):
-        program, data = fitted.problem.client(name).program, fitted.problem.held(name).arrays
+        program, data = fitted.problem.program(name), fitted.problem.held(name).arrays
         globals_ = {site: values[site] for site in program.globals.names}
         with computing():
             seen = observed_outcomes(program, data)
@@ -213,7 +213,7 @@ def _prior_draws(fitted: Fitted, shapes: Sequence[arviz.Shapes], keys: Array) ->
 def _without_missing(fitted: Fitted, found: Replicates) -> Replicates:
     """Outcomes and replicates in the rows that were observed; in their own shape where all were."""
     with computing():
-        masks = observed_rows(fitted.problem.client(found.name).program, fitted.problem.held(found.name).arrays)
+        masks = observed_rows(fitted.problem.program(found.name), fitted.problem.held(found.name).arrays)
     seen, drawn = dict(found.seen), dict(found.drawn)
     for site, mask in masks.items():
         seen[site], drawn[site] = seen[site][mask], drawn[site][:, :, mask]

@@ -72,7 +72,7 @@ def check(fitted: Fitted, num_draws: int | None = None) -> Any:
 def replicates(fitted: Fitted, num_draws: int) -> Iterator[Replicates]:
     """Each client's outcomes, and replicates of them with draws of its own posterior."""
     for place, name in enumerate(fitted.roster.names):
-        program, data = fitted.problem.client(name).program, fitted.problem.held(name).arrays
+        program, data = fitted.problem.program(name), fitted.problem.held(name).arrays
         key = key_for(fitted.key, Purpose.REPLICATES, place)
         posterior = posterior_for(fitted, name, program).posterior
         with computing():

@@ -196,7 +196,7 @@ def _is_array(value: Any) -> bool:
 
 def read_arguments(problem: Problem, like: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a prediction, read as those of the client ``like`` were; outcomes may be missing."""
-    program, known = problem.client(like).program, problem.arrays[problem.place(like)]
+    program, known = problem.program(like), problem.arrays[problem.place(like)]
     unknown = {key: array for key, value in arguments.items() if (array := _with_missing(value)) is not None}
     if unknown:
         with jax.enable_x64(True):

@@ -69,7 +69,8 @@ def check_names(problem: Problem, shown: Presentation) -> None:
     for name, given in shown.dims.items():
         if isinstance(given, str):
             raise ValueError(f"`dims['{name}']` is the text {given!r}; write a list of names, `[{given!r}]`.")
-    clients = [(bucket.clients.program, problem.arrays[bucket.members[0]].arrays) for bucket in problem.buckets]
+    first = [bucket.members[0] for bucket in problem.buckets]
+    clients = [(problem.program(problem.names[place]), problem.arrays[place].arrays) for place in first]
     with computing():
         sites = [site for program, data in clients for site in _sites(program, data, shown.dims)]
     given = {dim for dims in shown.dims.values() for dim in dims}
@@ -110,7 +111,8 @@ def labels_of_globals(problem: Problem, shown: Presentation) -> list[str]:
     """
     if not shown.coords:
         return problem.globals.labels()
-    program, data = problem.buckets[0].clients.program, problem.arrays[problem.buckets[0].members[0]].arrays
+    first = problem.buckets[0].members[0]
+    program, data = problem.program(problem.names[first]), problem.arrays[first].arrays
     with computing():
         dims = arviz.site_dims(program, data, shown.dims)
     entries = {}
@@ -169,9 +171,9 @@ def presented_client(
     attrs
         For the group.
     """
-    program, data = problem.client(name).program, problem.held(name).arrays
+    program, data = problem.program(name), problem.held(name).arrays
     with computing():
-        values = arviz.constrained(program, data, mine.draws)
+        values = arviz.constrained(program, data, problem.unpadded(name, mine.draws))
         integrated = _integrated(problem, name, values, key)
     dims = {site: [f"{site}_dim_{axis}" for axis in range(value.ndim - 2)] for site, value in integrated.items()}
     dims |= {site: list(labels) for site, labels in shown.dims.items() if site in integrated}
@@ -181,7 +183,7 @@ def presented_client(
 
 def _integrated(problem: Problem, name: str, values: Mapping[str, np.ndarray], key: Array) -> dict[str, np.ndarray]:
     """A client's draws of what the rounds have integrated out, one at each draw of its latents."""
-    program = problem.client(name).program
+    program = problem.program(name)
     if not program.integrated:
         return {}
     latents = {site: values[site] for site in (*program.globals.names, *program.locals.names)}

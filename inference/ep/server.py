@@ -81,7 +81,8 @@ def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str
     """The solvers of a fit.
 
     Where draws are much work, clients without locals begin with Laplace approximations. Where all clients have a few
-    locals, they begin with nested draws: plain ones are seldom precise enough, and are one more program to compile.
+    locals, or single ones that are independent, they begin with nested draws: plain ones are seldom precise enough, and
+    are one more program to compile.
     """
     work = roster.rows.sum() * num_samples * config.num_replicates
     known = make_solvers(config, num_samples)
@@ -90,7 +91,8 @@ def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str
     far = config.start(roster) != "mode"
     if far and work > _MUCH_WORK and not roster.num_locals.any():
         return {"laplace": solvers.laplace(), **known}
-    if np.all((roster.num_locals > 0) & (roster.num_locals < _MANY_LOCALS)):
+    single = np.asarray([known.one_by_one for known in roster.locals], bool)
+    if np.all((roster.num_locals > 0) & ((roster.num_locals < _MANY_LOCALS) | single)):
         return {name: solver for name, solver in known.items() if not name.startswith("importance")}
     return known
 
@@ -308,8 +310,9 @@ def _choose(
     if change > max(_SETTLED, ABOVE_NOISE * noise):  # early cavities are wide, and say little about the later ones
         return chosen.tolist()
     chosen = np.where(plain & ~has_locals & noisy, "importance_more", chosen)
-    chosen = np.where((np.asarray(variants) == "nested") & noisy, "nested_more", chosen)
-    return np.where(heavy & ~(plain & has_locals), "nuts", chosen).tolist()
+    nested = np.asarray(variants) == "nested"
+    chosen = np.where(nested & (noisy | heavy), "nested_more", chosen)  # a k-hat near its limit is noise, too
+    return np.where(heavy & ~(plain & has_locals) & ~nested, "nuts", chosen).tolist()
 
 
 def startable(state: ModeState) -> Array:

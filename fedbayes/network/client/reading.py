@@ -76,7 +76,7 @@ class OwnProblem:
         """What the server needs to know of the client's program."""
         program = self.bucket.clients.program
         axes = dict(program.row_axes) if program.row_arguments else None
-        return Joined(axes, program.row_arguments, self.bucket.clients.independent)
+        return Joined(axes, program.row_arguments, program.row_locals, self.bucket.clients.independent)
 
     def problem(self, roster: Roster) -> Problem:
         """A problem of all clients, of which this one alone has data."""

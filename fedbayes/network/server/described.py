@@ -147,8 +147,8 @@ def _bucket(
     program = known_program(study.options, first, names[members[0]]).program
     rows = {name: first.arrays[name].shape[0] for name in joined.row_arguments}
     if joined.row_axes is not None:
-        program = _with_rows(program, joined)
         length = seat.padded if seat.row_arguments else next(iter(rows.values()))
+        program = _with_rows(program, joined).with_rows(length)
         counts = np.asarray([arrays[place].arrays[joined.row_arguments[0]].shape[0] for place in members])
         mask = np.arange(length) < counts[:, None]
         lengths = dict.fromkeys(joined.row_arguments, length)
@@ -164,9 +164,9 @@ def _bucket(
 
 def _with_rows(program: Program, joined: Joined) -> Program:
     """The program with what the clients have found of its rows; kept, as whatever was compiled for it is."""
-    axes, arguments = dict(joined.row_axes or {}), tuple(joined.row_arguments)
-    key = (program, tuple(sorted(axes.items())), arguments)
-    return _SEATED.get(key, lambda: replace(program, row_axes=axes, row_arguments=arguments))
+    axes, known = dict(joined.row_axes or {}), (joined.row_arguments, joined.row_locals)
+    key = (program, tuple(sorted(axes.items())), known)
+    return _SEATED.get(key, lambda: replace(program, row_axes=axes, row_arguments=known[0], row_locals=known[1]))
 
 
 def _padded_shape(array: np.ndarray, length: int | None) -> tuple[int, ...]:

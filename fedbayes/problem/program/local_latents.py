@@ -29,11 +29,19 @@ class LocalLatents(NamedTuple):
         Those whose support is all real numbers, so that they are their own unconstrained values.
     related
         Those whose prior depends on other latents, global or local.
+    independent
+        Whether the entries along the first axis are independent of each other given the globals.
     """
 
     block: Block
     real: tuple[str, ...]
     related: tuple[str, ...]
+    independent: bool = False
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each single local is independent of all others given the globals."""
+        return self.independent and self.block.groups().shape[1] == 1
 
 
 _FOUND: Kept[LocalLatents] = Kept(64)

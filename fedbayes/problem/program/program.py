@@ -157,8 +157,11 @@ class Program:
     row_axes
         Axis of each site's log-probability that runs over the client's rows, for masking padded rows.
     row_arguments
-        The arguments whose leading axis runs over rows; empty where the program is not a product over rows, or all
-        clients have the same number of them.
+        The arguments whose leading axis runs over rows; empty where rows can't be padded, or all clients have the same
+        number of them.
+    row_locals
+        The locals whose leading axis runs over rows, so that padded rows have some: these are standard normal, and
+        independent of everything.
     enumerated
         Local discrete latents are summed out by funsor.
     dtype
@@ -189,6 +192,7 @@ class Program:
     enumerated: bool
     dtype: jnp.dtype
     row_arguments: tuple[str, ...] = ()
+    row_locals: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     prior_terms: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -203,6 +207,16 @@ class Program:
         Its prior then is no part of the factor, but of the prior: for a method that gives it another one.
         """
         return _with_global(self, name)
+
+    def with_rows(self, number: int) -> "Program":
+        """The program for clients with so many rows: ``row_locals`` have as many entries."""
+        return _with_rows(self, number) if self.row_locals else self
+
+    def places(self, rows: int) -> np.ndarray:
+        """Where the locals of the first ``rows`` rows are among all, shape ``(m,)``."""
+        places = self.locals.unravel(np.arange(self.locals.size))
+        cut = [place[:rows] if name in self.row_locals else place for name, place in places.items()]
+        return np.concatenate([place.ravel() for place in cut]) if cut else np.arange(0)
 
     def _params(self, theta: Array, z: Array) -> dict[str, Array]:
         return self.globals.unravel(theta.astype(self.dtype)) | self.locals.unravel(z.astype(self.dtype))
@@ -280,7 +294,14 @@ class Program:
         if self.enumerated:
             return self._log_joint_enumerated(theta, z, data) - self._prior_terms(terms)
         factor = {name: term for name, term in terms.items() if name not in (*self.prior_sites, *self.missing)}
-        return _total(self._masked(name, term, mask, row_scale) for name, term in factor.items())
+        found = _total(self._masked(name, term, mask, row_scale) for name, term in factor.items())
+        return found if mask is None else found + self._of_padding(z, mask)
+
+    def _of_padding(self, z: Array, mask: Array) -> Array:
+        """Log density of the padded rows' locals."""
+        locals_ = self.locals.unravel(z)
+        laws = {name: dist.Normal(0.0, 1.0).log_prob(locals_[name]) for name in self.row_locals}
+        return _total(jnp.where(_along(mask, law, 0), 0.0, law) for law in laws.values())
 
     def _masked(self, name: str, term: Array, mask: Array | None, row_scale: Array | None) -> Array:
         if name in self.processes and row_scale is not None:
@@ -289,7 +310,7 @@ class Program:
         if mask is None or axis is None:
             return term
         # where, not a product: 0 x NaN is NaN
-        masked = jnp.where(mask.reshape((-1,) + (1,) * (term.ndim - axis - 1)), term, 0.0)
+        masked = jnp.where(_along(mask, term, axis), term, 0.0)
         return masked if row_scale is None else row_scale * masked
 
     def _log_joint_enumerated(self, theta: Array, z: Array, data: Arrays) -> Array:
@@ -386,6 +407,19 @@ def _with_global(program: Program, name: str) -> Program:
     moved = tuple(each for each in program.locals.shapes if each[0] == name)
     rest = tuple(each for each in program.locals.shapes if each[0] != name)
     return replace(program, globals=Block(program.globals.shapes + moved), locals=Block(rest))
+
+
+@lru_cache(maxsize=256)
+def _with_rows(program: Program, number: int) -> Program:
+    shapes = {
+        name: (number, *shape[1:]) if name in program.row_locals else shape for name, shape in program.locals.shapes
+    }
+    return replace(program, locals=Block(tuple(shapes.items())))
+
+
+def _along(mask: Array, term: Array, axis: int) -> Array:
+    """The rows' mask in the shape of a term of which they are this axis."""
+    return mask.reshape((-1,) + (1,) * (term.ndim - axis - 1))
 
 
 def _total(terms: Any) -> Array:
