@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpyro.infer import init_to_uniform
 
 Clients = Mapping[str, Mapping[str, Any]]
 
@@ -26,6 +27,8 @@ class Example(NamedTuple):
     pooled
         Makes one program of everybody's data, and the arguments that it takes, from the clients' data; the default is
         the product of the clients' own programs.
+    init
+        NumPyro's strategy for where NUTS starts; the default is near zero in unconstrained space.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Example(NamedTuple):
     clients: Callable[[], Clients]
     note: str = ""
     pooled: Callable[[Clients], tuple[Callable[..., Any], Mapping[str, Any]]] | None = None
+    init: Callable[..., Any] = init_to_uniform(radius=0.3)
 
 
 def rng(name: str) -> np.random.Generator:

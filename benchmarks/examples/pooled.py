@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import MCMC, NUTS, init_to_uniform
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import initialize_model
 
 from examples.example import Example
@@ -76,7 +76,7 @@ class Pooled:
             data = [everybody]
         self.data = [arrays_of(one) for one in data]
         self.globals = global_names(self.model, self.data[0])
-        found = [self._client(number, data) for number, data in enumerate(self.data)]
+        found = [self._client(number, data, example.init) for number, data in enumerate(self.data)]
         self.potentials = [info.potential_fn for info in found]
         values = [info.param_info.z for info in found]
         shared = {name: values[0][name] for name in self.globals}
@@ -85,11 +85,11 @@ class Pooled:
             "locals": [{name: each[name] for name in each if name not in shared} for each in values],
         }
 
-    def _client(self, number: int, data: Mapping[str, Any]) -> Any:
+    def _client(self, number: int, data: Mapping[str, Any], init: Callable[..., Any]) -> Any:
         return initialize_model(
             jax.random.key(number),
             self.model,
-            init_strategy=init_to_uniform(radius=0.3),
+            init_strategy=init,
             model_kwargs=data,
             validate_grad=False,
         )
