@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 
 def in_batches(function: Callable[[Any], Any], points: Any, size: int) -> Any:
-    """``function`` of each entry along the first axis, ``size`` of them side by side, one batch after the other.
+    """``function`` of each entry along the first axis, at most ``size`` of them side by side, batch after batch.
 
-    As ``jax.lax.map`` with ``batch_size``, which compiles the function twice where a smaller batch is left: here that
-    one is filled up with copies of the last entry.
+    As ``jax.lax.map`` with ``batch_size``, which compiles the function twice where a smaller batch is left: here all
+    have one size, and the last is filled up with copies of the last entry.
 
     Parameters
     ----------
@@ -20,12 +20,13 @@ def in_batches(function: Callable[[Any], Any], points: Any, size: int) -> Any:
     points
         A pytree of arrays with the same first axis.
     size
-        Of a batch.
+        Largest of a batch.
     """
     num = jax.tree.leaves(points)[0].shape[0]
     if num <= size:
         return jax.vmap(function)(points)
     batches = -(-num // size)
+    size = -(-num // batches)
 
     def cut(leaf: jax.Array) -> jax.Array:
         filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], batches * size - num, axis=0)])

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedbayes.numerics.batches import in_batches
+
 
 def by_columns(function: Callable[..., Any], has_aux: bool = False, *, at_once: int) -> Callable[..., Any]:
     """``jax.jacfwd(function, has_aux=has_aux)`` with at most ``at_once`` columns side by side.
@@ -28,8 +30,7 @@ def by_columns(function: Callable[..., Any], has_aux: bool = False, *, at_once: 
         if point.size <= at_once:
             return jax.jacfwd(function, has_aux=has_aux)(point, *others)
         _, along, aux = jax.linearize(lambda at: pair(at, *others), point, has_aux=True)
-        parts = -(-point.size // at_once)
-        columns = jax.lax.map(along, jnp.eye(point.size, dtype=point.dtype), batch_size=-(-point.size // parts))
+        columns = in_batches(along, jnp.eye(point.size, dtype=point.dtype), at_once)
         found = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), columns)
         return (found, aux) if has_aux else found
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.columns import by_columns
 from fedbayes.problem.program.program import Program
 
@@ -74,9 +75,7 @@ class Client:
         """
         if self.program.rows_by_rows:
             return jax.lax.map(function, points)
-        if len(points) <= self._at_once:
-            return jax.vmap(function)(points)
-        return jax.lax.map(function, points, batch_size=self._at_once)
+        return in_batches(function, points, self._at_once)
 
     @property
     def _at_once(self) -> int:

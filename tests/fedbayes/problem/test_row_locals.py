@@ -10,8 +10,8 @@ import pytest
 import fedbayes as fb
 from fedbayes.errors import ModelError
 from fedbayes.problem import checks
-from fedbayes.problem.program.program import Program
 from fedbayes.problem.problem import make_problem
+from fedbayes.problem.program.program import Program
 from fedbayes.runtime.precision import computing
 
 NOISE, SPREAD, WIDTH = 0.7, 1.3, 2.0

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 import xarray as xr
 
@@ -17,6 +19,7 @@ from fedbayes.inference.ep.answer import EPAnswer, fixed_point_error
 from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress, taken_back
 from fedbayes.models import linear
 from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.problem.problem import make_problem
 
 
 @pytest.fixture(autouse=True)
@@ -210,3 +213,29 @@ def test_clients_with_locals_do_not_change_their_draws_one_by_one(nested, heavy,
     variants = ["nested"] * nested + ["importance"] * (32 - nested)
     chosen = server._choose(fb.EP(), np.ones(32, int), variants, infos)
     assert chosen.count("nested") == expected
+
+
+@pytest.mark.parametrize(("solver", "then"), [("nested", "nested_more"), ("nested_more", "nuts")])
+def test_nuts_comes_last_where_locals_are_drawn_given_the_globals(solver, then) -> None:
+    """A k-hat near its limit is noise in a few draws; the program of NUTS takes longer to compile than all others."""
+    codes = np.full((2, 4), ResultCode.OK)
+    codes[0] = ResultCode.UNRELIABLE
+    infos = {"code": codes, "change": np.full(4, 0.1), "monte_carlo_noise": np.zeros(4)}
+    assert server._choose(fb.EP(), np.ones(2, int), [solver, "nested"], infos) == [then, "nested"]
+    far = infos | {"change": np.ones(4)}
+    assert server._choose(fb.EP(), np.ones(2, int), [solver, "nested"], far) == [solver, "nested"]
+
+
+@pytest.mark.parametrize(("coupling", "first"), [(0.0, "nested"), (0.1, "importance")])
+def test_single_locals_are_drawn_given_the_globals_from_the_first_round_on_however_many_they_are(
+    coupling, first
+) -> None:
+    def model(y) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        with fb.local(), numpyro.plate("persons", len(y)):
+            z = numpyro.sample("z", dist.Normal(mu, 1.0))
+        numpyro.sample("y", dist.Normal(z + coupling * z.sum(), 1.0), obs=y)
+
+    roster = make_problem(model, {"a": {"y": np.ones(20)}, "b": {"y": np.zeros(20)}}).roster
+    assert [known.one_by_one for known in roster.locals] == [first == "nested"] * 2
+    assert next(iter(server._used_solvers(fb.EP(), roster, 256))) == first
