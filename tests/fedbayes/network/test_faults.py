@@ -21,7 +21,7 @@ from fedbayes.rounds.wire import arrays_of, encode
 
 KEY = jax.random.key(3)  # of all fits here
 ROUND = 3  # the third exchange is the first round: before it sites say hello, and read the model
-CY = 3  # an address
+ADA, CY = 1, 3  # addresses
 ANOTHER_WAY = {
     "rtol": 2e-5,
     "atol": 2e-5,
@@ -479,6 +479,25 @@ def test_what_the_server_may_ask_after_the_rounds_works_over_the_network(federat
     ours, theirs = (each.leave_one_out() for each in (fit, federation().here(correct=True)))
     np.testing.assert_allclose(ours["elpd"], theirs["elpd"], rtol=1e-9)
     assert fit.exact(num_draws=20, max_exchanges=20, progress=False).posterior["mu"].shape[1] == 20
+
+
+def persons(y):
+    """A latent for each row, so that each client has another number of them."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    with fb.local(), numpyro.plate("persons", len(y)):
+        own = numpyro.sample("own", dist.Normal(mu, 1.0))
+    numpyro.sample("y", dist.Normal(own, 0.7), obs=y)
+
+
+def test_sites_pad_a_latent_of_each_row_as_they_would_be_padded_in_one_process(federation, monkeypatch):
+    world = federation(program=persons)
+    network = with_secrets_of_one_process(world.network(), monkeypatch)
+    fit, here = world.fit(network, correct=True), federation(program=persons).here(correct=True)
+    np.testing.assert_allclose(fit.theta, here.theta, rtol=1e-9)
+    assert fit.fitted.roster.num_locals.tolist() == here.fitted.roster.num_locals.tolist() == [4, 7, 9]
+    ours, theirs = client_posterior(network.sites[CY]).posterior, here.client_posterior("cy").posterior
+    assert ours["own"].shape[2:] == theirs["own"].shape[2:] == (9,)
+    assert client_posterior(network.sites[ADA]).posterior["own"].shape[2:] == (4,)
 
 
 def test_a_fit_over_a_network_is_saved_and_says_what_it_is(federation, tmp_path):
