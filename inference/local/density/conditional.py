@@ -6,13 +6,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from fedbayes.numerics.gaussian import whitener_for
 
 _LADDER = (0.0, 0.1, 10.0)  # Levenberg-Marquardt damping of a group's curvature that is no precision
 _SCALES = (1.0, 0.3, 0.05)  # of a Newton step
 _TOLERANCE = 1e-9  # gain of a step, relative, that ends the search
+_NEWTON = 15  # steps to the modes of single locals, most often one or two
+_NEAR = 0.3  # sds: a step that is shorter is the last
+_LONGEST = 4.0  # sds: the first step is no longer, and each next one may be so many times as long
+_FLAT = 1e-8  # least curvature of a single local
 
 
 class Conditional(NamedTuple):
@@ -121,3 +125,57 @@ def find_conditional(
     begin = _Search(start, white, jnp.full((), -jnp.inf, start.dtype), candidates, jnp.asarray(0))
     found = jax.lax.while_loop(lambda carry: carry.steps <= max_steps, newton, begin)
     return Conditional(found.position, found.white)
+
+
+class _Singles(NamedTuple):
+    """Where each local is, its sd there, between which two points its mode is, and whether one is still on its way."""
+
+    position: Array
+    scale: Array
+    low: Array
+    high: Array
+    far: Array
+    steps: Array
+
+
+def find_singles(
+    log_density: Callable[[Array], Array], start: Float[Array, " m"], *, jacobian: Callable = jax.jacfwd
+) -> tuple[Float[Array, " m"], Float[Array, " m"], Bool[Array, ""]]:
+    """Modes and sds of locals that are independent of each other, and whether all were found.
+
+    By safeguarded Newton steps of each by itself, which take two derivatives of the sum of all and none of its values.
+    The modes are off by a few hundredths of an sd: near enough for a proposal.
+
+    Parameters
+    ----------
+    log_density
+        Of the locals, up to a constant, ``(m,) -> ()``, with no second derivative between two of them.
+    start
+        Where the search begins.
+    jacobian
+        How the gradient is differentiated, see :attr:`fedbayes.problem.program.program.Program.jacobian`.
+    """
+    gradient = jax.grad(log_density)
+    ones = jnp.ones_like(start)
+
+    def derivatives(position: Array) -> tuple[Array, Array]:
+        """First and second of each local's own density."""
+        if jacobian is jax.jacrev:
+            return gradient(position), jax.grad(lambda z: gradient(z) @ ones)(position)
+        return jax.jvp(gradient, (position,), (ones,))
+
+    def newton(carry: _Singles) -> _Singles:
+        slope, second = derivatives(carry.position)
+        scale = 1.0 / jnp.sqrt(jnp.maximum(jnp.abs(second), _FLAT))
+        step = scale * slope  # in sds; uphill where the density is not concave, too
+        low = jnp.where(slope > 0.0, carry.position, carry.low)
+        high = jnp.where(slope < 0.0, carry.position, carry.high)
+        longest = _LONGEST ** (carry.steps + 1.0)
+        position = carry.position + scale * jnp.clip(step, -longest, longest)
+        position = jnp.where((position < low) | (position > high), 0.5 * (low + high), position)
+        far = ~jnp.all((jnp.abs(step) < _NEAR) & (second < 0.0))
+        return _Singles(position, scale, low, high, far, carry.steps + 1)
+
+    begin = _Singles(start, ones, -jnp.inf * ones, jnp.inf * ones, jnp.array(True), jnp.asarray(0))
+    found = jax.lax.while_loop(lambda at: at.far & (at.steps < _NEWTON), newton, begin)
+    return found.position, found.scale, ~found.far

@@ -23,13 +23,11 @@ from jax import Array
 from jaxtyping import Bool, Float
 from scipy.interpolate import CubicSpline
 
+from fedbayes.inference.local.density.conditional import find_singles
+
 _NODES, _REACH = 15, 5.5  # of the derivative, up to so many sds of the Laplace approximation
 _END = 8.0  # of the grid; beyond the outer nodes the derivative keeps its distance from that of the reference
 _STEP, _FINE_STEP = 0.4, 1.0 / 16.0  # of the grid for integrals, and for draws
-_NEWTON = 15  # steps to the mode, most often one or two
-_NEAR = 0.3  # sds: a step that is shorter is the last
-_LONGEST = 4.0  # sds: the first step is no longer, and each next one may be so many times as long
-_FLAT = 1e-8  # least curvature of the reference
 
 
 class Reference(NamedTuple):
@@ -51,21 +49,10 @@ class Reference(NamedTuple):
     found: Bool[Array, ""]
 
 
-class _Search(NamedTuple):
-    """Where each local is, its sd there, between which two points its mode is, and whether one is still on its way."""
-
-    position: Array
-    scale: Array
-    low: Array
-    high: Array
-    far: Array
-    steps: Array
-
-
 def reference(
     log_density: Callable[[Array], Array], start: Float[Array, " m"], *, jacobian: Callable = jax.jacfwd
 ) -> Reference:
-    """The locals' modes by safeguarded Newton steps of each by itself, and the derivatives at the nodes around them.
+    """The locals' modes, and the derivatives at the nodes around them.
 
     Parameters
     ----------
@@ -77,31 +64,10 @@ def reference(
         How the gradient is differentiated, see :attr:`fedbayes.problem.program.program.Program.jacobian`.
     """
     gradient = jax.grad(log_density)
-    ones = jnp.ones_like(start)
-
-    def derivatives(position: Array) -> tuple[Array, Array]:
-        """First and second of each local's own density."""
-        if jacobian is jax.jacrev:
-            return gradient(position), jax.grad(lambda z: gradient(z) @ ones)(position)
-        return jax.jvp(gradient, (position,), (ones,))
-
-    def newton(carry: _Search) -> _Search:
-        slope, second = derivatives(carry.position)
-        scale = 1.0 / jnp.sqrt(jnp.maximum(jnp.abs(second), _FLAT))
-        step = scale * slope  # in sds; uphill where the density is not concave, too
-        low = jnp.where(slope > 0.0, carry.position, carry.low)
-        high = jnp.where(slope < 0.0, carry.position, carry.high)
-        longest = _LONGEST ** (carry.steps + 1.0)
-        position = carry.position + scale * jnp.clip(step, -longest, longest)
-        position = jnp.where((position < low) | (position > high), 0.5 * (low + high), position)
-        far = ~jnp.all((jnp.abs(step) < _NEAR) & (second < 0.0))
-        return _Search(position, scale, low, high, far, carry.steps + 1)
-
-    begin = _Search(start, ones, -jnp.inf * ones, jnp.inf * ones, jnp.array(True), jnp.asarray(0))
-    centre, scale, _, _, far, _ = jax.lax.while_loop(lambda at: at.far & (at.steps < _NEWTON), newton, begin)
+    centre, scale, found = find_singles(log_density, start, jacobian=jacobian)
     nodes = jnp.asarray(_nodes())
     slopes = jax.vmap(lambda x: gradient(centre + scale * x))(nodes)
-    return Reference(centre, scale, scale * slopes + nodes[:, None], ~far)
+    return Reference(centre, scale, scale * slopes + nodes[:, None], found)
 
 
 def log_integral(log_density: Callable[[Array], Array], known: Reference) -> tuple[Float[Array, ""], Float[Array, ""]]:

@@ -21,7 +21,7 @@ from jax import Array
 from jaxtyping import Float
 
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.inference.local.density.conditional import Conditional, find_conditional
+from fedbayes.inference.local.density.conditional import Conditional, find_conditional, find_singles
 from fedbayes.inference.local.density.laplace import Mode
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm
@@ -128,6 +128,9 @@ def _nested_draws(
         def log_density(local: Array) -> Array:
             return tilted.factor.log_factor(jnp.concatenate([theta, local]))
 
+        if groups.shape[1] == 1:
+            mode, scale, _ = find_singles(log_density, start, jacobian=tilted.factor.jacobian)
+            return Conditional(mode, jnp.zeros((*groups.shape, 1)).at[:, 0, 0].set(scale[groups[:, 0]]))
         return find_conditional(log_density, start, groups, max_steps=_NEWTON, jacobian=tilted.factor.jacobian)
 
     # each half of a Sobol sequence fills the space; every other point does not

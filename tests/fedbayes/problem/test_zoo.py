@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax.scipy.stats import norm
 from numpyro.handlers import scope, seed
 from numpyro.infer.util import potential_energy
 
@@ -48,22 +49,30 @@ def reference(program: zoo.Program) -> Callable:
 
 
 def evaluated(name: str) -> Iterator[tuple[np.ndarray, ...]]:
-    """Per client, at the same points: prior + factor with its gradient, plain and padded, and NumPyro's own joint."""
+    """Per client, at the same points: prior + factor with its gradient, plain and padded, and NumPyro's own joint.
+
+    Padded rows' locals, whose law is standard normal, are taken out of the padded density.
+    """
     program, problem = PROGRAMS[name], problem_of(name)
     for place, client_name in enumerate(problem.names):
-        client, arrays = problem.client(client_name), problem.arrays[place]
+        client, arrays, own = problem.client(client_name), problem.arrays[place], problem.program(client_name)
         size = client.program.globals.size
+        kept = problem.unpadded(client_name, np.arange(size + client.num_locals))
+        others = np.setdiff1d(np.arange(size + client.num_locals), kept)
 
-        def both(x, client=client, arrays=arrays, size=size):
+        def both(whole, client=client, arrays=arrays, own=own, size=size, kept=kept, others=others):
+            x = whole[kept]
             theta, z = x[:size], x[size:]
             data = {key: jnp.asarray(value) for key, value in arrays.arrays.items()}
-            params = client.program.globals.unravel(theta) | client.program.locals.unravel(z)
+            params = own.globals.unravel(theta) | own.locals.unravel(z)
             prior = lambda x: problem.prior.log_density(x[:size])  # noqa: E731
-            plain = lambda x: prior(x) + client.program.log_factor(x[:size], x[size:], data)  # noqa: E731
-            padded = lambda x: prior(x) + client.log_factor(x)  # noqa: E731
+            plain = lambda x: prior(x) + own.log_factor(x[:size], x[size:], data)  # noqa: E731
+            padding = lambda x: jnp.sum(norm.logpdf(x[others]))  # noqa: E731
+            padded = lambda x: prior(x) + client.log_factor(x) - padding(x)  # noqa: E731
             arguments = {**arrays.static, **data}
             joint = -potential_energy(reference(program), (), arguments, params, enum=program.enumerated)
-            return *jax.value_and_grad(plain)(x), *jax.value_and_grad(padded)(x), joint
+            value, gradient = jax.value_and_grad(padded)(whole)
+            return *jax.value_and_grad(plain)(x), value, gradient[kept], joint
 
         values = jax.jit(jax.vmap(both))(points(size + client.num_locals))
         yield tuple(np.asarray(value) for value in values)

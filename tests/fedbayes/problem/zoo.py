@@ -322,15 +322,13 @@ PROGRAMS = {
     "flat": Program(flat, real, ("mean",)),
     "centred": Program(centred, real, ("mu", "tau"), ("theta", "noise")),
     "non_centred": Program(non_centred, real, ("mu", "tau"), ("z",), keywords={"local": ("z",)}),
-    "effect_per_row": Program(effect_per_row, real, ("mu",), ("theta",), paddable=False, rows=(1, 3)),
+    "effect_per_row": Program(effect_per_row, real, ("mu",), ("theta",), rows=(1, 3)),
     "nested_plates": Program(nested_plates, lambda rng, n: {"y": rng.normal(size=(n, 3))}, ("tau", "beta")),
     "factor_only": Program(factor_only, real, ("mu",)),
     "loc_scale_reparam": Program(loc_scale_reparam, real, ("mu", "tau"), ("theta_decentered",)),
     "transform_reparam": Program(transform_reparam, real, ("mu",), ("theta_base",), keywords={"local": ("theta",)}),
     "unmarked": Program(unmarked, real, ("mu",), ("theta",), keywords={"local": ("theta",)}),
-    "state_space": Program(
-        state_space, real, ("decay",), ("state",), paddable=False, rows=(2, 3), keywords={"local": ("state",)}
-    ),
+    "state_space": Program(state_space, real, ("decay",), ("state",), rows=(2, 3), keywords={"local": ("state",)}),
     "autoregression": Program(autoregression, real, ("decay",)),
     "network": Program(network, regression, NETWORK),
     "mixture_member": Program(mixture_member, real, ("means", "share"), enumerated=True, paddable=False),

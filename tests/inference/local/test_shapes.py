@@ -204,6 +204,7 @@ RUNS: dict[str, Callable[[], Any]] = {
     "descent": descended,
     "batches": lambda: descent.make_batches(jnp.ones(ROWS, bool), KEY, 2, 3).at(jnp.asarray(1), 2),
     "the factor of averages": lambda: sgd.covariance_factor(jnp.asarray(ROWS), 2, 3),
+    "modes of single locals": lambda: conditional.find_singles(lambda z: -jnp.sum(z**2), jnp.ones(M)),
 }
 # each has one wrong shape, or a wrong kind of number or key
 REFUSED: dict[str, Callable[[], Any]] = {
@@ -218,6 +219,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "groups that are not whole numbers": lambda: conditional.find_conditional(
         jnp.sum, jnp.ones(M), jnp.ones((1, M)), max_steps=1
     ),
+    "single locals in a matrix": lambda: conditional.find_singles(jnp.sum, jnp.ones((1, M))),
     "a step size for each chain": lambda: draws.by_importance(
         target(), cold()._replace(step_size=jnp.ones(4)), jnp.ones(P), num_samples=N
     ),
