@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.scipy.stats import norm
 from numpyro.handlers import seed
 from numpyro.infer.util import potential_energy
 
@@ -60,13 +61,16 @@ def test_all_analyses_are_tried(script) -> None:
 def test_an_analysis_splits_without_loss(script, name: str) -> None:
     example = script.ANALYSES[name]
     problem = make_problem(example.model, dict(list(example.clients().items())[:2]))
-    client, arrays, size = problem.client(problem.names[0]), problem.arrays[0], problem.globals.size
+    name, arrays, size = problem.names[0], problem.arrays[0], problem.globals.size
+    client, own = problem.client(name), problem.program(name)
+    kept = problem.unpadded(name, np.arange(size + client.num_locals))
+    padding = np.setdiff1d(np.arange(size + client.num_locals), kept)  # standard normal
     data = arrays.static | {key: jnp.asarray(value) for key, value in arrays.arrays.items()}
 
     def both(x):
-        params = client.program.globals.unravel(x[:size]) | client.program.locals.unravel(x[size:])
+        params = own.globals.unravel(x[:size]) | own.locals.unravel(x[kept][size:])
         joint = -potential_energy(seed(example.model, 0), (), data, params)
-        return problem.prior.log_density(x[:size]) + client.log_factor(x), joint
+        return problem.prior.log_density(x[:size]) + client.log_factor(x), joint + jnp.sum(norm.logpdf(x[padding]))
 
     x = 0.3 * np.random.default_rng(5).normal(size=size + client.num_locals)
     np.testing.assert_allclose(*jax.jit(both)(x), rtol=1e-10)

@@ -46,11 +46,11 @@ def test_the_program_of_everybodys_data_is_the_product_of_the_clients(script, na
     problem, (model, data) = make_problem(example.model, clients), example.pooled(clients)
     random, size = np.random.default_rng(5), problem.globals.size
     theta, separate, own = 0.3 * random.normal(size=size), 0.0, []
-    for place, client_name in enumerate(problem.names):
-        client = problem.client(client_name)
-        z = 0.3 * random.normal(size=client.num_locals)
-        separate += client.log_factor(np.concatenate([theta, z]))
-        own.append(problem.client(problem.names[place]).program.locals.unravel(jnp.asarray(z)))
+    for client_name, arrays in zip(problem.names, problem.arrays, strict=True):
+        program = problem.program(client_name)
+        z = 0.3 * random.normal(size=program.locals.size)
+        separate += program.log_factor(theta, z, arrays.arrays)
+        own.append(program.locals.unravel(jnp.asarray(z)))
     together = problem.client(problem.names[0]).program.globals.unravel(jnp.asarray(theta))
     shapes = {site: np.shape(found["value"]) for site, found in trace(seed(model, 0)).get_trace(**data).items()}
     for site in own[0]:
