@@ -409,7 +409,7 @@ def _with_global(program: Program, name: str) -> Program:
     return replace(program, globals=Block(program.globals.shapes + moved), locals=Block(rest))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _with_rows(program: Program, number: int) -> Program:
     shapes = {
         name: (number, *shape[1:]) if name in program.row_locals else shape for name, shape in program.locals.shapes
