@@ -283,10 +283,9 @@ def rows_of(programs: Sequence[Program], traces: Sequence[Traced], rows: tuple[i
     """
     if programs[0].enumerated or programs[0].locals.names != programs[1].locals.names:
         return None
-    shapes = {name: trace.shapes for name, trace in zip(("small", "large"), traces, strict=True)}
     axes: dict[str, int] = {}
-    for name, small in shapes["small"].items():
-        axis = _moved(small, shapes["large"].get(name), rows)
+    for name, small in traces[0].shapes.items():
+        axis = _moved(small, traces[1].shapes.get(name), rows)
         if axis is None:
             return None
         axes |= {name: axis} if axis >= 0 else {}

@@ -210,7 +210,8 @@ class Program:
 
     def with_rows(self, number: int) -> "Program":
         """The program for clients with so many rows: ``row_locals`` have as many entries."""
-        return _with_rows(self, number) if self.row_locals else self
+        known = {dict(self.locals.shapes)[name][0] for name in self.row_locals}
+        return self if known <= {number} else _with_rows(self, number)
 
     def places(self, rows: int) -> np.ndarray:
         """Where the locals of the first ``rows`` rows are among all, shape ``(m,)``."""
