@@ -7,7 +7,7 @@ import numpy as np
 
 import fedbayes as fb
 from examples.measure import first_sentence
-from fedbayes.results.quantities import long_tailed
+from fedbayes.results import quantities
 
 MEAN_LIMIT, SD_LIMIT = 0.1, 0.1  # posterior sds, and the sds' ratio to NUTS's less one
 MIXED = 1.05  # R-hat of a reference
@@ -41,7 +41,7 @@ def answered(fitted: fb.FederatedFit) -> dict[str, Any]:
         found = {
             "own_mcse": np.asarray(own["mean_mcse"]).tolist(),
             "own_mcse_sd": np.asarray(own["sd_mcse"]).tolist(),
-            "long_tailed": list(long_tailed(fitted.fitted)),
+            "long_tailed": long_tailed(fitted),
             **{name: own.attrs[name] for name in ("correction", "mean_error", "sd_error", "effective_draws", "modes")},
             "weights_k_hat": own.attrs["k_hat"],
         }
@@ -52,6 +52,18 @@ def answered(fitted: fb.FederatedFit) -> dict[str, Any]:
         "conclusion": repr(fitted).rsplit("  so        ", 1)[-1],
         "why": first_sentence(fitted.trouble()),
     }
+
+
+def long_tailed(fitted: fb.FederatedFit) -> list[str]:
+    """Labels of the globals whose sd is not to be trusted by the fit's own words, which name constrained entries."""
+    told, entries, found = quantities.long_tailed(fitted.fitted), fitted.error["quantity"].values.tolist(), []
+    for site in {label.split("[")[0] for label in fitted.global_labels}:
+        named, labels = (
+            [each for each in many if each.split("[")[0] == site] for many in (entries, fitted.global_labels)
+        )
+        if len(named) == len(labels):  # not so for a simplex and its like
+            found += [label for label, entry in zip(labels, named, strict=True) if entry in told]
+    return found
 
 
 def verdict(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> dict[str, Any]:
