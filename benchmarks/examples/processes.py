@@ -43,7 +43,7 @@ def fresh(script: Path, part: str, name: str, seconds: float, cold: bool | None 
 
 def limit(seconds: float) -> None:
     """End this process after so many CPU seconds, which don't depend on what else the machine does."""
-    # at the second limit, which has to be another one, there is no signal that tells what for
+    # The first limit sends SIGXCPU, by which `fresh` knows what happened; the second, if it were the same, kills first.
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 5))
 
 

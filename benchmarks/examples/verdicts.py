@@ -22,7 +22,8 @@ What is compared are the means and sds of the unconstrained globals, by the draw
 - *flagged*: `repr(fit)` ends with "don't rely on fit.idata"; the numbers show what the draws would have said.
 - *within its error*: it can be used by its own words, it is further off than that, but within three standard errors of
   what `fit.error` states as its Monte Carlo error and NUTS's together, beside the same 0.1 and 10 percent.
-- *tail told*: the same, but for sds of which `repr(fit)` says that their tail is too long for them.
+- *tail told*: the means are within that error, and so are all sds but those of quantities of which `repr(fit)` says
+  that their tail is too long for their sd.
 - *SILENTLY WRONG*: it can be used by its own words, and it is further off than that.
 - *NUTS diverges*: the same, but NUTS has divergent transitions, so that its moments may be the wrong ones.
 - *refused*: a `ClientDataError` or `ModelError` before work starts. *gives up*: a `FederatedError` in a round. *RAW*:

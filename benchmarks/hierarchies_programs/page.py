@@ -21,12 +21,15 @@ _NUMBERS = """\
 *mean* and *sd ratio* are the worst of all globals, which are named. *k-hat* and *effective draws* are those of the
 importance weights after the rounds. *programs* counts XLA compilations of the first fit with `fit.idata`.
 
-Times are seconds on the clock, and CPU seconds in brackets: other work kept the cores busy, so that the ratios are of
-CPU seconds. *first* is the first fit of a fresh process with `fit.idata`, all compilation included and no programs on
-disk; *rounds* and *check* are the part of its seconds on the clock that the rounds took, and the exchanges after them.
-*second* is a fit of the same clients with another key, in the same process. NUTS: four chains, vectorised, of 1,000
-warm-up steps and 1,000 draws, `target_accept_prob` 0.9; *first* as a user runs it, compilation included, *second* the
-same as one compiled program.
+Times are seconds on the clock, and CPU seconds in brackets, of which the ratios are. Most fits *before* ran on cores
+that other work kept busy, which makes CPU seconds more, too. Those *after* had a core each, two at a time, and NUTS was
+measured anew beside those of logistic, slopes, meta-analysis and eight schools.
+
+*first* is the first fit of a fresh process with `fit.idata`, all compilation included and no programs on disk; *rounds*
+and *check* are the part of its seconds on the clock that the rounds took, and the exchanges after them. *second* is a
+fit of the same clients with another key, in the same process. NUTS: four chains, vectorised, of 1,000 warm-up steps and
+1,000 draws, `target_accept_prob` 0.9; *first* as a user runs it, compilation included, *second* the same as one
+compiled program.
 """
 _FOUND = (
     *("program", "what", "clients", "locals", "rows", "verdict", "mean, sds", "sd ratio", "k-hat", "effective draws"),

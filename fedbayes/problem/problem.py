@@ -71,7 +71,7 @@ class Problem:
                 for place in bucket.members.tolist()
             }
         locals_ = tuple(known[place] for place in range(len(self.names)))
-        num_locals = np.asarray([known.block.size for known in locals_])
+        num_locals = np.asarray([each.block.size for each in locals_])
         template = shapes_of_client(self.buckets[0])
         return Roster(
             self.names,

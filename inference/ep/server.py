@@ -91,8 +91,8 @@ def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str
     far = config.start(roster) != "mode"
     if far and work > _MUCH_WORK and not roster.num_locals.any():
         return {"laplace": solvers.laplace(), **known}
-    kinds = {known: known.one_by_one for known in set(roster.locals)}  # of many clients there are few
-    single = np.asarray([kinds[known] for known in roster.locals], bool)
+    kinds = {each: each.one_by_one for each in set(roster.locals)}  # of many clients there are few
+    single = np.asarray([kinds[each] for each in roster.locals], bool)
     if np.all((roster.num_locals > 0) & ((roster.num_locals < _MANY_LOCALS) | single)):
         return {name: solver for name, solver in known.items() if not name.startswith("importance")}
     return known

@@ -157,13 +157,12 @@ def _references(client: Client, theta: Array) -> Callable[[Array], quadrature.Re
         max_steps=_COLD_NEWTON,
         jacobian=client.jacobian,
     )
-    scale = jnp.zeros_like(there.mode).at[client.groups[:, 0]].set(there.white[:, 0, 0])
     if client.jacobian is jax.jacrev:
         score = jax.grad(lambda one, z: client.log_factor(jnp.concatenate([one, z])))
         cross = jax.jacrev(score, argnums=1)(median, there.mode).T
     else:
         cross = jax.jacfwd(lambda one: jax.grad(given(one))(there.mode))(median)
-    slope = scale[:, None] ** 2 * cross
+    slope = there.white[:, :, 0] ** 2 * cross
 
     def at(one: Array) -> quadrature.Reference:
         return quadrature.reference(given(one), there.mode + slope @ (one - median), jacobian=client.jacobian)

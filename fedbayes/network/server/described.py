@@ -164,9 +164,9 @@ def _bucket(
 
 def _with_rows(program: Program, joined: Joined) -> Program:
     """The program with what the clients have found of its rows; kept, as whatever was compiled for it is."""
-    axes, known = dict(joined.row_axes or {}), (joined.row_arguments, joined.row_locals)
-    key = (program, tuple(sorted(axes.items())), known)
-    return _SEATED.get(key, lambda: replace(program, row_axes=axes, row_arguments=known[0], row_locals=known[1]))
+    axes, arguments, locals_ = dict(joined.row_axes or {}), joined.row_arguments, joined.row_locals
+    key = (program, tuple(sorted(axes.items())), arguments, locals_)
+    return _SEATED.get(key, lambda: replace(program, row_axes=axes, row_arguments=arguments, row_locals=locals_))
 
 
 def _padded_shape(array: np.ndarray, length: int | None) -> tuple[int, ...]:

@@ -130,7 +130,7 @@ def _nested_draws(
 
         if groups.shape[1] == 1:
             mode, scale, _ = find_singles(log_density, start, jacobian=tilted.factor.jacobian)
-            return Conditional(mode, jnp.zeros((*groups.shape, 1)).at[:, 0, 0].set(scale[groups[:, 0]]))
+            return Conditional(mode, scale[:, None, None])
         return find_conditional(log_density, start, groups, max_steps=_NEWTON, jacobian=tilted.factor.jacobian)
 
     # each half of a Sobol sequence fills the space; every other point does not

@@ -261,8 +261,9 @@ def test_diagonal_sites_match_the_marginal_variances(one) -> None:
 
 
 @pytest.mark.slow
-def test_a_heavy_tailed_client_with_locals_goes_on_with_nested_draws() -> None:
-    """With sixteen locals that depend on each other; with fewer, or independent ones, it begins with them."""
+@pytest.mark.parametrize(("coupling", "first"), [(0.0, "nested"), (0.01, "importance")])
+def test_a_heavy_tailed_client_with_locals_goes_on_with_nested_draws(coupling, first) -> None:
+    """It begins with them where its locals are independent; sixteen that depend on each other have to be found out."""
     import numpyro
     import numpyro.distributions as dist
 
@@ -270,14 +271,15 @@ def test_a_heavy_tailed_client_with_locals_goes_on_with_nested_draws() -> None:
         scale = numpyro.sample("scale", dist.Normal(0.0, 1.0))
         with fb.local():
             theta = numpyro.sample("theta", dist.Normal(jnp.zeros(16), jnp.exp(scale)).to_event(1))
-        numpyro.sample("y", dist.Normal(theta + 0.01 * theta.mean(), 3.0), obs=y)
+        numpyro.sample("y", dist.Normal(theta + coupling * theta.mean(), 3.0), obs=y)
 
     rng = np.random.default_rng(0)
     clients = {name: {"y": sd * rng.normal(size=16)} for name, sd in (("a", 4.0), ("b", 5.0))}
-    fit = fb.fit_federated(funnel, clients, key=jax.random.key(0), correct=False, progress=False)
+    # of sixteen locals that depend on each other the check can't integrate out a funnel, and says so
+    fit = fb.fit_federated(funnel, clients, key=jax.random.key(0), correct=coupling == 0.0, progress=False)
     solvers = fit.rounds["solver"].values[fit.rounds["phase"].values == "EP"]
-    assert set(solvers[0]) == {"importance"}
-    assert float(fit.rounds["k_hat"].max()) > 0.7
+    assert set(solvers[0]) == {first}
+    assert first == "nested" or float(fit.rounds["k_hat"].max()) > 0.7
     assert set(solvers[-1]) <= {"nested", "nested_more"}
     assert "nested" in repr(fit)
     assert fit.converged
