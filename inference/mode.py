@@ -271,7 +271,7 @@ def federated_mode(
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / size)
         converged = undamped & proper & (change < min(tolerance, ERROR_LIMIT))
         if ready is not None:
-            converged = converged | ((damping <= 1.0) & (change < _NEAR) & ready(new))
+            converged = converged | ((damping <= 0.2) & (change < _NEAR) & ready(new))
         # a step to where no factor is finite is taken back and damped, as long as there is a best position
         known = jnp.isfinite(state.value)
         return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": known}
@@ -369,7 +369,7 @@ def _differences(client: Client, theta: Array, z: Array, num_samples: int) -> tu
     Steps are short beside one, the scale on which the log of a positive global matters, and beside each global's sd
     given the locals, which raw units may make far smaller.
     """
-    own = client.jacobian(jax.grad(lambda at: client.log_factor(jnp.concatenate([at, z]))))(theta)
+    own = client.jacobian(jax.grad(lambda at: client.given(at)(z)))(theta)
     steps = jnp.finfo(client.program.dtype).eps ** _POWER / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(own)), 1.0))
     size, moves = len(theta), jnp.diag(steps)
     points = jnp.concatenate([theta[None], theta + moves, theta - moves])

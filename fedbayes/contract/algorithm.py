@@ -120,6 +120,10 @@ class Update(NamedTuple):
         Whether the reply is the client's own, such as draws of its locals: over a network it never leaves the client.
     private
         Of an update for after the rounds: whether it reads what the client has kept from the last one.
+    in_turn
+        Whether a processor computes replicates one after the other, for updates that evaluate the density at hundreds
+        of points: side by side they crowd each other out of its caches, and each search goes on for as long as the
+        longest. Accelerators compute them side by side.
     """
 
     run: Callable[[Shared, Personal, Private, Client, Inputs], tuple[Reply, Private]]
@@ -127,6 +131,7 @@ class Update(NamedTuple):
     personal: Any = ()
     stays: bool = False
     private: bool = False
+    in_turn: bool = False
 
 
 def keep(updates: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:

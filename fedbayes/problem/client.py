@@ -56,6 +56,14 @@ class Client:
         size = self.program.globals.size
         return self.program.log_factor(position[:size], position[size:], self.data, self.mask)
 
+    def given(self, theta: Array) -> Callable[[Array], Array]:
+        """The log factor as a function of the locals alone, shape ``(m,)``, at the globals ``theta``, shape ``(d,)``.
+
+        What depends on the globals alone is computed once, for many values of the locals and for all steps of a search
+        among them. At joint positions it would be computed for each.
+        """
+        return lambda z: self.program.log_factor(theta, z, self.data, self.mask)
+
     def log_factor_of_rows(
         self, position: Array, rows: Array, scale: Array | float, real: Array | None = None
     ) -> Array:
@@ -68,7 +76,7 @@ class Client:
         real = jnp.ones(rows.shape, bool) if real is None else real
         return program.log_factor(position[:size], position[size:], data, real, scale)
 
-    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+    def at_many(self, function: Callable[[Any], Any], points: Any) -> Any:
         """``function`` of each row of ``points``, shape ``(n, ...)``: side by side, as many as fit into memory.
 
         One after the other where each point takes a matrix of rows by rows.

@@ -261,7 +261,9 @@ class Batched(InProcess):
         devices = 1 if self.mesh is None else self.mesh.size
         # few active clients are filled up to a power of two at most; each size compiles once
         fewer = 1 << (num_active - 1).bit_length()
-        return -(-min(size, members, fewer) // devices) * devices
+        chunks = -(-min(members, fewer) // size)
+        even = -(-min(members, fewer) // chunks)  # chunks of one size, with as few copies as that allows
+        return -(-even // devices) * devices
 
     def fuse(self, phase: int, block: int) -> Callable | None:
         """See :class:`Executor`."""

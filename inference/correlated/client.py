@@ -147,7 +147,7 @@ def _log_likelihood(
     def at(one: Array) -> Array:
         found = _others_given(moved, one)
         z = jax.vmap(lambda each: found.draw(each, moved.groups))(noise)
-        logs = jax.vmap(lambda local: moved.log_factor(jnp.concatenate([one, local])))(z)
+        logs = jax.vmap(moved.given(one))(z)
         return log_mean_exp(logs - log_noise) + found.log_spread()
 
     return Reply(each=in_batches(at, joint, 32), code=_ok()), private
@@ -155,12 +155,10 @@ def _log_likelihood(
 
 def _others_given(client: Client, joint: Array) -> Any:
     """Mode and curvature of the other locals given globals and coefficients."""
-
-    def log_density(local: Array) -> Array:
-        return client.log_factor(jnp.concatenate([joint, local]))
-
     start = cold_start(client.num_locals)
-    return find_conditional(log_density, start, jnp.asarray(client.groups), max_steps=_NEWTON, jacobian=client.jacobian)
+    return find_conditional(
+        client.given(joint), start, jnp.asarray(client.groups), max_steps=_NEWTON, jacobian=client.jacobian
+    )
 
 
 def _posterior(
@@ -184,7 +182,7 @@ def _posterior(
         one, own = draw
         found = _others_given(moved, one)
         z = found.draw(own, moved.groups)
-        return z, moved.log_factor(jnp.concatenate([one, z])) + 0.5 * jnp.sum(own**2) + found.log_spread()
+        return z, moved.given(one)(z) + 0.5 * jnp.sum(own**2) + found.log_spread()
 
     if moved.num_locals == 0:
         z, log_factor = noise, in_batches(moved.log_factor, joint, 32)

@@ -114,6 +114,7 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
         return Update(
             run=partial(local_update, solver, family, has_locals, most_noise),
             inputs=lambda key, shared, num_locals: solver.inputs(key, size + num_locals),
+            in_turn=solver.in_turn,
         )
 
     return Algorithm(

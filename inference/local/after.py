@@ -110,11 +110,13 @@ def _chained_inputs(key: Array, wanted: Wanted, num_locals: int) -> tuple[Array,
 
 AFTER: Mapping[str, Update] = {
     "cavity": Update(_cavity, no_inputs, STRUCTURE),
-    "log_likelihood": Update(partial(_log_likelihood, NUM_LOCAL), _log_likelihood_inputs, STRUCTURE),
-    "log_likelihood_finer": Update(partial(_log_likelihood, NUM_LOCAL_FINER), _log_likelihood_inputs, STRUCTURE),
-    "given": Update(partial(_given, NUM_LOCAL), _given_inputs, STRUCTURE, stays=True),
-    "given_finer": Update(partial(_given, NUM_LOCAL_FINER), _given_inputs, STRUCTURE, stays=True),
-    "resampled": Update(_resampled, _resampled_inputs, STRUCTURE, stays=True),
+    "log_likelihood": Update(partial(_log_likelihood, NUM_LOCAL), _log_likelihood_inputs, STRUCTURE, in_turn=True),
+    "log_likelihood_finer": Update(
+        partial(_log_likelihood, NUM_LOCAL_FINER), _log_likelihood_inputs, STRUCTURE, in_turn=True
+    ),
+    "given": Update(partial(_given, NUM_LOCAL), _given_inputs, STRUCTURE, stays=True, in_turn=True),
+    "given_finer": Update(partial(_given, NUM_LOCAL_FINER), _given_inputs, STRUCTURE, stays=True, in_turn=True),
+    "resampled": Update(_resampled, _resampled_inputs, STRUCTURE, stays=True, in_turn=True),
     "chained": Update(_chained, _chained_inputs, STRUCTURE, stays=True),
 }
 

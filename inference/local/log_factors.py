@@ -53,7 +53,8 @@ def log_factors(
     """``log f(theta)`` with the locals integrated out at each row of ``theta``.
 
     Locals that are independent given the globals are integrated out by
-    :mod:`~fedbayes.inference.local.density.quadrature`, unless more than the usual number of draws is asked for.
+    :mod:`~fedbayes.inference.local.density.quadrature`, with twice as many nodes where more than the usual number of
+    draws is asked for.
 
     All others are integrated out by importance sampling given each row, from their Laplace approximation and from one
     that is wider, half of the draws each, for tails that are longer than a Gaussian's. Where the locals are Gaussian
@@ -77,8 +78,8 @@ def log_factors(
     if client.num_locals == 0:
         zero = jnp.zeros(len(theta))
         return LogFactors(client.at_many(client.log_factor, theta), zero, zero)
-    if _one_by_one(client, num_local):
-        return _by_quadrature(client, theta)
+    if _one_by_one(client):
+        return _by_quadrature(client, theta, _nodes_for(num_local))
     locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -111,8 +112,8 @@ def locals_given(
     picks, levels
         Uniform random numbers.
     """
-    if _one_by_one(client, num_local):
-        at_theta = _references(client, theta)
+    if _one_by_one(client):
+        at_theta = _references(client, theta, _nodes_for(num_local))
         found: Array = in_batches(lambda row: quadrature.drawn(at_theta(row[0]), row[1]), (theta, levels), _AT_ONCE)
         return found
     locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
@@ -127,45 +128,48 @@ def locals_given(
     return found
 
 
-def _one_by_one(client: Client, num_local: int) -> bool:
+def _one_by_one(client: Client) -> bool:
     """Whether the locals are integrated out one by one."""
-    return client.groups.shape[1] == 1 and num_local <= NUM_LOCAL
+    return client.groups.shape[1] == 1
 
 
-def _by_quadrature(client: Client, theta: Array) -> LogFactors:
-    at_theta = _references(client, theta)
+def _nodes_for(num_local: int) -> int:
+    """Nodes where another client would need so many draws."""
+    return quadrature.NODES if num_local <= NUM_LOCAL else quadrature.NODES_FINER
+
+
+def _by_quadrature(client: Client, theta: Array, nodes: int) -> LogFactors:
+    at_theta = _references(client, theta, nodes)
 
     def at(one: Array) -> tuple[Array, Array, Array]:
         known = at_theta(one)
-        value, halved = quadrature.log_integral(lambda z: client.log_factor(jnp.concatenate([one, z])), known)
+        value, halved = quadrature.log_integral(client.given(one), known)
         return value, jnp.where(known.found, 0.0, _NOWHERE), halved
 
     return LogFactors(*in_batches(at, theta, _AT_ONCE))
 
 
-def _references(client: Client, theta: Array) -> Callable[[Array], quadrature.Reference]:
+def _references(client: Client, theta: Array, nodes: int) -> Callable[[Array], quadrature.Reference]:
     """``theta -> reference``, each search from the linear prediction around the draws' median."""
     median = jnp.median(theta, axis=0)
 
-    def given(one: Array) -> Callable[[Array], Array]:
-        return lambda z: client.log_factor(jnp.concatenate([one, z]))
-
     there = find_conditional(
-        given(median),
+        client.given(median),
         cold_start(client.num_locals),
         jnp.asarray(client.groups),
         max_steps=_COLD_NEWTON,
         jacobian=client.jacobian,
     )
     if client.jacobian is jax.jacrev:
-        score = jax.grad(lambda one, z: client.log_factor(jnp.concatenate([one, z])))
+        score = jax.grad(lambda one, z: client.given(one)(z))
         cross = jax.jacrev(score, argnums=1)(median, there.mode).T
     else:
-        cross = jax.jacfwd(lambda one: jax.grad(given(one))(there.mode))(median)
+        cross = jax.jacfwd(lambda one: jax.grad(client.given(one))(there.mode))(median)
     slope = there.white[:, :, 0] ** 2 * cross
 
     def at(one: Array) -> quadrature.Reference:
-        return quadrature.reference(given(one), there.mode + slope @ (one - median), jacobian=client.jacobian)
+        start = there.mode + slope @ (one - median)
+        return quadrature.reference(client.given(one), start, jacobian=client.jacobian, nodes=nodes)
 
     return at
 
@@ -214,7 +218,7 @@ def _locals(client: Client, cavity: Gaussian, theta: Array, num: int) -> Callabl
         return found.mode, lambda noise: jax.vmap(lambda n: centred.draw(n, groups))(noise), found.log_spread()
 
     def draw(one: Array, shift: Array) -> _Weighted:
-        at = lambda local: client.log_factor(jnp.concatenate([one, local]))  # noqa: E731
+        at = client.given(one)
         centre, spread, log_spread = given(one, at)
         noise = quasi_normal(shift, num)
         noise = noise * jnp.where(jnp.arange(num) < half, 1.0, wide)[:, None]

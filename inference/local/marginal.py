@@ -5,10 +5,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.inference.local.density.conditional import find_conditional
+from fedbayes.inference.local.density import quadrature
+from fedbayes.inference.local.density.conditional import find_conditional, find_singles
+from fedbayes.inference.local.density.tilted import Factor
 from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import balanced_normal, log_mean_exp, pareto_smooth
 from fedbayes.problem.client import Client
@@ -34,10 +36,11 @@ class Marginal(NamedTuple):
 
 
 def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, " m"], num_samples: int) -> Marginal:
-    """Importance sampling of ``z`` given ``theta`` from its Laplace approximation.
+    """Integrate ``z`` out given ``theta``: one by one where they are independent, else by importance sampling.
 
-    The draws are the same in every call: an optimiser needs one function, not a noisy one. They have exact second
-    moments, which makes the result exact for linear-Gaussian clients, and there are at least four for each local.
+    One by one it is :mod:`~fedbayes.inference.local.density.quadrature`. The draws are from the Laplace approximation,
+    and the same in every call: an optimiser needs one function, not a noisy one. They have exact second moments, which
+    makes the result exact for linear-Gaussian clients, and there are at least four for each local.
 
     Parameters
     ----------
@@ -48,27 +51,51 @@ def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, 
     num_samples
         Draws of the locals.
     """
-    groups, size = jnp.asarray(client.groups), theta.shape[0]
-    at = lambda local: client.log_factor(jnp.concatenate([theta, local]))  # noqa: E731
-    given = find_conditional(at, z, groups, max_steps=30, jacobian=client.jacobian)
+    if client.groups.shape[1] == 1:
+        return integrate_singles(client, theta, z)[0]
+    groups = jnp.asarray(client.groups)
+    given = find_conditional(client.given(theta), z, groups, max_steps=30, jacobian=client.jacobian)
     z = given.mode
     noise = jnp.asarray(balanced_normal(max(num_samples, 1 << (4 * z.shape[0]).bit_length()), z.shape[0]))
     locals_ = jax.vmap(lambda one: given.draw(one, groups))(noise)
-    draws = jnp.concatenate([jnp.broadcast_to(theta, (len(noise), size)), locals_], axis=1)
-    logs, scores = client.at_many(jax.value_and_grad(client.log_factor), draws)
+    # one derivative of the weighted sum, not one for each draw: what depends on the globals alone is there once
+    logs, pulled_back = jax.vjp(lambda at: client.at_many(client.given(at), locals_), theta)
     log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)
     weight, k_hat = pareto_smooth(log_weight)
     # the Laplace approximation of the locals is better than a few draws that hold all the weight
     weight = jnp.where(k_hat <= K_HAT_LIMIT, weight, 1.0 / len(noise))
     value = log_mean_exp(log_weight) + 0.5 * z.shape[0] * LOG_2PI + given.log_spread()
-    return Marginal(value, weight @ scores[:, :size], z)
+    return Marginal(value, pulled_back(weight)[0], z)
+
+
+def integrate_singles(
+    factor: Factor, theta: Float[Array, " d"], z: Float[Array, " m"]
+) -> tuple[Marginal, Bool[Array, ""]]:
+    """Locals that are independent given the globals integrated out one by one, and whether all modes were found.
+
+    The integral does not depend on where its nodes are, so that they stay while it is differentiated.
+
+    Parameters
+    ----------
+    factor
+        A client's, with such locals.
+    theta, z
+        As for :func:`integrate_locals`.
+    """
+    centre, scale, found = find_singles(factor.given(theta), z, jacobian=factor.jacobian)
+
+    def log_integral(at: Array) -> Array:
+        there = quadrature.reference_at(factor.given(at), centre, scale)
+        return quadrature.log_integral(factor.given(at), there)[0]
+
+    value, slope = jax.value_and_grad(log_integral)(theta)
+    return Marginal(value, slope, centre), found
 
 
 def profile_locals(
     client: Client, theta: Float[Array, " d"], z: Float[Array, " m"]
 ) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, " m"]]:
     """``max_z log f(theta, z)``, its slope in the globals, and the locals' mode."""
-    at = lambda local: client.log_factor(jnp.concatenate([theta, local]))  # noqa: E731
-    given = find_conditional(at, z, jnp.asarray(client.groups), max_steps=30, jacobian=client.jacobian)
-    value, slope = jax.value_and_grad(client.log_factor)(jnp.concatenate([theta, given.mode]))
-    return value, slope[: theta.shape[0]], given.mode
+    given = find_conditional(client.given(theta), z, jnp.asarray(client.groups), max_steps=30, jacobian=client.jacobian)
+    value, slope = jax.value_and_grad(lambda at: client.given(at)(given.mode))(theta)
+    return value, slope, given.mode

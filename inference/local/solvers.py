@@ -27,10 +27,14 @@ class Solver(NamedTuple):
         ``(tilted, warm, inputs) -> site``.
     inputs
         ``(key, size) -> inputs``: the random numbers that ``run`` needs in ``size`` joint dimensions.
+    in_turn
+        See :class:`~fedbayes.contract.algorithm.Update`: draws are many points at once, steps of Newton's method or of
+        a Markov chain are few.
     """
 
     run: Callable[[Tilted, Warm, Any], LocalSite]
     inputs: Callable[[Array, int], Any]
+    in_turn: bool = False
 
 
 def laplace() -> Solver:
@@ -58,7 +62,7 @@ def importance(*, num_samples: int, estimator: Estimator) -> Solver:
     def run(tilted: Tilted, warm: Warm, inputs: Float[Array, " p"]) -> LocalSite:
         return _estimated(by_importance(tilted, warm, inputs, num_samples=num_samples), tilted, estimator)
 
-    return Solver(run, importance_inputs)
+    return Solver(run, importance_inputs, in_turn=True)
 
 
 def nested(*, num_samples: int, estimator: Estimator) -> Solver:
@@ -78,7 +82,7 @@ def nested(*, num_samples: int, estimator: Estimator) -> Solver:
             return plain.run(tilted, warm, inputs)
         return nested_site(tilted, warm, inputs, num_samples=num_samples, estimator=estimator)
 
-    return Solver(run, importance_inputs)
+    return Solver(run, importance_inputs, in_turn=True)
 
 
 def nuts(*, num_samples: int, num_warmup: int, estimator: Estimator) -> Solver:
@@ -157,7 +161,7 @@ def variational(*, num_samples: int, num_steps: int = 8) -> Solver:
         site = site_of_gaussian(mean, curvature, tilted.cavity)
         return _deterministic(site, jnp.mean(log_density) + entropy, warm._replace(position=mean), mode)
 
-    return Solver(run, importance_inputs)
+    return Solver(run, importance_inputs, in_turn=True)
 
 
 def _deterministic(site: Gaussian, log_evidence: Array, warm: Warm, mode: Mode) -> LocalSite:

@@ -56,13 +56,18 @@ class Subposterior(NamedTuple):
         """Places of the locals of each independent group."""
         return self.client.groups
 
-    def at_many(self, function: Callable[[Array], Any], points: Float[Array, "draw ..."]) -> Any:
+    def at_many(self, function: Callable[[Any], Any], points: Any) -> Any:
         """See :class:`~fedbayes.problem.client.Client`."""
         return self.client.at_many(function, points)
 
     def log_factor(self, position: Float[Array, " p"]) -> Float[Array, ""]:
         """Log density at the joint position ``(theta, z)``, unnormalised."""
         return self.client.log_factor(position) + self.share * self.prior.log_density(position[: self.prior.size])
+
+    def given(self, theta: Float[Array, " d"]) -> Callable[[Array], Array]:
+        """The same as a function of the locals, at the globals."""
+        of_locals, own = self.client.given(theta), self.share * self.prior.log_density(theta)
+        return lambda z: of_locals(z) + own
 
     def alone(self) -> Tilted:
         """The subposterior as a density to be sampled, without the other clients' knowledge."""

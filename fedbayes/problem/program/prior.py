@@ -93,7 +93,11 @@ class Prior:
         """The log density: the prior as if it were one more client."""
         return self.log_density(position)
 
-    def at_many(self, function: Callable[[Array], Any], points: Array) -> Any:
+    def given(self, theta: Array) -> Callable[[Array], Array]:
+        """The log density at the globals, whatever the locals: there are none."""
+        return lambda z: self.log_density(theta)
+
+    def at_many(self, function: Callable[[Any], Any], points: Any) -> Any:
         """``function`` of each row of ``points``, side by side."""
         return jax.vmap(function)(points)
 

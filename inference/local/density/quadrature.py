@@ -25,7 +25,8 @@ from scipy.interpolate import CubicSpline
 
 from fedbayes.inference.local.density.conditional import find_singles
 
-_NODES, _REACH = 15, 5.5  # of the derivative, up to so many sds of the Laplace approximation
+NODES, NODES_FINER = 15, 29  # of the derivative; every second of the finer ones is one of the others
+_REACH = 5.5  # up to so many sds of the Laplace approximation
 _END = 8.0  # of the grid; beyond the outer nodes the derivative keeps its distance from that of the reference
 _STEP, _FINE_STEP = 0.4, 1.0 / 16.0  # of the grid for integrals, and for draws
 
@@ -50,7 +51,11 @@ class Reference(NamedTuple):
 
 
 def reference(
-    log_density: Callable[[Array], Array], start: Float[Array, " m"], *, jacobian: Callable = jax.jacfwd
+    log_density: Callable[[Array], Array],
+    start: Float[Array, " m"],
+    *,
+    jacobian: Callable = jax.jacfwd,
+    nodes: int = NODES,
 ) -> Reference:
     """The locals' modes, and the derivatives at the nodes around them.
 
@@ -62,12 +67,34 @@ def reference(
         Near the modes.
     jacobian
         How the gradient is differentiated, see :attr:`fedbayes.problem.program.program.Program.jacobian`.
+    nodes
+        Their number, odd.
     """
-    gradient = jax.grad(log_density)
     centre, scale, found = find_singles(log_density, start, jacobian=jacobian)
-    nodes = jnp.asarray(_nodes())
-    slopes = jax.vmap(lambda x: gradient(centre + scale * x))(nodes)
-    return Reference(centre, scale, scale * slopes + nodes[:, None], found)
+    return reference_at(log_density, centre, scale, nodes=nodes)._replace(found=found)
+
+
+def reference_at(
+    log_density: Callable[[Array], Array],
+    centre: Float[Array, " m"],
+    scale: Float[Array, " m"],
+    *,
+    nodes: int = NODES,
+) -> Reference:
+    """The same where the modes and sds are known, or near enough.
+
+    Parameters
+    ----------
+    log_density
+        As for :func:`reference`.
+    centre, scale
+        Modes and sds.
+    nodes
+        Their number, odd.
+    """
+    gradient, places = jax.grad(log_density), jnp.asarray(_nodes(nodes))
+    slopes = jax.vmap(lambda x: gradient(centre + scale * x))(places)
+    return Reference(centre, scale, scale * slopes + places[:, None], jnp.array(True))
 
 
 def log_integral(log_density: Callable[[Array], Array], known: Reference) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -75,7 +102,7 @@ def log_integral(log_density: Callable[[Array], Array], known: Reference) -> tup
 
     The difference is larger than the error: eight nodes are off by some ten times as much as fifteen, or more.
     """
-    grid, every, second = _matrices(_STEP)
+    grid, every, second = _matrices(_STEP, len(known.residual))
     at_centre = log_density(known.centre) + jnp.sum(jnp.log(known.scale)) + known.centre.shape[0] * np.log(_STEP)
 
     def integral(matrix: np.ndarray, residual: Array) -> Array:
@@ -87,7 +114,7 @@ def log_integral(log_density: Callable[[Array], Array], known: Reference) -> tup
 
 def drawn(known: Reference, levels: Float[Array, " m"]) -> Float[Array, " m"]:
     """The quantile of each local at its level, a uniform random number: a draw."""
-    grid, every, _ = _matrices(_FINE_STEP)
+    grid, every, _ = _matrices(_FINE_STEP, len(known.residual))
     density = jax.nn.softmax(every @ known.residual - 0.5 * grid[:, None] ** 2, axis=0)
     ends = jnp.cumsum(0.5 * (density[1:] + density[:-1]), axis=0)  # by trapezes
     level = levels * ends[-1]
@@ -97,18 +124,19 @@ def drawn(known: Reference, levels: Float[Array, " m"]) -> Float[Array, " m"]:
     return known.centre + known.scale * (-_END + _FINE_STEP * (cell + within))
 
 
-def _nodes() -> np.ndarray:
+def _nodes(number: int) -> np.ndarray:
     """Two and a half times as dense in the middle as at the ends."""
-    even = np.linspace(-1.0, 1.0, _NODES)
+    even = np.linspace(-1.0, 1.0, number)
     return _REACH * (even + 0.5 * even**3) / 1.5
 
 
 @cache
-def _matrices(step: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _matrices(step: float, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The grid, and what turns the residuals at all nodes, or every second, into their integral up to its points."""
     half = round(_END / step)
     grid = step * np.arange(-half, half + 1)
-    return grid, _integration(_nodes(), grid), _integration(_nodes()[::2], grid)
+    nodes = _nodes(number)
+    return grid, _integration(nodes, grid), _integration(nodes[::2], grid)
 
 
 def _integration(nodes: np.ndarray, grid: np.ndarray) -> np.ndarray:

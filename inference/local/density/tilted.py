@@ -38,7 +38,11 @@ class Factor(Protocol):
         """Log factor at the joint position, of ``p = d + m`` numbers."""
         ...
 
-    def at_many(self, function: Callable[[Array], Any], points: Float[Array, "draw ..."]) -> Any:
+    def given(self, theta: Float[Array, " d"]) -> Callable[[Array], Array]:
+        """The log factor as a function of the locals, ``(m,) -> ()``, at the globals."""
+        ...
+
+    def at_many(self, function: Callable[[Any], Any], points: Any) -> Any:
         """``function`` of each row of ``points``, side by side or one after the other."""
         ...
 
@@ -98,6 +102,24 @@ class Tilted(NamedTuple):
     def scores(self, position: Float[Array, "draw p"]) -> tuple[Float[Array, " draw"], Float[Array, "draw p"]]:
         """Log factor and its gradient at many positions."""
         return self.factor.at_many(jax.value_and_grad(self.factor.log_factor), position)
+
+    def scores_of_sides(
+        self, theta: Float[Array, "draw d"], sides: Float[Array, "side draw m"]
+    ) -> tuple[Float[Array, " sided"], Float[Array, "sided p"]]:
+        """The same where several locals have the same globals: one side after the other, ``sided = side * draw``.
+
+        What depends on the globals alone is computed once for all sides.
+        """
+
+        def at(point: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            score = jax.value_and_grad(lambda theta, z: self.factor.given(theta)(z), argnums=(0, 1))
+            return jax.vmap(score, (None, 0), out_axes=0)(*point)
+
+        found = self.factor.at_many(at, (theta, jnp.swapaxes(sides, 0, 1)))
+        values, (of_globals, of_locals) = jax.tree.map(
+            lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:]), found
+        )
+        return values, jnp.concatenate([of_globals, of_locals], axis=1)
 
 
 class Warm(NamedTuple):

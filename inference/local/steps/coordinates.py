@@ -96,7 +96,7 @@ def local_coordinates(client: Client, shared: Coordinates) -> LocalCoordinates:
         return LocalCoordinates(jnp.zeros(0), jnp.zeros((0, size)), jnp.zeros((0, 0)))
 
     def log_factor(u: Array, z: Array) -> Array:
-        return client.log_factor(jnp.concatenate([shared.globals_at(u), z]))
+        return client.given(shared.globals_at(u))(z)
 
     origin = jnp.zeros(size)
     mode = find_mode(lambda z: log_factor(origin, z), cold_start(num), tolerance=1e-6, jacobian=client.jacobian)

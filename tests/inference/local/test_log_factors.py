@@ -13,7 +13,7 @@ from fedbayes.inference.local.log_factors import NUM_LOCAL, locals_given, log_fa
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 
-DRAWS = 2 * NUM_LOCAL  # more than usual: not by quadrature
+DRAWS = 2 * NUM_LOCAL
 Y = np.array([1.0, 0.2, -0.5])
 FLAGS = np.array([1.0, 1.0, 1.0, 0.0, 1.0])
 THETA = np.random.default_rng(0).normal(size=(64, 2)) * np.array([1.0, 0.7])
@@ -25,18 +25,21 @@ def _float64():
         yield
 
 
-def gaussian_locals(y) -> None:
+def of_two() -> jax.Array:
+    """A level of N(mu, tau), as the sum of two locals: one alone would be integrated by quadrature, without draws."""
     mu, log_tau = numpyro.sample("mu", dist.Normal(0.0, 2.0)), numpyro.sample("log_tau", dist.Normal(0.0, 1.0))
     with fb.local():
-        z = numpyro.sample("z", dist.Normal(mu, jnp.exp(log_tau)))
-    numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+        one = numpyro.sample("one", dist.Normal(mu, jnp.exp(log_tau) * jnp.sqrt(0.5)))
+        other = numpyro.sample("other", dist.Normal(0.0, jnp.exp(log_tau) * jnp.sqrt(0.5)))
+    return one + other
+
+
+def gaussian_locals(y) -> None:
+    numpyro.sample("y", dist.Normal(of_two(), 1.0), obs=y)
 
 
 def binary_locals(y) -> None:
-    mu, log_tau = numpyro.sample("mu", dist.Normal(0.0, 2.0)), numpyro.sample("log_tau", dist.Normal(0.0, 1.0))
-    with fb.local():
-        z = numpyro.sample("z", dist.Normal(mu, jnp.exp(log_tau)))
-    numpyro.sample("y", dist.Bernoulli(logits=z), obs=y)
+    numpyro.sample("y", dist.Bernoulli(logits=of_two()), obs=y)
 
 
 def client_of(model, y: np.ndarray):
@@ -47,7 +50,7 @@ CAVITY = Gaussian(jnp.zeros(2), jnp.eye(2), jnp.zeros(()))
 
 
 def test_gaussian_locals_are_integrated_exactly() -> None:
-    found = log_factors(client_of(gaussian_locals, Y), CAVITY, jnp.asarray(THETA), jnp.array([0.3]), DRAWS)
+    found = log_factors(client_of(gaussian_locals, Y), CAVITY, jnp.asarray(THETA), jnp.array([0.3, 0.8]), DRAWS)
     mu, tau = THETA[:, 0], np.exp(THETA[:, 1])
     covariance = np.eye(3) + tau[:, None, None] ** 2 * np.ones((3, 3))
     gap = Y - mu[:, None]
@@ -68,7 +71,7 @@ def by_quadrature(mu: np.ndarray, tau: np.ndarray) -> np.ndarray:
 def test_estimates_are_unbiased_and_their_noise_is_known() -> None:
     """The mean of many estimates against quadrature, and their spread against what is reported of it."""
     client, theta = client_of(binary_locals, FLAGS), jnp.asarray(THETA[:8])
-    shifts = jax.random.uniform(jax.random.key(0), (320, 1), dtype=jnp.float64)
+    shifts = jax.random.uniform(jax.random.key(0), (320, 2), dtype=jnp.float64)
     found = jax.jit(jax.vmap(lambda shift: log_factors(client, CAVITY, theta, shift, DRAWS)))(shifts)
     ratio = np.exp(np.asarray(found.values) - by_quadrature(THETA[:8, 0], np.exp(THETA[:8, 1])))
     error = ratio.std(axis=0, ddof=1) / np.sqrt(len(ratio))
@@ -83,8 +86,8 @@ def test_locals_are_those_of_their_law_given_the_globals() -> None:
     client, num = client_of(gaussian_locals, Y), 6400
     theta = jnp.broadcast_to(jnp.array([0.4, -0.2]), (num, 2))
     picks = jax.random.uniform(jax.random.key(1), (num,), dtype=jnp.float64)
-    levels = jnp.zeros((num, 1))  # for quadrature alone
-    z = np.asarray(locals_given(client, CAVITY, theta, jnp.array([0.1]), picks, levels, DRAWS))[:, 0]
+    levels = jnp.zeros((num, 2))  # for quadrature alone
+    z = np.asarray(locals_given(client, CAVITY, theta, jnp.array([0.1, 0.6]), picks, levels, DRAWS)).sum(axis=1)
     precision = 3.0 + np.exp(0.4)
     mean, sd = (Y.sum() + 0.4 * np.exp(0.4)) / precision, 1.0 / np.sqrt(precision)
     assert abs(z.mean() - mean) < 5.0 * sd / np.sqrt(num)

@@ -174,6 +174,10 @@ RUNS: dict[str, Callable[[], Any]] = {
     "the update for NUTS": lambda: ask("chained", wanted()),
     "updates made of others": asked_later,
     "locals integrated out": lambda: marginal.integrate_locals(client(), jnp.ones(D), jnp.ones(M), N),
+    "single locals integrated out": lambda: marginal.integrate_singles(client(), jnp.ones(D), jnp.ones(M)),
+    "a subposterior given the globals": lambda: Subposterior(client(), problem(grouped).prior, jnp.ones(())).given(
+        jnp.ones(D)
+    )(jnp.ones(M)),
     "locals at their mode": lambda: marginal.profile_locals(client(), jnp.ones(D), jnp.ones(M)),
     "laplace": lambda: solve(solvers.laplace(), guessed()),
     "importance": lambda: solve(solvers.importance(num_samples=N, estimator=regression), target()),
@@ -213,6 +217,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "too few picks": lambda: log_factors.locals_given(
         client(), cavity(), *many()[:2], jnp.ones(N - 1), jnp.ones((N, M))
     ),
+    "single locals beside many globals": lambda: marginal.integrate_singles(client(), jnp.ones((N, D)), jnp.ones(M)),
     "locals in a matrix": lambda: marginal.integrate_locals(client(), jnp.ones(D), jnp.ones((1, M)), N),
     "many globals at once": lambda: marginal.profile_locals(client(), jnp.ones((N, D)), jnp.ones(M)),
     "a start that is a number": lambda: laplace.find_mode(jnp.sum, jnp.ones(())),
@@ -273,7 +278,7 @@ def test_all_shapes_are_those_of_the_signatures_and_every_public_function_is_cal
     for run in RUNS.values():
         jax.eval_shape(run)
     public = {name for module in MODULES for name, _ in shapes.members(module)}
-    protocol = {f"tilted.Factor.{name}" for name in ("log_factor", "at_many")}  # they are the client's own
+    protocol = {f"tilted.Factor.{name}" for name in ("log_factor", "given", "at_many")}  # they are the client's own
     assert called == public - protocol
 
 
