@@ -82,7 +82,8 @@ class ModeState(NamedTuple):
 
 
 Ready = Callable[[ModeState], Array]
-_NEAR = 3.0  # length of a step, damped by half at most, in posterior sds, from which another method may take over
+# Length of a step, in posterior sds, and its damping, from which another method may take over.
+_NEAR, _HARDLY_DAMPED = 3.0, 0.2
 
 
 _POWER = 0.2  # of the precision: a step of central differences, 7e-4 in float64 and 0.04 in float32
@@ -271,7 +272,7 @@ def federated_mode(
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / size)
         converged = undamped & proper & (change < min(tolerance, ERROR_LIMIT))
         if ready is not None:
-            converged = converged | ((damping <= 0.2) & (change < _NEAR) & ready(new))
+            converged = converged | ((damping <= _HARDLY_DAMPED) & (change < _NEAR) & ready(new))
         # a step to where no factor is finite is taken back and damped, as long as there is a best position
         known = jnp.isfinite(state.value)
         return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": known}

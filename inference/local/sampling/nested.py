@@ -11,6 +11,9 @@ draw of the globals has two opposite draws of the locals. The Gaussian of the gl
 the site: first with equal weights, by which ``Lambda`` becomes minus the mean Hessian of the log marginal under
 ``q`` (the variational fixed point of Opper and Archambeau 2009), last with the importance weights. Half of the last
 draws are twice as wide: that fixed point is too narrow for the long tail of a log scale.
+
+Several single locals that are independent given the globals are not drawn: they are integrated out at each draw of the
+globals, whose weights then do not vary with the number of locals.
 """
 
 from typing import Any, NamedTuple
@@ -74,7 +77,7 @@ def nested_site(
     shift
         Of the quasi-random sequence.
     num_samples
-        Draws of the globals, a power of two; there are twice as many of the locals.
+        Draws of the globals, a power of two; where locals are drawn, there are twice as many of them.
     estimator
         Turns the draws into a site.
     """
