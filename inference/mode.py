@@ -20,8 +20,8 @@ from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic, Gaussia
 from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
+from fedbayes.inference.local.density.marginal import Marginal, integrate_locals
 from fedbayes.inference.local.density.tilted import cold_start
-from fedbayes.inference.local.marginal import Marginal, integrate_locals
 from fedbayes.inference.own_site import EVERYBODY, NEVER, Counted, Everybody, OwnSite, own_cavity, told_everybody
 from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import Gaussian, eigenvectors, packed, symmetrised, unpacked, where, whitener
@@ -348,7 +348,7 @@ def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple
     """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``, and the locals' mode.
 
     Locals are integrated out by importance sampling of ``z`` given ``theta``
-    (:func:`~fedbayes.inference.local.marginal.integrate_locals`). The slope follows by Fisher's identity,
+    (:func:`~fedbayes.inference.local.density.marginal.integrate_locals`). The slope follows by Fisher's identity,
     ``E[d log f / d theta]``, and the curvature by central differences of it. Louis' identity would need no differences,
     but ``Cov(d log f / d theta)`` holds fourth moments of the locals where they are centred: 64 draws, whose second
     moments are exact, were wrong by a factor of ten on eight schools.

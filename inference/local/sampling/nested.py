@@ -26,9 +26,9 @@ from jaxtyping import Float
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density.conditional import Conditional, find_conditional, find_singles
 from fedbayes.inference.local.density.laplace import Mode
+from fedbayes.inference.local.density.marginal import integrate_singles
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm
-from fedbayes.inference.local.marginal import integrate_singles
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal
 

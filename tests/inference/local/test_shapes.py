@@ -18,8 +18,8 @@ from jaxtyping import TypeCheckError
 
 import fedbayes as fb
 from fedbayes.contract.locals_from import Wanted
-from fedbayes.inference.local import after, log_factors, marginal, solvers, subposterior
-from fedbayes.inference.local.density import conditional, laplace, moments, tilted
+from fedbayes.inference.local import after, log_factors, solvers, subposterior
+from fedbayes.inference.local.density import conditional, laplace, marginal, moments, tilted
 from fedbayes.inference.local.density.moments import SiteError, TiltedDraws
 from fedbayes.inference.local.density.tilted import Tilted, Warm
 from fedbayes.inference.local.sampling import draws, nested, nuts, resampling
@@ -31,8 +31,8 @@ from fedbayes.problem.client import Client
 from fedbayes.problem.problem import make_problem
 
 MODULES = [
-    *(after, log_factors, marginal, solvers, subposterior),
-    *(conditional, laplace, moments, tilted),
+    *(after, log_factors, solvers, subposterior),
+    *(conditional, laplace, marginal, moments, tilted),
     *(draws, nested, nuts, resampling),
     *(coordinates, descent, energy, sgd),
 ]
