@@ -20,7 +20,7 @@ from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic, Gaussia
 from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
-from fedbayes.inference.local.density.marginal import Marginal, integrate_locals
+from fedbayes.inference.local.density.marginal import integrate_locals
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.own_site import EVERYBODY, NEVER, Counted, Everybody, OwnSite, own_cavity, told_everybody
 from fedbayes.numerics.batches import in_batches
@@ -357,15 +357,15 @@ def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple
         value, slope = jax.value_and_grad(client.log_factor)(theta)
         hessian = client.jacobian(jax.grad(client.log_factor))(theta)
     else:
-        (value, slope, z), hessian = _differences(client, theta, z, num_samples)
+        value, slope, hessian, z = _differences(client, theta, z, num_samples)
     precision = symmetrised(-hessian)
     shift = slope + precision @ theta
     site = Gaussian(shift, precision, value - Gaussian(shift, precision, jnp.zeros(())).log_value(theta))
     return ModeMessage(value, site), z
 
 
-def _differences(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[Marginal, Array]:
-    """The marginal, and the Jacobian of its slope by central differences, shape ``(d, d)``.
+def _differences(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[Array, Array, Array, Array]:
+    """The marginal's value, slope, and Hessian by central differences of that, and the locals' mode.
 
     Steps are short beside one, the scale on which the log of a positive global matters, and beside each global's sd
     given the locals, which raw units may make far smaller.
@@ -375,5 +375,6 @@ def _differences(client: Client, theta: Array, z: Array, num_samples: int) -> tu
     size, moves = len(theta), jnp.diag(steps)
     points = jnp.concatenate([theta[None], theta + moves, theta - moves])
     found = in_batches(lambda at: integrate_locals(client, at, z, num_samples), points, _AT_ONCE)
-    ahead, behind = found.slope[1 : size + 1], found.slope[size + 1 :]
-    return jax.tree.map(lambda leaf: leaf[0], found), (ahead - behind) / (2.0 * steps[:, None])
+    slope = found.slope_for(found.k_hat[0])
+    ahead, behind = slope[1 : size + 1], slope[size + 1 :]
+    return found.value[0], slope[0], (ahead - behind) / (2.0 * steps[:, None]), found.z[0]

@@ -173,7 +173,8 @@ class Energy(NamedTuple):
         if self.client.num_locals == 0:
             value, slope = jax.value_and_grad(self.client.log_factor)(beside)
         elif self.locals == "marginal":
-            value, slope, z = integrate_locals(self.client, beside, z, self.num_samples)
+            found = integrate_locals(self.client, beside, z, self.num_samples)
+            value, slope, z = found.value, found.slope, found.z
         else:
             value, slope, z = profile_locals(self.client, beside, z)
         return *self._with_prior(theta, value, slope), z

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from fedbayes.numerics.gaussian import whitener_for
 
-_LADDER = (0.0, 0.1, 10.0)  # Levenberg-Marquardt damping of a group's curvature that is no precision
-_SCALES = (1.0, 0.3, 0.05)  # of a Newton step
+_LADDER = (0.0, 2.0, 30.0)  # Levenberg-Marquardt damping, of which each is a candidate for the next point
 _TOLERANCE = 1e-9  # gain of a step, relative, that ends the search
 _NEWTON = 15  # steps to the modes of single locals, most often one or two
 _NEAR = 0.3  # sds: a step that is shorter is the last
@@ -61,7 +60,7 @@ def find_conditional(
     max_steps: int,
     jacobian: Callable = jax.jacfwd,
 ) -> Conditional:
-    """Maximise over the locals by Newton steps, each cut short where that is better, until none gains anything.
+    """Maximise over the locals by Newton steps, each damped where that is better, until none gains anything.
 
     Beside :func:`~fedbayes.inference.local.density.laplace.find_mode` it solves for each group by itself, so that many
     groups cost no large matrix, and it tries few candidates a step, since it runs once for each draw of the globals.
@@ -94,16 +93,17 @@ def find_conditional(
         return slope, -along[groups]
 
     def curved(position: Array) -> tuple[Array, Array]:
-        """The gradient and the groups' whiteners."""
+        """The gradient and the groups' whiteners, the least damped first, shape ``(damping, groups, size, size)``."""
         slope, curvature = jax.vmap(column, (None, 0), (None, 2))(position, identity)
         curvature = 0.5 * (curvature + jnp.swapaxes(curvature, 1, 2))
         diagonal = jnp.abs(jnp.diagonal(curvature, axis1=1, axis2=2)) + 1e-8
         damped = curvature + jnp.asarray(_LADDER)[:, None, None, None] * (diagonal[:, :, None] * identity)
         whites = jax.vmap(jax.vmap(whitener_for(groups.shape[1])))(damped)
         proper = jnp.all(jnp.isfinite(whites), axis=(2, 3))
-        first = jnp.argmax(proper, axis=0)  # the least damped curvature that is a precision
-        white = jnp.take_along_axis(whites, first[None, :, None, None], axis=0)[0]
-        return slope, jnp.where(jnp.any(proper, axis=0)[:, None, None], white, identity)
+        # where a group's curvature is no precision, the least damped one that is takes its place
+        damping = jnp.maximum(jnp.argmax(proper, axis=0), jnp.arange(len(_LADDER))[:, None])
+        taken = jnp.take_along_axis(whites, damping[:, :, None, None], axis=0)
+        return slope, jnp.where(jnp.any(proper, axis=0)[:, None, None], taken, identity)
 
     def newton(carry: _Search) -> _Search:
         values = jax.vmap(log_density)(carry.candidates)
@@ -112,16 +112,15 @@ def find_conditional(
         better, gain = values[best] > carry.value, _TOLERANCE * (1.0 + jnp.abs(carry.value))
         position = jnp.where(better, carry.candidates[best], carry.position)
         stalls = (carry.steps > 0) & ~(values[best] > carry.value + gain)
-        slope, white = curved(position)
-        move = jnp.einsum("gij,gik,gk->gj", white, white, slope[groups])
-        step = jnp.zeros_like(position).at[groups].set(move)
+        slope, whites = curved(position)
+        moves = jnp.einsum("lgij,lgik,gk->lgj", whites, whites, slope[groups])
+        candidates = position + jnp.zeros_like(carry.candidates).at[:, groups].set(moves)
         steps = jnp.where(stalls, max_steps + 1, carry.steps + 1)
-        candidates = position + jnp.asarray(_SCALES)[:, None] * step
-        return _Search(position, white, jnp.maximum(values[best], carry.value), candidates, steps)
+        return _Search(position, whites[0], jnp.maximum(values[best], carry.value), candidates, steps)
 
     # the start is the first candidate: one evaluation in the program serves it and all later ones
     white = jnp.broadcast_to(identity, (groups.shape[0], *identity.shape))
-    candidates = jnp.broadcast_to(start, (len(_SCALES), *start.shape))
+    candidates = jnp.broadcast_to(start, (len(_LADDER), *start.shape))
     begin = _Search(start, white, jnp.full((), -jnp.inf, start.dtype), candidates, jnp.asarray(0))
     found = jax.lax.while_loop(lambda carry: carry.steps <= max_steps, newton, begin)
     return Conditional(found.position, found.white)

@@ -17,22 +17,40 @@ from fedbayes.problem.client import Client
 
 
 class Marginal(NamedTuple):
-    """``log f(theta) = log int f(theta, z) dz`` by importance sampling, and its slope.
+    """``log f(theta) = log int f(theta, z) dz``, and its slope.
 
     Attributes
     ----------
     value
         Of the log integral.
-    slope
-        In the globals, by Fisher's identity ``E[grad log f(theta, z)]``. Its Monte Carlo error is another one than that
-        of the value: an ascent that asks whether the value has grown does not end where the slope is zero.
+    weighed
+        Slope in the globals, by Fisher's identity ``E[grad log f(theta, z)]``. Its Monte Carlo error is another one
+        than that of the value: an ascent that asks whether the value has grown does not end where the slope is zero.
+    even
+        The same with equal weights, that is by the Laplace approximation of the locals.
+    k_hat
+        Pareto tail shape of the weights; zero for quadrature.
     z
         Mode of the locals given the globals: where the next search may start.
     """
 
     value: Float[Array, ""]
-    slope: Float[Array, " d"]
+    weighed: Float[Array, " d"]
+    even: Float[Array, " d"]
+    k_hat: Float[Array, ""]
     z: Float[Array, " m"]
+
+    @property
+    def slope(self) -> Float[Array, " d"]:
+        """By the weights, unless a few draws hold all of it: the Laplace approximation is better than those."""
+        return self.slope_for(self.k_hat)
+
+    def slope_for(self, k_hat: Float[Array, "*at"]) -> Float[Array, "*many d"]:
+        """The same where ``k_hat``, of one position, decides for all of them.
+
+        Derivatives are differences of slopes, and one kind of slope is no derivative of the other.
+        """
+        return jnp.where(k_hat[..., None] <= K_HAT_LIMIT, self.weighed, self.even)
 
 
 def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, " m"], num_samples: int) -> Marginal:
@@ -61,11 +79,12 @@ def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, 
     # one derivative of the weighted sum, not one for each draw: what depends on the globals alone is there once
     logs, pulled_back = jax.vjp(lambda at: client.at_many(client.given(at), locals_), theta)
     log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)
-    weight, k_hat = pareto_smooth(log_weight)
-    # the Laplace approximation of the locals is better than a few draws that hold all the weight
-    weight = jnp.where(k_hat <= K_HAT_LIMIT, weight, 1.0 / len(noise))
+    _, k_hat = pareto_smooth(log_weight)
+    # not the smoothed weights, which jump from draw to draw where the globals move and two draws change ranks
+    weights = jnp.stack([jax.nn.softmax(log_weight), jnp.full(len(noise), 1.0 / len(noise))])
+    weighed, even = jax.vmap(pulled_back)(weights)[0]
     value = log_mean_exp(log_weight) + 0.5 * z.shape[0] * LOG_2PI + given.log_spread()
-    return Marginal(value, pulled_back(weight)[0], z)
+    return Marginal(value, weighed, even, k_hat, z)
 
 
 def integrate_singles(
@@ -89,7 +108,7 @@ def integrate_singles(
         return quadrature.log_integral(factor.given(at), there)[0]
 
     value, slope = jax.value_and_grad(log_integral)(theta)
-    return Marginal(value, slope, centre), found
+    return Marginal(value, slope, slope, jnp.zeros(()), centre), found
 
 
 def profile_locals(

@@ -107,6 +107,20 @@ def test_a_wrong_spread_of_the_locals_is_seen(monkeypatch) -> None:
         test_nested_draws_find_the_moments_of_a_hierarchical_scale(monkeypatch, GROUPS + 1, True)
 
 
+@pytest.mark.parametrize("start", [(0.01, 0.02), (-20.0, 3.0), (2.0, -1.0)], ids=["near zero", "far", "too narrow"])
+def test_the_mode_of_a_level_and_a_log_sd_is_found(start) -> None:
+    """In closed form; on the way the curvature is indefinite, and damping that just mends it makes giant steps."""
+    y = jnp.asarray(3.0 + 0.8 * np.random.default_rng(2).normal(size=60))
+
+    def log_density(z):
+        return jnp.sum(-0.5 * ((y - z[0]) / jnp.exp(z[1])) ** 2 - z[1])
+
+    found = find_conditional(log_density, jnp.array(start), jnp.array([[0, 1]]), max_steps=30)
+    np.testing.assert_allclose(found.mode, [y.mean(), jnp.log(y.std())], atol=1e-4)
+    covariance = found.white[0].T @ found.white[0]
+    np.testing.assert_allclose(covariance, jnp.diag(jnp.array([y.var(), 0.5])) / len(y), atol=1e-5)
+
+
 def exact_site() -> tuple[float, float]:
     """Shift and precision of the factor of ``known_scale``: Gaussian in mu."""
     variance = 1.0 + 0.5**2

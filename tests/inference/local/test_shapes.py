@@ -174,6 +174,9 @@ RUNS: dict[str, Callable[[], Any]] = {
     "the update for NUTS": lambda: ask("chained", wanted()),
     "updates made of others": asked_later,
     "locals integrated out": lambda: marginal.integrate_locals(client(), jnp.ones(D), jnp.ones(M), N),
+    "slopes by another position's weights": lambda: marginal.integrate_locals(
+        client(), jnp.ones(D), jnp.ones(M), N
+    ).slope_for(jnp.zeros(())),
     "single locals integrated out": lambda: marginal.integrate_singles(client(), jnp.ones(D), jnp.ones(M)),
     "a subposterior given the globals": lambda: Subposterior(client(), problem(grouped).prior, jnp.ones(())).given(
         jnp.ones(D)
