@@ -21,9 +21,8 @@ _NUMBERS = """\
 *mean* and *sd ratio* are the worst of all globals, which are named. *k-hat* and *effective draws* are those of the
 importance weights after the rounds. *programs* counts XLA compilations of the first fit with `fit.idata`.
 
-Times are seconds on the clock, and CPU seconds in brackets, of which the ratios are. Most fits *before* ran on cores
-that other work kept busy, which makes CPU seconds more, too. Those *after* had a core each, two at a time, and NUTS was
-measured anew beside those of logistic, slopes, meta-analysis and eight schools.
+Times are seconds on the clock, and CPU seconds in brackets, of which the ratios are. Each fit and each NUTS had one of
+two cores; other work kept the second busy, and for most fits *before* the first, too, which makes CPU seconds more.
 
 *first* is the first fit of a fresh process with `fit.idata`, all compilation included and no programs on disk; *rounds*
 and *check* are the part of its seconds on the clock that the rounds took, and the exchanges after them. *second* is a
