@@ -279,10 +279,7 @@ FAULTS = (
         "LOG_2PI + log_det(mode.white)",
     ),
     Fault(
-        "wide half of a nested proposal not in the weights",
-        "local/sampling/nested.py",
-        " - noise.shape[1] * jnp.log(wide)",
-        "",
+        "wide half of a nested proposal not in the weights", "local/sampling/nested.py", " - size * jnp.log(wide)", ""
     ),
     Fault(
         "spread of the locals not in the nested weights",

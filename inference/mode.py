@@ -20,8 +20,8 @@ from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic, Gaussia
 from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
-from fedbayes.inference.local.density.marginal import integrate_locals
 from fedbayes.inference.local.density.tilted import cold_start
+from fedbayes.inference.local.marginal import integrate_locals
 from fedbayes.inference.own_site import EVERYBODY, NEVER, Counted, Everybody, OwnSite, own_cavity, told_everybody
 from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import Gaussian, eigenvectors, packed, symmetrised, unpacked, where, whitener
@@ -82,7 +82,7 @@ class ModeState(NamedTuple):
 
 
 Ready = Callable[[ModeState], Array]
-# Length of a step, in posterior sds, and its damping, from which another method may take over.
+# Another method may take over when a step is shorter, in posterior sds, and less damped.
 _NEAR, _HARDLY_DAMPED = 3.0, 0.2
 
 
@@ -145,7 +145,8 @@ class Laplace(Method):
     tolerance
         Stop once the Newton step is shorter, in posterior sds (root mean square).
     num_samples
-        Draws that integrate out local latents at each position; not used without them.
+        Draws that integrate out local latents at each position; not used without them, nor for single ones that are
+        independent given the globals, which quadrature integrates out.
 
     Examples
     --------
@@ -224,7 +225,7 @@ def federated_mode(
     needs
         What follows needs of single clients.
     num_samples
-        Draws of the local latents at each position.
+        Draws of the local latents at each position, where quadrature does not integrate them out.
     tolerance
         Stop once the undamped step is shorter, in posterior sds (root mean square).
     ready
@@ -347,8 +348,8 @@ def expanded(client: Client, position: Array, z: Array, num_samples: int) -> tup
 def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[ModeMessage, Array]:
     """Value, slope and curvature of ``log f(theta) = log int f(theta, z) dz``, and the locals' mode.
 
-    Locals are integrated out by importance sampling of ``z`` given ``theta``
-    (:func:`~fedbayes.inference.local.density.marginal.integrate_locals`). The slope follows by Fisher's identity,
+    :func:`~fedbayes.inference.local.marginal.integrate_locals` integrates the locals out: by quadrature, or by
+    importance sampling of ``z`` given ``theta``. The slope follows by Fisher's identity,
     ``E[d log f / d theta]``, and the curvature by central differences of it. Louis' identity would need no differences,
     but ``Cov(d log f / d theta)`` holds fourth moments of the locals where they are centred: 64 draws, whose second
     moments are exact, were wrong by a factor of ten on eight schools.

@@ -22,8 +22,8 @@ _NUMBERS = """\
 importance weights after the rounds. *programs* counts XLA compilations of the first fit with `fit.idata`.
 
 Times are seconds on the clock, and CPU seconds in brackets, of which the ratios are. Each fit and each NUTS had one of
-two cores; other work kept the second busy, and where the clock is far ahead of CPU seconds the first, too, which makes
-these more.
+two cores, and other work used the second. Where the seconds on the clock are far more than the CPU seconds, other work
+used the same core, and the CPU seconds are too high as well.
 
 *first* is the first fit of a fresh process with `fit.idata`, all compilation included and no programs on disk; *rounds*
 and *check* are the part of its seconds on the clock that the rounds took, and the exchanges after them. *second* is a

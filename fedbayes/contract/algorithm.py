@@ -121,9 +121,9 @@ class Update(NamedTuple):
     private
         Of an update for after the rounds: whether it reads what the client has kept from the last one.
     in_turn
-        Whether a processor computes replicates one after the other, for updates that evaluate the density at hundreds
-        of points: side by side they crowd each other out of its caches, and each search goes on for as long as the
-        longest. Accelerators compute them side by side.
+        Whether a CPU computes the replicates one after the other. This is faster for updates that evaluate the density
+        at hundreds of points: side by side their arrays do not fit into its caches, and every search takes as many
+        steps as the longest one. Accelerators compute them side by side.
     """
 
     run: Callable[[Shared, Personal, Private, Client, Inputs], tuple[Reply, Private]]

@@ -260,9 +260,8 @@ class Batched(InProcess):
         size = self.chunk or max(1, min(by_rows, by_values))
         devices = 1 if self.mesh is None else self.mesh.size
         # few active clients are filled up to a power of two at most; each size compiles once
-        fewer = 1 << (num_active - 1).bit_length()
-        chunks = -(-min(members, fewer) // size)
-        even = -(-min(members, fewer) // chunks)  # chunks of one size, with as few copies as that allows
+        num = min(members, 1 << (num_active - 1).bit_length())
+        even = -(-num // -(-num // size))  # in as many chunks as needed, all of one size
         return -(-even // devices) * devices
 
     def fuse(self, phase: int, block: int) -> Callable | None:

@@ -77,14 +77,14 @@ def replicated_update(update: Update, num: int, *, own_data: bool = False) -> Up
     """A client's half for ``num`` replicates at once; ``own_data`` as for :func:`replicated`."""
 
     def run(shared: Shared, personal: Personal, private: Private, client: Client, inputs: Inputs) -> Any:
-        if update.in_turn and num > 1 and jax.default_backend() == "cpu":
-            given = (shared, personal, private, client.data if own_data else {}, inputs)
-            return jax.lax.map(lambda each: one(client, *each), given)
-        axes = (0, 0, 0, _client_axes(client, own_data), 0)
-        return jax.vmap(update.run, axes, axis_size=num)(shared, personal, private, client, inputs)
+        def one(each: tuple) -> Any:
+            shared, personal, private, data, inputs = each
+            return update.run(shared, personal, private, replace(client, data=data) if own_data else client, inputs)
 
-    def one(client: Client, shared: Shared, personal: Personal, private: Private, data: Any, inputs: Inputs) -> Any:
-        return update.run(shared, personal, private, replace(client, data=data) if own_data else client, inputs)
+        all_ = (shared, personal, private, client.data if own_data else {}, inputs)
+        if update.in_turn and num > 1 and jax.default_backend() == "cpu":
+            return jax.lax.map(one, all_)
+        return jax.vmap(one, axis_size=num)(all_)
 
     return update._replace(
         run=run,

@@ -15,8 +15,8 @@ from fedbayes.errors import ResultCode
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options
 from fedbayes.inference.local.density.laplace import find_mode
-from fedbayes.inference.local.density.marginal import integrate_locals, profile_locals
 from fedbayes.inference.local.density.tilted import cold_start
+from fedbayes.inference.local.marginal import integrate_locals, profile_locals
 from fedbayes.inference.local.steps.descent import Descended, descend, make_batches
 from fedbayes.inference.options import DENSE_LIMIT
 from fedbayes.numerics.gaussian import whitener

@@ -11,12 +11,9 @@ draw of the globals has two opposite draws of the locals. The Gaussian of the gl
 the site: first with equal weights, by which ``Lambda`` becomes minus the mean Hessian of the log marginal under
 ``q`` (the variational fixed point of Opper and Archambeau 2009), last with the importance weights. Half of the last
 draws are twice as wide: that fixed point is too narrow for the long tail of a log scale.
-
-Several single locals that are independent given the globals are not drawn: they are integrated out at each draw of the
-globals, whose weights then do not vary with the number of locals.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +23,6 @@ from jaxtyping import Float
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density.conditional import Conditional, find_conditional, find_singles
 from fedbayes.inference.local.density.laplace import Mode
-from fedbayes.inference.local.density.marginal import integrate_singles
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
@@ -35,9 +31,6 @@ from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_norm
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
 _NEWTON = 12  # steps to the mode of the locals given the mean and each draw of the globals
 _WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
-_SEVERAL = (
-    8  # single locals from which their integrals, without noise, are worth two and a half times the work of draws
-)
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
 
 
@@ -77,20 +70,17 @@ def nested_site(
     shift
         Of the quasi-random sequence.
     num_samples
-        Draws of the globals, a power of two; where locals are drawn, there are twice as many of them.
+        Draws of the globals, a power of two; there are twice as many of the locals.
     estimator
         Turns the draws into a site.
     """
     size, cavity = tilted.cavity.size, tilted.cavity
     noise = quasi_normal(shift, num_samples)
-    draw, num_drawn = _nested_draws, 2 * num_samples
-    if tilted.factor.groups.shape[1] == 1 and tilted.factor.num_locals >= _SEVERAL:
-        draw, num_drawn = _marginal_draws, num_samples
 
     def iterate(carry: tuple[Array, Array, _Line], last: Array) -> tuple[tuple, tuple]:
         mean, precision, line = carry
         wide = jnp.where(last, _WIDE, 1.0)
-        draws, found = draw(tilted, mean, whitener(precision), line, noise, wide)
+        draws, found = _nested_draws(tilted, mean, whitener(precision), line, noise, wide)
         even = jnp.full_like(draws.weight, 1.0 / len(draws.weight))
         site = estimator(draws._replace(weight=jnp.where(last, draws.weight, even)), cavity)
         mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
@@ -110,7 +100,7 @@ def nested_site(
         found.effective,
         warm._replace(position=found.mode.position),
         found.mode,
-        (found.k_hat <= K_HAT_LIMIT) | (found.effective > 0.99 * num_drawn),
+        (found.k_hat <= K_HAT_LIMIT) | (found.effective > 0.99 * 2 * num_samples),
     )
 
 
@@ -127,82 +117,54 @@ def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
 def _nested_draws(
     tilted: Tilted, mean: Array, white: Array, line: _Line, noise: Array, wide: Array
 ) -> tuple[TiltedDraws, _Found]:
-    """Weighted draws of the nested proposal, of globals and locals."""
+    """Weighted draws of the nested proposal.
+
+    Its globals are half from the Gaussian ``mean``, ``white``, half from one with sds ``wide`` times as large; weights
+    are with respect to the mixture.
+    """
     size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
-    theta, log_mixture = _globals(mean, white, noise[:, :size], wide)
 
     def given(theta: Array, start: Array) -> Conditional:
-        log_density, jacobian = tilted.factor.given(theta), tilted.factor.jacobian
+        log_density = tilted.factor.given(theta)
         if groups.shape[1] == 1:
-            mode, scale, _ = find_singles(log_density, start, jacobian=jacobian)
+            mode, scale, _ = find_singles(log_density, start, jacobian=tilted.factor.jacobian)
             return Conditional(mode, scale[:, None, None])
-        return find_conditional(log_density, start, groups, max_steps=_NEWTON, jacobian=jacobian)
+        return find_conditional(log_density, start, groups, max_steps=_NEWTON, jacobian=tilted.factor.jacobian)
 
+    # each half of a Sobol sequence fills the space; every other point does not
+    second = jnp.arange(len(noise)) >= len(noise) // 2
+    offset = noise[:, :size] * jnp.where(second, wide, 1.0)[:, None]
+    squares = 0.5 * jnp.sum(offset**2, axis=1)
+    log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - size * jnp.log(wide)) - jnp.log(2.0)
+    theta = mean + offset @ white
     # the mean goes with the draws: the search is in the program once
     everywhere = jnp.concatenate([mean[None], theta])
     at_mean, locals_ = _parted(jax.vmap(given)(everywhere, line.at(everywhere)))
-    sides = jnp.stack(
-        [jax.vmap(Conditional.draw, (0, 0, None))(locals_, sign * noise[:, size:], groups) for sign in (1.0, -1.0)]
-    )
-    position = jnp.concatenate([jnp.tile(theta, (2, 1)), sides.reshape(2 * len(theta), -1)], axis=1)
-    log_factor, score = tilted.scores_of_sides(theta, sides)
-    spread = 0.5 * jnp.sum(noise[:, size:] ** 2, axis=1) + jax.vmap(Conditional.log_spread)(locals_)
-    inverse = spread - log_mixture + 0.5 * (noise.shape[1] - size) * LOG_2PI  # of the proposal's density
-    return _weighed(tilted, mean, white, at_mean.mode, position, log_factor + jnp.tile(inverse, 2), score, sides=2)
+    drawn = jax.vmap(Conditional.draw, (0, 0, None))
+    sides = jnp.stack([drawn(locals_, sign * noise[:, size:], groups) for sign in (1.0, -1.0)])
+    position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in sides])
 
-
-def _marginal_draws(
-    tilted: Tilted, mean: Array, white: Array, line: _Line, noise: Array, wide: Array
-) -> tuple[TiltedDraws, _Found]:
-    """Weighted draws of the globals alone, where the locals can be integrated out one by one."""
-    theta, log_mixture = _globals(mean, white, noise[:, : tilted.cavity.size], wide)
-    everywhere = jnp.concatenate([mean[None], theta])
-    at = lambda point: integrate_singles(tilted.factor, *point)  # noqa: E731
-    both = tilted.factor.at_many(at, (everywhere, line.at(everywhere)))
-    (at_mean, _), (marginal, found) = _parted(both)
-    log_factor = jnp.where(found, marginal.value, -jnp.inf)
-    return _weighed(tilted, mean, white, at_mean.z, theta, log_factor - log_mixture, marginal.slope)
-
-
-def _globals(mean: Array, white: Array, noise: Array, wide: Array) -> tuple[Array, Array]:
-    """Draws of the globals, half from the Gaussian and half from one with sds ``wide`` times as large.
-
-    With the log density of the mixture of both in whitened coordinates, up to its constant: weights are with respect
-    to that.
-    """
-    # each half of a Sobol sequence fills the space; every other point does not
-    second = jnp.arange(len(noise)) >= len(noise) // 2
-    offset = noise * jnp.where(second, wide, 1.0)[:, None]
-    squares = 0.5 * jnp.sum(offset**2, axis=1)
-    log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - noise.shape[1] * jnp.log(wide)) - jnp.log(2.0)
-    return mean + offset @ white, log_mixture
-
-
-def _weighed(
-    tilted: Tilted, mean: Array, white: Array, z: Array, position: Array, log_ratio: Array, score: Array, sides: int = 1
-) -> tuple[TiltedDraws, _Found]:
-    """Draws weighed by cavity times ``log_ratio``, that of the factor to the proposal.
-
-    The Laplace approximation is that at the globals' mean and ``z``, the locals' mode there.
-    """
-    size, centre = tilted.cavity.size, jnp.concatenate([mean, z])
+    centre = jnp.concatenate([mean, at_mean.mode])
     value, curvature = _expanded(tilted, centre)
     curvature = _with_locals_proper(curvature, size)
     local_white = whitener(curvature[size:, size:])
     slope = -local_white.T @ (local_white @ curvature[size:, :size])
 
-    log_weight = log_ratio + tilted.log_cavities(position)
+    log_factor, score = tilted.scores_of_sides(theta, sides)
+    spread = 0.5 * jnp.sum(noise[:, size:] ** 2, axis=1) + jax.vmap(Conditional.log_spread)(locals_)
+    inverse = spread - log_mixture  # of the proposal's density
+    log_weight = log_factor + tilted.log_cavities(position) + jnp.tile(inverse, 2)
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, score)
     weight, k_hat = pareto_smooth(log_weight)
-    evidence = log_mean_exp(log_weight) + 0.5 * (size * LOG_2PI - log_det(white))
+    evidence = log_mean_exp(log_weight) + 0.5 * (noise.shape[1] * LOG_2PI - log_det(white))
     effective = 1.0 / jnp.sum(weight**2)
     mode = Mode(centre, value, curvature, whitener(curvature), jnp.array(True))
-    draws = TiltedDraws(position, score, weight, centre, curvature, effective, sides=sides)
-    return draws, _Found(k_hat, evidence, effective, mode, _Line(mean, z, slope))
+    draws = TiltedDraws(position, score, weight, centre, curvature, effective, sides=2)
+    return draws, _Found(k_hat, evidence, effective, mode, _Line(mean, at_mean.mode, slope))
 
 
-def _parted(both: Any) -> tuple[Any, Any]:
+def _parted(both: Conditional) -> tuple[Conditional, Conditional]:
     """The first row, and all others."""
     return jax.tree.map(lambda leaf: leaf[0], both), jax.tree.map(lambda leaf: leaf[1:], both)
 

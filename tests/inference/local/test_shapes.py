@@ -18,8 +18,8 @@ from jaxtyping import TypeCheckError
 
 import fedbayes as fb
 from fedbayes.contract.locals_from import Wanted
-from fedbayes.inference.local import after, log_factors, solvers, subposterior
-from fedbayes.inference.local.density import conditional, laplace, marginal, moments, tilted
+from fedbayes.inference.local import after, log_factors, marginal, solvers, subposterior
+from fedbayes.inference.local.density import conditional, laplace, moments, tilted
 from fedbayes.inference.local.density.moments import SiteError, TiltedDraws
 from fedbayes.inference.local.density.tilted import Tilted, Warm
 from fedbayes.inference.local.sampling import draws, nested, nuts, resampling
@@ -31,8 +31,8 @@ from fedbayes.problem.client import Client
 from fedbayes.problem.problem import make_problem
 
 MODULES = [
-    *(after, log_factors, solvers, subposterior),
-    *(conditional, laplace, marginal, moments, tilted),
+    *(after, log_factors, marginal, solvers, subposterior),
+    *(conditional, laplace, moments, tilted),
     *(draws, nested, nuts, resampling),
     *(coordinates, descent, energy, sgd),
 ]
@@ -177,7 +177,6 @@ RUNS: dict[str, Callable[[], Any]] = {
     "slopes by another position's weights": lambda: marginal.integrate_locals(
         client(), jnp.ones(D), jnp.ones(M), N
     ).slope_for(jnp.zeros(())),
-    "single locals integrated out": lambda: marginal.integrate_singles(client(), jnp.ones(D), jnp.ones(M)),
     "a subposterior given the globals": lambda: Subposterior(client(), problem(grouped).prior, jnp.ones(())).given(
         jnp.ones(D)
     )(jnp.ones(M)),
@@ -220,7 +219,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "too few picks": lambda: log_factors.locals_given(
         client(), cavity(), *many()[:2], jnp.ones(N - 1), jnp.ones((N, M))
     ),
-    "single locals beside many globals": lambda: marginal.integrate_singles(client(), jnp.ones((N, D)), jnp.ones(M)),
     "locals in a matrix": lambda: marginal.integrate_locals(client(), jnp.ones(D), jnp.ones((1, M)), N),
     "many globals at once": lambda: marginal.profile_locals(client(), jnp.ones((N, D)), jnp.ones(M)),
     "a start that is a number": lambda: laplace.find_mode(jnp.sum, jnp.ones(())),

@@ -5,12 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import find_conditional, find_singles
-from fedbayes.inference.local.density.tilted import Factor
 from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import balanced_normal, log_mean_exp, pareto_smooth
 from fedbayes.problem.client import Client
@@ -42,13 +41,13 @@ class Marginal(NamedTuple):
 
     @property
     def slope(self) -> Float[Array, " d"]:
-        """By the weights, unless a few draws hold all of it: the Laplace approximation is better than those."""
+        """``weighed``, unless a few draws hold all the weight: then ``even`` is better."""
         return self.slope_for(self.k_hat)
 
     def slope_for(self, k_hat: Float[Array, "*at"]) -> Float[Array, "*many d"]:
         """The same where ``k_hat``, of one position, decides for all of them.
 
-        Derivatives are differences of slopes, and one kind of slope is no derivative of the other.
+        The curvature is a difference of slopes at two positions, which must be of one kind.
         """
         return jnp.where(k_hat[..., None] <= K_HAT_LIMIT, self.weighed, self.even)
 
@@ -70,7 +69,7 @@ def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, 
         Draws of the locals.
     """
     if client.groups.shape[1] == 1:
-        return integrate_singles(client, theta, z)[0]
+        return _by_quadrature(client, theta, z)
     groups = jnp.asarray(client.groups)
     given = find_conditional(client.given(theta), z, groups, max_steps=30, jacobian=client.jacobian)
     z = given.mode
@@ -87,28 +86,16 @@ def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, 
     return Marginal(value, weighed, even, k_hat, z)
 
 
-def integrate_singles(
-    factor: Factor, theta: Float[Array, " d"], z: Float[Array, " m"]
-) -> tuple[Marginal, Bool[Array, ""]]:
-    """Locals that are independent given the globals integrated out one by one, and whether all modes were found.
-
-    The integral does not depend on where its nodes are, so that they stay while it is differentiated.
-
-    Parameters
-    ----------
-    factor
-        A client's, with such locals.
-    theta, z
-        As for :func:`integrate_locals`.
-    """
-    centre, scale, found = find_singles(factor.given(theta), z, jacobian=factor.jacobian)
+def _by_quadrature(client: Client, theta: Array, z: Array) -> Marginal:
+    """The integral does not depend on where its nodes are, so that they stay while it is differentiated."""
+    centre, scale, _ = find_singles(client.given(theta), z, jacobian=client.jacobian)
 
     def log_integral(at: Array) -> Array:
-        there = quadrature.reference_at(factor.given(at), centre, scale)
-        return quadrature.log_integral(factor.given(at), there)[0]
+        there = quadrature.reference_at(client.given(at), centre, scale)
+        return quadrature.log_integral(client.given(at), there)[0]
 
     value, slope = jax.value_and_grad(log_integral)(theta)
-    return Marginal(value, slope, slope, jnp.zeros(()), centre), found
+    return Marginal(value, slope, slope, jnp.zeros(()), centre)
 
 
 def profile_locals(
