@@ -70,7 +70,12 @@ def marked(mark):
 
 
 def end_all(mark):
-    """SIGKILL until nobody is left who could start another."""
+    """SIGKILL until nobody is left who could start another.
+
+    A process that is between `fork` and `exec` shows no environment for a moment: half a second of silence counts, one
+    look does not.
+    """
+    silent = 0
     for _ in range(300):
         pids = list(marked(mark))
         for pid in pids:
@@ -78,7 +83,8 @@ def end_all(mark):
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        if not pids:
+        silent = 0 if pids else silent + 1
+        if silent == 5:
             return
         time.sleep(0.1)  # the end of a process takes its time
     raise AssertionError(f"processes are left: {list(marked(mark))}")
@@ -158,6 +164,16 @@ def test_the_page_s_rule_for_nginx_is_the_project_s():
     (rule,) = (text for _, text in blocks("nginx"))
     project = Path(fb.__file__).parent / "flower" / "template" / "services" / "nginx.conf"
     assert "".join(line for line in project.read_text().splitlines(True) if not line.startswith("#")) == rule
+
+
+def test_a_process_that_hides_for_a_moment_is_ended(monkeypatch):
+    """A planted `exec`: the first look finds nothing."""
+    looks = iter([[], [4711], [4711], []])
+    killed = []
+    monkeypatch.setitem(globals(), "marked", lambda mark: next(looks, []))
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    end_all("mark")
+    assert killed == [(4711, signal.SIGKILL)] * 2
 
 
 def test_a_failing_command_ends_the_page(tmp_path):
