@@ -31,6 +31,7 @@ HARNESS = HERE.parent / "tests" / "fedbayes" / "flower"
 METHOD = "fb.EP(num_replicates=1)"
 KEY = jax.random.key(0)
 TIMED = 200  # messages that are packed and unpacked
+POLICY = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"  # the patients are public
 
 
 class Cost(NamedTuple):
@@ -84,8 +85,11 @@ def round_seconds(rounds: xr.Dataset) -> np.ndarray:
 def rehearsed(folder: Path, clients: dict[str, Any]) -> tuple[float, float, int, int]:
     """One client's computing, the time of its messages, and their sizes, in a network of one process."""
     study = Study(heart_disease.model, fb.EP(num_replicates=1))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "policy.toml").write_text(POLICY)
+    own = {"policy": str(folder / "policy.toml")}
     sites = [
-        Site(study, lambda config: clients[config["site-id"]], {"site-id": name, "state-dir": str(folder / name)})
+        Site(study, lambda config: clients[config["site-id"]], {"site-id": name, "state-dir": str(folder / name), **own})
         for name in clients
     ]
     network = Rehearsal(*sites)
@@ -114,7 +118,9 @@ def over_processes(folder: Path, clients: dict[str, Any]) -> tuple[float, float,
     app = copy_app(HARNESS / "hospitals", folder / "app")
     study = app / "hospitals" / "study.py"
     study.write_text(study.read_text().replace('fb.EP(solver="laplace", num_replicates=1)', METHOD))
-    sites = {name: {"data-path": str(data / f"{name}.npz")} for name in clients}
+    (data / "policy.toml").write_text(POLICY)
+    own = {"policy": str(data / "policy.toml")}
+    sites = {name: {"data-path": str(data / f"{name}.npz"), **own} for name in clients}
     with Federation(folder / "federation", sites) as federation:
         federation.start()
         settings = {"num-clients": len(clients), "output": str(folder / "fit"), "num-draws": 500}

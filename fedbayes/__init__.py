@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         OneShot,
     )
     from fedbayes.numerics.gaussian import Gaussian
+    from fedbayes.owner.disclosure import disclosure
+    from fedbayes.owner.rules import DisclosureRules
     from fedbayes.problem.data.tables import clients_from_dataframe
     from fedbayes.problem.program.split import local
     from fedbayes.questions.fairness import fairness_report
@@ -64,6 +66,7 @@ __all__ = [
     "Calibration",
     "ClientDataError",
     "CorrelatedClients",
+    "DisclosureRules",
     "FedAvg",
     "FedEnsemble",
     "FedPA",
@@ -82,6 +85,7 @@ __all__ = [
     "cache_programs",
     "calibrate",
     "clients_from_dataframe",
+    "disclosure",
     "excludes",
     "fairness_report",
     "federation_gain",
@@ -123,6 +127,8 @@ _HOMES = {
         "Laplace",
         "OneShot",
     ],
+    "fedbayes.owner.disclosure": ["disclosure"],
+    "fedbayes.owner.rules": ["DisclosureRules"],
     "fedbayes.problem.program.split": ["local"],
     "fedbayes.problem.data.tables": ["clients_from_dataframe"],
     "fedbayes.questions.fairness": ["fairness_report"],

@@ -39,6 +39,7 @@ def main(
 
 
 app.command()(network.new)
+app.command()(network.disclosure)
 app.command()(network.client_posterior)
 
 

@@ -50,6 +50,25 @@ def client_posterior(
     _tell(site, idata, path)
 
 
+def disclosure(
+    config: Annotated[
+        str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
+    ],
+    project: Annotated[Path, typer.Option(exists=True, file_okay=False, help="The project's folder.")] = Path(),
+) -> None:
+    """At a site: what its owner's disclosure rules find in its data, for a study that nobody has run yet.
+
+    Nothing is sent. It ends with status 1 where the site would not take part.
+    """
+    with _plain_errors():
+        from fedbayes.flower.sites import load_site, read_config
+
+        found = load_site(project, read_config(config)).disclosure()
+    typer.echo(repr(found))
+    if found.refused:
+        raise typer.Exit(1)
+
+
 def _tell(site: "Site", idata: object, path: Path) -> None:
     """What was written, in few lines."""
     posterior = idata["posterior"]  # type: ignore[index]  # of either generation of ArviZ

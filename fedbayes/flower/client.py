@@ -56,8 +56,9 @@ def client_app(
     Notes
     -----
     The node's configuration (``flower-supernode --node-config``) must have ``site-id``, the name of the data holder. It
-    may have ``state-dir``, the folder for what the site keeps, and ``worker-idle``, the seconds without a message after
-    which the worker ends (3600).
+    may have ``state-dir``, the folder for what the site keeps, ``policy``, its owner's file of disclosure rules (by
+    default ``policy.toml`` in that folder), and ``worker-idle``, the seconds without a message after which the worker
+    ends (3600).
 
     Examples
     --------

@@ -56,7 +56,7 @@ def _write_data(folder: Path) -> None:
     from fedbayes.models import heart_disease
 
     folder.mkdir(mode=0o700)
-    hospitals, names = heart_disease.clients(), heart_disease.COORDS["coefficient"]
+    hospitals, names = heart_disease.coarse_clients(), heart_disease.COARSE
     for site, hospital in _SITES.items():
         x, y = hospitals[hospital]["x"], hospitals[hospital]["y"]
         rows = [

@@ -58,7 +58,7 @@ def open_site(project: Path, config: Config) -> "Site":
     Raises
     ------
     ClientDataError, FederatedError
-        The folder holds no project of fedbayes, its code can't be loaded, or the site has kept nothing here.
+        The site has kept nothing here, and as :func:`load_site`.
     """
     folder = site_folder(config)
     if not folder.is_dir():
@@ -67,6 +67,22 @@ def open_site(project: Path, config: Config) -> "Site":
             "configuration with which its node was started (`site-id`, and `state-dir` where it has one), and run this "
             "as the user who runs the node."
         )
+    return load_site(project, config)
+
+
+def load_site(project: Path, config: Config) -> "Site":
+    """The site of a project's client app, whether it has taken part before or not.
+
+    Parameters
+    ----------
+    project, config
+        As :func:`open_site`.
+
+    Raises
+    ------
+    ClientDataError, FederatedError
+        The folder holds no project of fedbayes, or its code can't be loaded.
+    """
     module, attribute = _client_app(project)
     sys.path.insert(0, str(project.resolve()))
     try:

@@ -24,17 +24,20 @@ class Refusal(Enum):
     DATA = "has data that can't be used; its own log says why"
     MODEL = "can't run the model on its data; its own log says why"
     CHANGED = "has other data than when this run began"
+    DISCLOSURE = "is kept out of this study by its owner's disclosure rules; its own log says where"
+    POLICY = "has a policy that can't be read; its own log says why"
     PRIVATE = "was asked for what never leaves a client"
     DRAWS = "makes other draws from the same seed, since its NumPy or SciPy is of another version; it is sent the draws"
     FAILED = "has a program that failed; its own log says why"
 
 
 class Refused(FedbayesError):
-    """A client's no, with the reason that may leave it."""
+    """A client's no, with the reason that may leave it, and how many columns it concerns by rule."""
 
-    def __init__(self, reason: Refusal) -> None:
+    def __init__(self, reason: Refusal, counts: Mapping[str, int] | None = None) -> None:
         super().__init__(reason.value)
         self.reason = reason
+        self.counts = dict(counts or {})
 
 
 class Message(NamedTuple):

@@ -15,11 +15,14 @@ from fedbayes.fit import updates_after
 from fedbayes.network.charter import Hello, Seat, read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
 from fedbayes.network.client.naming import Config, site_folder, site_name
+from fedbayes.network.client.policy import read_policy
 from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
 from fedbayes.network.client.vault import RunVault, Vault
 from fedbayes.network.draws import with_draws
 from fedbayes.network.messages import Message, Refusal, Refused, pack, unpack
 from fedbayes.network.study import Study
+from fedbayes.owner.disclosure import Disclosure, disclosure_of_client
+from fedbayes.owner.rules import DisclosureRules
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.problem import Problem
 from fedbayes.rounds.exchange import Round
@@ -191,7 +194,8 @@ class Site:
         ``(config) -> data``: the model's keyword arguments, as for one client of :func:`fedbayes.fit_federated`. It is
         called once for each run, and again when that is resumed.
     config
-        Of the node: ``site-id`` names the holder of the data, ``state-dir`` the folder of its private states.
+        Of the node: ``site-id`` names the holder of the data, ``state-dir`` the folder of its private states, and
+        ``policy`` its owner's file of disclosure rules, by default ``policy.toml`` in that folder.
     """
 
     def __init__(self, study: Study, load_data: LoadData, config: Config) -> None:
@@ -202,16 +206,18 @@ class Site:
         self._data: ClientArrays | None = None
         self._digest = ""  # of the data that were read last
         self._greeting: str | None = None  # for which they were read
+        self._passed: tuple[str, DisclosureRules] | None = None  # the data, and the rules that let this study out
         self._owns: dict[str, OwnProblem] = {}
         self._sessions: dict[str, Session] = {}
 
     def answer(self, request: bytes) -> bytes:
         """The answer to a request; it never raises. What went wrong is said by a code, and explained in the log."""
+        counts: dict[str, int] = {}
         try:
             with computing():
                 return self._answered(request)
         except Refused as refused:
-            reason = refused.reason
+            reason, counts = refused.reason, refused.counts
             log.error("Site %s %s.", self.name, reason.value)
         except OtherDraws as error:
             reason = Refusal.DRAWS
@@ -223,7 +229,7 @@ class Site:
             reason = Refusal.FAILED
             log.exception("A request could not be answered.")
         told = self.study.description if reason is Refusal.STUDY else {}
-        return pack({"kind": "refusal", "site": self.name, "reason": reason.name, "study": told})
+        return pack({"kind": "refusal", "site": self.name, "reason": reason.name, "study": told, "found": counts})
 
     def _answered(self, request: bytes) -> bytes:
         try:
@@ -236,11 +242,15 @@ class Site:
             raise Refused(Refusal.STUDY)
         kind = header["kind"]
         if kind == "hello":
-            return self._reply(header, Hello.of(self.name, self._greeted(header.get("greeting"))).written())
+            client = self._greeted(header.get("greeting"))
+            self._let_out_if_it_runs(client)
+            return self._reply(header, Hello.of(self.name, client).written())
         if kind == "join":
-            joined = self._own(Seat.read(header["seat"])).joined
-            return self._reply(header, asdict(joined))
+            own = self._own(Seat.read(header["seat"]))
+            self._let_out(own.client)
+            return self._reply(header, asdict(own.joined))
         session = self.session(header)
+        self._let_out(session.problem.held(self.name))
         if kind == "round":
             return self._reply(header, {}, session.round(message))
         if kind == "after":
@@ -248,6 +258,43 @@ class Site:
         if kind == "conclude":
             return self._conclude(session, message)
         raise Refused(Refusal.FORMAT)
+
+    def disclosure(self) -> Disclosure:
+        """What the owner's disclosure rules find in the site's data. Nothing is sent."""
+        with computing():
+            client, rules = self._client(), read_policy(self._config).rules
+            with _model_of():
+                return disclosure_of_client(self.study.options, self.name, client, rules)
+
+    def _let_out_if_it_runs(self, client: ClientArrays) -> None:
+        """The same before a site joins; a model that fails on its data says so when it joins, with all kinds known."""
+        try:
+            self._let_out(client)
+        except Refused:
+            raise
+        except Exception:
+            log.debug("The model fails on this site's data.", exc_info=True)
+
+    def _let_out(self, client: ClientArrays) -> None:
+        """Ask the owner's rules, for these data once; the policy is read each time, since its owner may change it.
+
+        Raises
+        ------
+        Refused
+            Something was found, or the policy can't be read; the log says what, and the answer how often.
+        """
+        try:
+            policy = read_policy(self._config)
+        except ClientDataError as error:
+            log.error("%s", error)
+            raise Refused(Refusal.POLICY) from None
+        if self._passed == (self._digest, policy.rules):
+            return
+        found = disclosure_of_client(self.study.options, self.name, client, policy.rules)
+        if found.refused:
+            log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
+            raise Refused(Refusal.DISCLOSURE, found.counts(self.name))
+        self._passed = (self._digest, policy.rules)
 
     def _reply(self, header: Mapping[str, Any], told: Mapping[str, Any], body: bytes = b"") -> bytes:
         about = {name: header[name] for name in ("kind", "study", "run", "order") if name in header}

@@ -11,6 +11,8 @@ from fedbayes.contract.answer import shortened
 from fedbayes.contract.locals_from import Question
 from fedbayes.correction.correct import correctable
 from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.owner.disclosure import disclosure_of
+from fedbayes.owner.rules import DisclosureRules
 from fedbayes.questions.conflict import conflict, disagreeing
 from fedbayes.results.corrected import check_is_due, checked, is_checked, weighed
 from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, labels, rounds, verdict, was_asked
@@ -80,6 +82,7 @@ def summary(fitted: Fitted) -> str:
         *found.headline,
         *_checked_lines(fitted),
         f"  network   {cost(fitted)}{asked}",
+        *_refused_line(fitted),
         f"  look at   {', '.join(_worth_a_look(fitted))}",
         f"  so        {_conclusion(fitted)}",
     ]
@@ -93,6 +96,14 @@ def as_html(fitted: Fitted) -> str:
     style = ' style="text-align: left"'
     rows = rows.replace("<th>", f"<th{style}>").replace("<td>", f"<td{style}>")
     return f"<table><caption{style}>{first}</caption>{rows}</table>"
+
+
+def _refused_line(fitted: Fitted) -> list[str]:
+    """Whose owners would refuse this study over a network, where their data are in this process."""
+    if fitted.problem.elsewhere or not (refused := disclosure_of(fitted.problem, DisclosureRules()).refused):
+        return []
+    who = f"{len(refused)} of {len(fitted.roster.names)} clients ({shortened(refused)})"
+    return [f"  owners    {who} would refuse this by the usual disclosure rules: fit.disclosure()"]
 
 
 def _conclusion(fitted: Fitted) -> str:

@@ -11,6 +11,9 @@ from fedbayes.contract.algorithm import Method
 from fedbayes.correction.correct import Correction
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.low_rank import LowRankGaussian
+from fedbayes.owner.columns import Labels
+from fedbayes.owner.disclosure import Disclosure, disclosure_of
+from fedbayes.owner.rules import DisclosureRules
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.questions.clients import adapt, arguments_of, client_posterior, client_posteriors
@@ -301,6 +304,16 @@ class FederatedFit:
 
     loo_rows = _asks(loo_rows)
     """Leave-one-out over single rows, at the clients."""
+
+    def disclosure(self, rules: DisclosureRules | None = None, columns: Labels | None = None) -> Disclosure:
+        """What the clients' owners would refuse to send over a network, see :func:`fedbayes.disclosure`.
+
+        Raises
+        ------
+        ClientDataError
+            The clients' data are in other processes.
+        """
+        return disclosure_of(self.problem, rules or DisclosureRules(), columns or {})
 
     # files, and the screen
 

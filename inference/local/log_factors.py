@@ -17,7 +17,7 @@ from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, whitener
 from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import Client
 
-NUM_LOCAL, NUM_LOCAL_FINER = 64, 512  # draws that integrate out the locals at each draw of the globals
+NUM_LOCAL, NUM_LOCAL_FINER = 16, 512  # draws that integrate out the locals at each draw of the globals
 _AT_ONCE = 32  # draws of the globals side by side
 _COLD_NEWTON = 30  # steps to the locals' mode given the median of the draws
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals

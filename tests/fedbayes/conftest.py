@@ -1,4 +1,4 @@
-"""Stored fits, for whatever is drawn or printed."""
+"""Stored fits, for whatever is drawn or printed; and the helpers beside this file."""
 
 import importlib.util
 import sys
@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent))  # the package itself is found where it is installed
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from permissive import PERMISSIVE
 
 import fedbayes
 from fedbayes.contract.algorithm import CONTROL, Replies, Teams
@@ -263,9 +264,8 @@ class Networked:
         secrets, clients = client_secrets(key, len(problem.names)), make_clients()
         self.sites = []
         for place, name in enumerate(problem.names):
-            site = Site(
-                study, lambda config: clients[config["site-id"]], {"site-id": name, "state-dir": self.folder / name}
-            )
+            config = {"site-id": name, "state-dir": self.folder / name, **PERMISSIVE}
+            site = Site(study, lambda config: clients[config["site-id"]], config)
             secret = np.asarray(jax.random.key_data(secrets[place])).tobytes().hex()
             site.vault.secret = lambda run, data, secret=secret: secret
             self.sites.append(site)

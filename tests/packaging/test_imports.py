@@ -107,7 +107,7 @@ FLOORS = [
     {"problem.data"},
     {"problem.program"},
     {"problem"},
-    {"contract", "models"},
+    {"contract", "models", "owner"},
     {"rounds"},
     {"correction"},
     {"results"},

@@ -16,6 +16,7 @@ from fedbayes.network.charter import Hello
 from fedbayes.network.messages import Refusal, pack, unpack
 from fedbayes.network.study import Study, difference
 from fedbayes.network.transport import Address, Failure, NodeKey, Transport
+from fedbayes.owner.rules import Rule
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Register:
     def _explain(self, header: Mapping[str, object]) -> None:
         """Why a node takes no part."""
         site, reason = str(header["site"]), Refusal[str(header["reason"])]
-        log.error("Site %s takes no part: it %s.", site, reason.value)
+        log.error("Site %s takes no part: it %s%s.", site, reason.value, _counts(header))
         if reason is Refusal.STUDY:
             theirs = {str(part): str(text) for part, text in dict(header["study"]).items()}  # type: ignore[call-overload]
             log.error("%s", difference(self.study.description, theirs, site))
@@ -164,3 +165,11 @@ class Register:
         request = pack({"kind": "hello", "study": self.study.digest, "greeting": self._greeting})
         answers = self.transport.send({address: request}, min(self.timeout, _PATIENCE))
         return any(not isinstance(answer, Failure) for _, answer in answers)
+
+
+def _counts(header: Mapping[str, object]) -> str:
+    """How many columns a site's disclosure rules have stopped, by rule; of what it says nothing else is repeated."""
+    told = header.get("found")
+    found = told if isinstance(told, dict) else {}
+    counts = [f"{rule.words} {int(found[rule.words])}" for rule in Rule if rule.words in found]
+    return f" ({', '.join(counts)})" if counts else ""

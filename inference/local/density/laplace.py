@@ -16,6 +16,8 @@ from fedbayes.numerics.gaussian import symmetrised, whitener
 _LADDER = (0.0, 0.03, 1.0, 30.0, 1e3)
 # a saddle needs damping, which makes steps short: for each value of too little damping a longer one is tried
 _GROWTH = 2.0
+# relative: of starts that are as good as each other the first is taken, or rounding would choose, and machines disagree
+_TIE = 1e-9
 
 
 class Mode(NamedTuple):
@@ -84,7 +86,8 @@ def find_mode(
         mode, candidates, step = carry
         values = jax.vmap(log_density)(candidates)
         values = jnp.where(jnp.isfinite(values), values, -jnp.inf)
-        best = jnp.argmax(values)
+        ahead = jnp.where((step == 0) & jnp.isfinite(values[0]), _TIE * (1.0 + jnp.abs(values[0])), 0.0)
+        best = jnp.argmax(values.at[0].add(ahead))
         improved = values[best] > mode.value
         position = jnp.where(improved, candidates[best], mode.position)
         hessian, slope = jacobian(slope_of, has_aux=True)(position)

@@ -6,6 +6,7 @@ import arviz as az
 import jax
 import numpy as np
 from federation import copy_app
+from permissive import PERMISSIVE
 
 import fedbayes as fb
 from fedbayes.models import heart_disease
@@ -27,7 +28,7 @@ def nodes(folder, num):
     folder.mkdir()
     for name, data in hospitals(num).items():
         np.savez(folder / f"{name}.npz", **data)
-    return {name: {"data-path": str(folder / f"{name}.npz")} for name in hospitals(num)}
+    return {name: {"data-path": str(folder / f"{name}.npz"), **PERMISSIVE} for name in hospitals(num)}
 
 
 def settings(num, folder, **more):

@@ -68,7 +68,7 @@ def test_a_new_project_is_complete(project):
 
 
 def test_the_data_are_those_of_the_hospitals_to_the_last_digit(project):
-    clients = heart_disease.clients()
+    clients = heart_disease.coarse_clients()
     for site, hospital in {**SITES, "zurich": "switzerland"}.items():
         with (project / "data" / f"{site}.csv").open() as file:
             rows = [list(map(float, row)) for row in list(csv.reader(file))[1:]]
@@ -282,6 +282,20 @@ def test_a_site_s_own_latents_are_in_its_posterior(project, tmp_path):
         ours, theirs = written[name].to_numpy(), alone[name].to_numpy()
         # both have 800 draws, nearly independent: four standard errors of the difference of two means
         assert abs(ours.mean() - theirs.mean()) < 4 * theirs.std() * np.sqrt(2 / theirs.size)
+
+
+@pytest.mark.parametrize("site", [*SITES, "zurich"])
+def test_a_site_can_ask_its_disclosure_rules_before_it_takes_part(project, site):
+    config = config_of(site, project)
+    code, told = run("disclosure", "--project", project, "--config", as_text(config))
+    if site != "zurich":
+        assert (code, told) == (0, "Disclosure: nothing was found in 1 client by these rules.")
+        return
+    assert code == 1
+    assert "zurich 46 small cell x[1] 3 rows" in told
+    assert "zurich 46 rare outcome y 1 row" in told
+    (project / "sites" / "zurich" / "policy.toml").write_text("[disclosure]\nsmallest_cell = 1\nseparation = false\n")
+    assert run("disclosure", "--project", project, "--config", as_text(config))[0] == 0
 
 
 def test_a_site_that_has_kept_nothing(project):

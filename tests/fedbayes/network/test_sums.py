@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from permissive import PERMISSIVE
 
 import fedbayes as fb
 from fedbayes.contract.algorithm import Phase
@@ -90,7 +91,7 @@ def transcript(monkeypatch, tmp_path):
             x = rng.normal(size=(20, 2))
             clients[name] = {"x": x, "y": (x.sum(axis=1) + rng.logistic(size=20) > 0).astype(int)}
         study = Study(program, method)
-        configs = [{"site-id": name, "state-dir": str(tmp_path / name)} for name in NAMES]
+        configs = [{"site-id": name, "state-dir": str(tmp_path / name), **PERMISSIVE} for name in NAMES]
         sites = [Site(study, lambda config: clients[config["site-id"]], config) for config in configs]
         rounds = None if which == "FA-LD" else 3
         with warnings.catch_warnings():

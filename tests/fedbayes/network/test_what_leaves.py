@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from permissive import PERMISSIVE
 from scipy import stats
 
 import fedbayes as fb
@@ -62,7 +63,7 @@ def rehearse(folder, clients, which="EP", site=Site):
     """All answers of a fit, and the sites."""
     program, method = METHODS[which]
     study = Study(program, method)
-    configs = [{"site-id": name, "state-dir": str(folder / name)} for name in clients]
+    configs = [{"site-id": name, "state-dir": str(folder / name), **PERMISSIVE} for name in clients]
     network = Rehearsal(*(site(study, lambda config: clients[config["site-id"]], each) for each in configs))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)

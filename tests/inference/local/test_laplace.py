@@ -107,3 +107,11 @@ def test_the_site_of_a_gaussian_client_is_exact_with_its_local_integrated_out() 
     np.testing.assert_allclose(found.site.shift, [1.7 / 2.0], atol=1e-12)
     evidence = float(found.log_evidence - 0.5 * np.log(2.0 * np.pi))  # of the kernel, without the cavity's scale
     np.testing.assert_allclose(evidence, float(dist.Normal(0.0, np.sqrt(3.0)).log_prob(1.7)), atol=1e-9)
+
+
+@pytest.mark.parametrize(("lead", "mode"), [(1e-13, -1.0), (1e-3, 1.0)])
+def test_of_starts_that_are_as_good_as_each_other_the_first_is_taken(lead, mode):
+    """Which is better by rounding alone differs between machines, and between one client and many side by side."""
+    starts = jnp.asarray([[-0.9], [0.9]])
+    found = find_mode(lambda x: lead * (x[0] > 0.0) - jnp.sum((x**2 - 1.0) ** 2), starts, tolerance=1e-9)
+    np.testing.assert_allclose(found.position, [mode], atol=1e-6)
