@@ -89,7 +89,9 @@ def rehearsed(folder: Path, clients: dict[str, Any]) -> tuple[float, float, int,
     (folder / "policy.toml").write_text(POLICY)
     own = {"policy": str(folder / "policy.toml")}
     sites = [
-        Site(study, lambda config: clients[config["site-id"]], {"site-id": name, "state-dir": str(folder / name), **own})
+        Site(
+            study, lambda config: clients[config["site-id"]], {"site-id": name, "state-dir": str(folder / name), **own}
+        )
         for name in clients
     ]
     network = Rehearsal(*sites)

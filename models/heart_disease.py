@@ -109,7 +109,7 @@ def _coarse(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         "ecg": fine["restecg_1"] + fine["restecg_2"],
         "depression": fine["oldpeak"] >= 1.0,
     }
-    return np.column_stack([merged.get(name, fine.get(name)) for name in COARSE]).astype(float), y
+    return np.column_stack([(fine | merged)[name] for name in COARSE]).astype(float), y
 
 
 def _standardised(raw: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:

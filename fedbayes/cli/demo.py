@@ -4,7 +4,7 @@ The second half is possible only in a demonstration: in a real federation no one
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from fedbayes.fit import fit_federated
 from fedbayes.inference.ep.method import EP
 from fedbayes.models import heart_disease
+from fedbayes.owner.disclosure import Disclosure, disclosure
 from fedbayes.results import arviz as output
 from fedbayes.results.fit import FederatedFit
 
@@ -89,6 +90,41 @@ def fit(seed: int = 0, *, size: Size = FULL, progress: bool = False) -> Federate
         num_draws=size.draws,
         progress=progress,
     )
+
+
+def disclosed(clients: Mapping[str, Mapping[str, np.ndarray]], columns: Sequence[str]) -> Disclosure:
+    """What the hospitals would refuse to send, by the usual disclosure rules."""
+    return disclosure(heart_disease.model, clients, columns={"x": columns})
+
+
+def careful_fit(seed: int = 0, *, size: Size = FULL, progress: bool = False) -> FederatedFit:
+    """The same fit of what the hospitals would send by the usual disclosure rules.
+
+    Parameters
+    ----------
+    seed, size, progress
+        As for :func:`fit`.
+
+    Returns
+    -------
+    FederatedFit
+        Of three hospitals, with ``intercept`` and ``beta[coefficient]`` of the merged columns.
+    """
+    return fit_federated(
+        heart_disease.model,
+        careful_clients(),
+        method=EP(num_replicates=size.replicates),
+        key=jax.random.key(seed),
+        coords={"coefficient": list(heart_disease.COARSE)},
+        dims=heart_disease.DIMS,
+        num_draws=size.draws,
+        progress=progress,
+    )
+
+
+def careful_clients() -> dict[str, dict[str, np.ndarray]]:
+    """The hospitals that pass the disclosure rules once values that few patients have are merged."""
+    return {name: data for name, data in heart_disease.coarse_clients().items() if name != "switzerland"}
 
 
 def pooled(clients: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

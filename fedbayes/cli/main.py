@@ -88,6 +88,7 @@ def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bo
     size, progress = job.QUICK if quick else job.FULL, console.is_terminal
     _heading(console, "The clients", "Logistic regression of heart disease. The patients stay in their hospitals.")
     _show(console, _clients_table())
+    _tell_disclosure(console, job)
     _heading(console, "The federated fit", f"{job.METHOD}. The first round of each phase compiles: some seconds.")
     fit = job.fit(seed, size=size, progress=progress)
     _show(console, rounds_table(fit))
@@ -101,9 +102,59 @@ def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bo
         comparison = compare(fit.idata, reference)
         _show(console, comparison_table(comparison))
         console.print(_verdict(comparison))
+    _heading(console, "The careful fit", "Three hospitals, and columns in which no value belongs to few patients.")
+    careful = job.careful_fit(seed, size=size, progress=progress)
+    _show(console, beside_table(fit.idata, careful.idata))
+    console.print("In Zurich's data cholesterol is 0 throughout: without them its coefficient is another.")
     _heading(console, "The files")
     for what, path in job.save(fit, folder, reference).items():
         console.print(f"  {what:<30} {path}", soft_wrap=True, markup=False)
+
+
+def _tell_disclosure(console: "Console", job: Any) -> None:
+    """What the hospitals would not send over a network, and what a careful analyst does about it."""
+    from fedbayes.models import heart_disease
+
+    _heading(console, "What a hospital would not send", "fedbayes.disclosure(model, clients)")
+    found = job.disclosed(heart_disease.clients(), heart_disease.COORDS["coefficient"])
+    console.print(repr(found), markup=False, soft_wrap=True)
+    console.print(
+        "A patient who alone has some finding can be read off the hospital's messages, exactly. A careful analyst "
+        "merges what few patients have, has Long Beach send its men alone, as it has five women, and goes on without "
+        "Zurich, where one patient has no disease:",
+        soft_wrap=True,
+    )
+    console.print(repr(job.disclosed(job.careful_clients(), heart_disease.COARSE)), markup=False, soft_wrap=True)
+    console.print("These patients are public, so the fit below has all of them, and the careful one stands beside it.")
+
+
+def beside_table(idata: Any, careful: Any) -> "Table":
+    """Coefficients that two fits have in common, and how much wider those of the careful one are.
+
+    Parameters
+    ----------
+    idata, careful
+        ArviZ objects with ``beta`` over ``coefficient``.
+
+    Returns
+    -------
+    rich.table.Table
+        One row per coefficient.
+    """
+    columns = ["", "all patients\nmean", "sd", "careful\nmean", "sd", "difference,\nsds", "sd\nratio"]
+    one, two = (each["posterior"]["beta"] for each in (idata, careful))
+    rows = []
+    for name in one["coefficient"].to_numpy().tolist():
+        if name in two["coefficient"]:
+            mean, sd, other, its = (
+                float(of(("chain", "draw")))
+                for beta in (one.sel(coefficient=name), two.sel(coefficient=name))
+                for of in (beta.mean, beta.std)
+            )
+            rows.append(
+                [name, *(f"{x:.3f}" for x in (mean, sd, other, its)), f"{(other - mean) / sd:+.2f}", f"{its / sd:.2f}"]
+            )
+    return _table(columns, rows)
 
 
 def rounds_table(fit: "FederatedFit") -> "Table":

@@ -94,15 +94,15 @@ class Disclosure:
 
 def in_words(finding: Finding) -> str:
     """What was found, as counts."""
-    count, limit, cells = finding.count, finding.limit, finding.cells
-    rows = f"{count:,} row{'s' * (count != 1)}"
+    size, limit, cells = finding.size, finding.limit, finding.cells
+    rows = f"{size:,} row{'s' * (size != 1)}"
     match finding.rule:
         case Rule.ROWS:
             return f"{rows}, of {limit:.0f} that are asked for"
         case Rule.NEARLY_CONSTANT:
             return f"{rows} unlike all others"
         case Rule.LEVELS:
-            return f"{count:,} levels, of {limit:.0f} that are let out"
+            return f"{size:,} levels, of {limit:.0f} that are let out"
         case _:
             return rows if cells == 1 else f"{cells} cells, the smallest {rows}"
 
@@ -148,9 +148,8 @@ def disclosure(
     Raises
     ------
     ClientDataError, ModelError
-        As :func:`fit_federated` before its work starts.
-    ValueError
-        ``columns`` names no argument, or another number of columns than it has.
+        As :func:`fit_federated` before its work starts; or ``columns`` names no argument, or another number of columns
+        than it has.
 
     Examples
     --------
@@ -213,13 +212,13 @@ def _found(
 def _checked(columns: Labels, client: ClientArrays) -> Labels:
     for name, labels in columns.items():
         if isinstance(labels, str):
-            raise ValueError(f"`columns['{name}']` is the text {labels!r}; write a list of names.")
+            raise ClientDataError(f"`columns['{name}']` is the text {labels!r}; write a list of names.")
         if name not in client.arrays:
             raise ClientDataError(f"`columns` names '{name}', which is no array: {sorted(client.arrays)}.")
         shape = client.arrays[name].shape[1:]
         if shape != (len(labels),):
             raise ClientDataError(
-                f"`columns['{name}']` has {len(labels)} names, but `{name}` has the columns {shape}. Write one name for "
-                "each column."
+                f"`columns['{name}']` has {len(labels)} names, but `{name}` has the columns {shape}. Write one name "
+                "for each column."
             )
     return columns

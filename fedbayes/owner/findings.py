@@ -58,7 +58,8 @@ def _of_columns(
 ) -> Iterator[Finding]:
     outcomes = list(columns_of(client, sorted(roles.outcomes), rows, labels))
     covariates = list(columns_of(client, (name for name in client.arrays if name not in roles.outcomes), rows, labels))
-    tables, measured = [], []
+    tables: list[_Table] = []
+    measured: list[tuple[str, np.ndarray]] = []
     for columns in covariates:
         index = columns.names[0].partition("[")[0] in roles.indices
         few, others, found = _split(columns, rules, index)
@@ -134,9 +135,7 @@ def _crossed(outcome: _Table, tables: list[_Table], rules: DisclosureRules) -> I
             yield Finding(Rule.SEPARATION, name, int(told.min()), 0, len(told))
 
 
-def _parted(
-    outcome: _Table, measured: list[tuple[str, np.ndarray]], rules: DisclosureRules
-) -> Iterator[Finding]:
+def _parted(outcome: _Table, measured: list[tuple[str, np.ndarray]], rules: DisclosureRules) -> Iterator[Finding]:
     """Measurements of which a threshold tells two outcomes apart."""
     if len(outcome.counts) != 2 or not rules.separation:
         return

@@ -48,7 +48,7 @@ class Finding(NamedTuple):
         Which one.
     column
         ``"x[age]"``, ``"y"``, ``"y by x[sex]"``; empty where it is about all rows.
-    count
+    size
         Rows in the smallest such cell; rows that differ from all others; levels; rows that are told.
     limit
         What the rule asks for.
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 
     rule: Rule
     column: str
-    count: int
+    size: int
     limit: float
     cells: int = 1
 

@@ -29,7 +29,7 @@ class Policy(NamedTuple):
 
 
 def read_policy(config: Config) -> Policy:
-    """The policy of a site: the file that ``policy`` of its configuration names, or ``policy.toml`` in its state folder.
+    """A site's policy: the file that ``policy`` of its configuration names, or ``policy.toml`` in its state folder.
 
     Raises
     ------
@@ -42,7 +42,9 @@ def read_policy(config: Config) -> Policy:
         told = tomllib.loads(path.read_text())
     except FileNotFoundError:
         if given:
-            raise ClientDataError(f"The site's policy, '{path}', is not there: the node's configuration names it.") from None
+            raise ClientDataError(
+                f"The site's policy, '{path}', is not there: the node's configuration names it."
+            ) from None
         return Policy(path, DisclosureRules())
     except (OSError, ValueError) as error:
         raise ClientDataError(f"The site's policy, '{path}', can't be read: {error}.") from None

@@ -1,0 +1,159 @@
+"""A site's policy: its disclosure rules are asked before anything leaves, and its owner alone can change them.
+
+The attack is real: a server that follows the protocol reads a patient off a site's first answer, where the patient is
+the only one with some finding.
+"""
+
+import logging
+
+import jax
+import numpy as np
+import pytest
+
+import fedbayes as fb
+from fedbayes.errors import ClientDataError, FederatedError
+from fedbayes.models import heart_disease
+from fedbayes.network.client.policy import read_policy
+from fedbayes.network.fit import fit_over
+from fedbayes.network.messages import pack, unpack
+from fedbayes.network.rehearsal import Rehearsal
+from fedbayes.network.server.remote import Patience
+from fedbayes.network.site import Site
+from fedbayes.network.study import Study
+from fedbayes.numerics.gaussian import Gaussian, unpacked
+from fedbayes.rounds.wire import arrays_of
+
+LENIENT = "[disclosure]\nsmallest_cell = 1\nseparation = false\n"
+STUDY = Study(heart_disease.model, fb.Laplace())
+
+
+def site_of(folder, name="switzerland", policy="", data=None, study=STUDY) -> Site:
+    data = heart_disease.clients()[name] if data is None else data
+    folder = folder / name
+    folder.mkdir(exist_ok=True)
+    if policy:
+        (folder / "policy.toml").write_text(policy)
+    return Site(study, lambda config: data, {"site-id": name, "state-dir": str(folder)})
+
+
+def greeted(site) -> dict:
+    """The header of the answer to a first message."""
+    return unpack(site.answer(pack({"kind": "hello", "study": site.study.digest}))).header
+
+
+def test_a_site_refuses_before_anything_leaves(tmp_path, caplog):
+    answer = greeted(site_of(tmp_path))
+    assert {name: answer[name] for name in ("kind", "reason", "found")} == {
+        "kind": "refusal", "reason": "DISCLOSURE", "found": {"small cell": 5, "rare outcome": 1},
+    }  # fmt: skip
+    assert answer.keys() == {"format", "kind", "site", "reason", "study", "found"}
+    assert answer["study"] == {}
+    assert "switzerland  46    small cell    x[2]    1 row" in caplog.text
+    assert f"The owner sets the limits in '{tmp_path}/switzerland/policy.toml', under [disclosure]." in caplog.text
+
+
+def test_its_owner_can_let_the_study_out(tmp_path):
+    assert greeted(site_of(tmp_path, policy=LENIENT))["kind"] == "hello"
+
+
+def test_a_policy_is_where_the_configuration_says(tmp_path):
+    (tmp_path / "own.toml").write_text("[disclosure]\nsmallest_cell = 7\n")
+    assert read_policy({"site-id": "a", "policy": str(tmp_path / "own.toml")}).rules.smallest_cell == 7
+    assert read_policy({"site-id": "a", "state-dir": str(tmp_path)}).rules == fb.DisclosureRules()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[disclosure]\nsmalest_cell = 3\n", r"has 'smalest_cell', which is none .* Did you mean 'smallest_cell'\?"),
+        ("[disclosures]\n", r"has 'disclosures', which is none of the settings: \['disclosure'\]"),
+        ("disclosure = 5\n", r"write the rules as a table, \[disclosure\]"),
+        ("[disclosure]\nsmallest_cell = 0\n", r"`smallest_cell` is 0; write a whole number from 1 on"),
+        ("[disclosure\n", r"can't be read: "),
+    ],
+)
+def test_a_policy_that_can_not_be_read_lets_nothing_out(tmp_path, text, told):
+    site = site_of(tmp_path, "cleveland", policy=text)
+    with pytest.raises(ClientDataError, match=told):
+        read_policy({"site-id": "cleveland", "state-dir": str(tmp_path / "cleveland")})
+    assert greeted(site)["reason"] == "POLICY"
+
+
+def test_a_policy_that_is_named_must_be_there(tmp_path):
+    with pytest.raises(ClientDataError, match=r"nowhere\.toml', is not there: the node's configuration names it"):
+        read_policy({"site-id": "a", "policy": str(tmp_path / "nowhere.toml")})
+
+
+def test_the_rules_are_asked_again_when_the_data_change(tmp_path):
+    data = dict(heart_disease.coarse_clients()["cleveland"])
+    site = site_of(tmp_path, "cleveland", data=data)
+    assert greeted(site)["kind"] == "hello"
+    x = data["x"].copy()
+    x[:, 1] = np.arange(len(x)) < 2  # two patients differ from all others in the sex
+    data["x"] = x
+    assert greeted(site)["found"] == {"small cell": 1}
+
+
+def test_a_policy_that_becomes_stricter_holds_in_the_next_message(tmp_path):
+    names = ("cleveland", "hungarian", "va")
+    data = heart_disease.coarse_clients()
+    sites = [site_of(tmp_path, name, data=data[name]) for name in names]
+
+    class Interrupted(Rehearsal):
+        def send(self, requests, timeout):
+            for address, answer in super().send(requests, timeout):
+                if unpack(answer).header["kind"] == "round":
+                    (tmp_path / "va" / "policy.toml").write_text("[disclosure]\nsmallest_cell = 30\n")
+                yield address, answer
+
+    network = Interrupted(*sites)
+    patience = Patience(round_timeout=5.0, min_clients=3, give_up_after=0.5)
+    with pytest.raises(FederatedError):
+        fit_over(network, STUDY, key=jax.random.key(0), num_clients=3, progress=False, patience=patience)
+    refused = [unpack(each).header for each in network.answered if unpack(each).header["kind"] == "refusal"]
+    assert {(each["site"], each["reason"]) for each in refused} == {("va", "DISCLOSURE")}
+
+
+def test_the_server_s_log_says_how_many_columns(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    data = heart_disease.coarse_clients()
+    sites = [site_of(tmp_path, name, data=data[name]) for name in heart_disease.HOSPITALS]
+    fit = fit_over(Rehearsal(*sites), STUDY, key=jax.random.key(0), num_clients=3, progress=False, join_timeout=20.0)
+    assert set(fit.client_names) == {"cleveland", "hungarian", "va"}
+    told = "it is kept out of this study by its owner's disclosure rules; its own log says where"
+    assert f"Site switzerland takes no part: {told} (small cell 2, rare outcome 1)." in caplog.text
+
+
+def covariates_read_off(answer, column: int) -> np.ndarray:
+    """The row of a site's Hessian for one global, over its diagonal.
+
+    Where one patient alone has the finding that the global stands for, ``(X'WX)_j / (X'WX)_jj`` is that patient's row.
+    """
+    told = arrays_of(answer.body)
+    parts = (told[f"total/site/{name}"][0] for name in ("shift", "precision", "log_scale"))
+    hessian = np.asarray(unpacked(Gaussian(*parts)).precision)
+    return hessian[column] / hessian[column, column]
+
+
+def uncentred(name: str) -> dict[str, np.ndarray]:
+    """A hospital whose dummies are zero for patients without the finding."""
+    data = heart_disease.clients()[name]
+    return {**data, "x": np.where(np.arange(13) == 2, data["x"] > 0.0, data["x"])}
+
+
+@pytest.mark.parametrize("policy", [LENIENT, ""])
+def test_a_patient_who_alone_has_a_finding_is_read_off_the_first_answer_unless_the_rules_say_no(tmp_path, policy):
+    site = site_of(tmp_path, data=uncentred("switzerland"), policy=policy)
+    others = [site_of(tmp_path, name, data=uncentred(name), policy=LENIENT) for name in ("cleveland", "va")]
+    network = Rehearsal(site, *others)
+    options = {"num_clients": 3 if policy else 2, "progress": False, "correct": False, "join_timeout": 5.0}
+    fit_over(network, STUDY, key=jax.random.key(0), **options)
+    answers = [message for message in map(unpack, network.answered) if message.header["site"] == "switzerland"]
+    kinds = {message.header["kind"] for message in answers}
+    if not policy:
+        assert kinds == {"refusal"}
+        return
+    first = next(message for message in answers if message.header["kind"] == "round")
+    x = uncentred("switzerland")["x"]
+    (patient,) = np.flatnonzero(x[:, 2])
+    np.testing.assert_allclose(covariates_read_off(first, 3)[1:], x[patient], atol=1e-9)
