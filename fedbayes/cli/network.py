@@ -69,6 +69,26 @@ def disclosure(
         raise typer.Exit(1)
 
 
+def log(
+    config: Annotated[
+        str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
+    ],
+    last: Annotated[int, typer.Option(min=1, help="How many of the latest requests are shown.")] = 40,
+) -> None:
+    """At a site: what it was asked, what it has answered, and how many numbers have left it."""
+    with _plain_errors():
+        from fedbayes.flower.sites import read_config
+        from fedbayes.network.client.journal import Journal, as_text
+        from fedbayes.network.client.naming import site_folder, site_name
+
+        settings = read_config(config)
+        name, journal = site_name(settings), Journal(site_folder(settings))
+    if not journal.path.exists():
+        typer.echo(f"Site {name} was asked nothing yet: there is no file '{journal.path}'.")
+        return
+    typer.echo(as_text(list(journal.entries()), last))
+
+
 def _tell(site: "Site", idata: object, path: Path) -> None:
     """What was written, in few lines."""
     posterior = idata["posterior"]  # type: ignore[index]  # of either generation of ArviZ

@@ -14,6 +14,7 @@ from fedbayes.errors import ClientDataError, FederatedError, ModelError
 from fedbayes.fit import updates_after
 from fedbayes.network.charter import Hello, Seat, read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
+from fedbayes.network.client.journal import Journal
 from fedbayes.network.client.naming import Config, site_folder, site_name
 from fedbayes.network.client.policy import read_policy
 from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
@@ -32,6 +33,8 @@ from fedbayes.runtime.precision import computing
 
 LoadData = Callable[[Config], Mapping[str, Any]]
 log = logging.getLogger(__name__)
+
+_TOLD = ("round", "after")  # requests whose answers hold arrays
 
 
 @contextmanager
@@ -202,6 +205,7 @@ class Site:
         self.study, self.name = study, site_name(config)
         self.vault = Vault(site_folder(config))
         self.vault.claim(self.name)
+        self.journal = Journal(self.vault.folder)
         self._load_data, self._config = load_data, config
         self._data: ClientArrays | None = None
         self._digest = ""  # of the data that were read last
@@ -213,9 +217,10 @@ class Site:
     def answer(self, request: bytes) -> bytes:
         """The answer to a request; it never raises. What went wrong is said by a code, and explained in the log."""
         counts: dict[str, int] = {}
+        asked: dict[str, Any] = {}
         try:
             with computing():
-                return self._answered(request)
+                return self._logged(asked, self._answered(request, asked))
         except Refused as refused:
             reason, counts = refused.reason, refused.counts
             log.error("Site %s %s.", self.name, reason.value)
@@ -229,15 +234,27 @@ class Site:
             reason = Refusal.FAILED
             log.exception("A request could not be answered.")
         told = self.study.description if reason is Refusal.STUDY else {}
-        return pack({"kind": "refusal", "site": self.name, "reason": reason.name, "study": told, "found": counts})
+        refusal = {"kind": "refusal", "site": self.name, "reason": reason.name, "study": told, "found": counts}
+        try:
+            self.journal.write(asked, self._digest, 0, reason.name)
+        except OSError:  # a refusal says nothing of the data
+            log.exception("'%s' can't be written.", self.journal.path)
+        return pack(refusal)
 
-    def _answered(self, request: bytes) -> bytes:
+    def _logged(self, asked: Mapping[str, Any], answer: bytes) -> bytes:
+        """The answer, once the site's log has a line for it: what can't be logged does not leave."""
+        numbers = sum(array.size for array in arrays_of(unpack(answer).body).values()) if asked["kind"] in _TOLD else 0
+        self.journal.write(asked, self._digest, numbers, "answered")
+        return answer
+
+    def _answered(self, request: bytes, asked: dict[str, Any]) -> bytes:
         try:
             message = unpack(request)
         except ValueError:
             log.exception("A request can't be read.")
             raise Refused(Refusal.FORMAT) from None
         header = message.header
+        asked.update(header)
         if header.get("study") != self.study.digest:
             raise Refused(Refusal.STUDY)
         kind = header["kind"]

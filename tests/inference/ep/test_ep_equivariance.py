@@ -24,11 +24,12 @@ NES = Path(__file__).parents[2] / "data" / "posteriordb" / "nes1980-nes.json"
 
 
 class Problem(NamedTuple):
-    """A program in the coordinates of a basis, and its clients."""
+    """A program in the coordinates of a basis, its clients, and from where EP starts."""
 
     size: int
     model: Callable
     clients: dict
+    init: str = "auto"
 
 
 def gaussian(basis: np.ndarray, sd: np.ndarray):
@@ -103,7 +104,11 @@ def mean_and_scale() -> Problem:
 
 
 def hierarchical() -> Problem:
-    """Groups as local latents; the log of their scale is a global."""
+    """Groups as local latents; the log of their scale is a global.
+
+    EP starts at the clients' own modes: rounds of Newton's method, whose damping takes its scale from the coordinates,
+    would end at one distance in these and at another in those.
+    """
     rng, groups, clients = np.random.default_rng(1), 6, {}
     for k in range(5):
         group = np.repeat(np.arange(groups), 5)
@@ -120,7 +125,7 @@ def hierarchical() -> Problem:
 
         return program
 
-    return Problem(2, model, clients)
+    return Problem(2, model, clients, init="laplace")
 
 
 def oblique(size: int) -> np.ndarray:
@@ -131,7 +136,8 @@ def oblique(size: int) -> np.ndarray:
 
 
 def fit(problem: Problem, basis: np.ndarray) -> fb.FederatedFit:
-    return fb.fit_federated(problem.model(basis), problem.clients, key=jax.random.key(0), progress=False)
+    method = fb.EP(init=problem.init)
+    return fb.fit_federated(problem.model(basis), problem.clients, method=method, key=jax.random.key(0), progress=False)
 
 
 def last(found: fb.FederatedFit, name: str) -> float:

@@ -1,0 +1,152 @@
+"""The site's log of what it was asked: one line a request, written before the answer leaves, and never rewritten."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+JOURNAL = "requests.jsonl"
+_LONGEST = 80  # characters of a word that came from the server
+_DIGITS = 12  # of a digest
+
+
+class Entry(NamedTuple):
+    """One request, and what became of it.
+
+    Attributes
+    ----------
+    time
+        When it was answered, UTC, to the second.
+    kind
+        ``hello``, ``join``, ``round``, ``after``, ``conclude``; empty where the request can't be read.
+    study, run
+        The first digits of the study's digest, and of the run's name.
+    order
+        The request's number in the run.
+    update
+        What was to be computed.
+    data
+        The first digits of the digest of the site's data; empty before they are read.
+    numbers
+        How many numbers have left.
+    result
+        ``answered``, or the name of the refusal.
+    """
+
+    time: str
+    kind: str
+    study: str
+    run: str
+    order: int
+    update: str
+    data: str
+    numbers: int
+    result: str
+
+
+class Journal:
+    """The log of a site, in its state folder, which its owner alone can read.
+
+    Parameters
+    ----------
+    folder
+        Of the site.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / JOURNAL
+
+    def write(self, asked: Mapping[str, Any], data: str, numbers: int, result: str) -> None:
+        """Append a line.
+
+        Parameters
+        ----------
+        asked
+            The request's header; of its words no more is kept than a name needs.
+        data
+            Digest of the site's data.
+        numbers
+            Numbers in the answer.
+        result
+            What became of it.
+
+        Raises
+        ------
+        OSError
+            It can't be written: then nothing must leave.
+        """
+        words = {name: _plain(str(asked.get(name, ""))) for name in ("kind", "study", "run", "update")}
+        order = asked.get("order")
+        entry = Entry(
+            datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            words["kind"],
+            words["study"][:_DIGITS],
+            words["run"][:_DIGITS],
+            order if isinstance(order, int) else -1,
+            words["update"],
+            data[:_DIGITS],
+            numbers,
+            result,
+        )
+        line = json.dumps(entry._asdict()).encode() + b"\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(line)
+
+    def entries(self) -> Iterator[Entry]:
+        """What was written, the oldest first; a line that a crash has cut short is left out."""
+        if not self.path.exists():
+            return
+        with self.path.open() as file:
+            for line in file:
+                try:
+                    yield Entry(**json.loads(line))
+                except (ValueError, TypeError):
+                    continue
+
+
+def _plain(word: str) -> str:
+    """A word of the server's that a terminal can show."""
+    return "".join(each if each.isascii() and each.isprintable() else "?" for each in word[:_LONGEST])
+
+
+def as_text(entries: Sequence[Entry], last: int) -> str:
+    """The latest requests as a table, and what has left in all.
+
+    Parameters
+    ----------
+    entries
+        All of them.
+    last
+        How many are shown.
+    """
+    head = ("time, UTC", "request", "run", "order", "update", "numbers", "answer")
+    rows = [
+        (
+            e.time,
+            e.kind or "unreadable",
+            e.run,
+            str(e.order) if e.order >= 0 else "",
+            e.update,
+            f"{e.numbers:,}",
+            e.result,
+        )
+        for e in entries[max(0, len(entries) - last) :]
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
+    return "\n".join([*lines, *_totals(entries)])
+
+
+def _totals(entries: Sequence[Entry]) -> Iterator[str]:
+    """For each data set that was asked about, how many numbers have left, and in how many runs."""
+    for data in dict.fromkeys(entry.data for entry in entries if entry.numbers):
+        about = [entry for entry in entries if entry.data == data]
+        numbers, runs = sum(entry.numbers for entry in about), len({entry.run for entry in about if entry.run})
+        yield f"{numbers:,} numbers about the data {data} have left in {runs} run{'s' * (runs != 1)}."
+    num, refused = len(entries), sum(entry.result != "answered" for entry in entries)
+    yield f"{num:,} request{'s' * (num != 1)} in all, {refused:,} of them refused."
