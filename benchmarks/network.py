@@ -125,7 +125,7 @@ def over_processes(folder: Path, clients: dict[str, Any]) -> tuple[float, float,
     sites = {name: {"data-path": str(data / f"{name}.npz"), **own} for name in clients}
     with Federation(folder / "federation", sites) as federation:
         federation.start()
-        settings = {"num-clients": len(clients), "output": str(folder / "fit"), "num-draws": 500}
+        settings = {"num-clients": len(clients), "output": str(folder / "fit"), "num-draws": 500, "node-keys": "no"}
         started = time.perf_counter()
         run = federation.run(app, settings)
         if run.wait(3000) != "finished:completed":

@@ -46,6 +46,8 @@ def client_posterior(
         idata = own_posterior(site)
         path = output or Path(f"{site.name}.nc")
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)  # it tells of the site's own rows: for its owner alone
         idata.to_netcdf(str(path))
     _tell(site, idata, path)
 

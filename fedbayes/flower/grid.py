@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
@@ -38,19 +38,34 @@ class GridTransport:
         What Flower gives to a server app.
     keys
         Whether nodes have keys of their own that outlive a restart, so that a site can be bound to its node's key.
-        ``None``: those nodes have one that were registered under a name (``flwr supernode register --name``). A node
-        that nobody has registered makes a new key whenever it starts, and has no name.
+        ``None``: those have one that were registered under a name (``flwr supernode register --name``), and no other
+        node takes part: it could claim any site. A node that nobody has registered makes a new key whenever it starts,
+        and has no name.
     pause
         Seconds between two looks for answers.
     """
 
     def __init__(self, grid: Grid, *, keys: bool | None = None, pause: float = 0.1) -> None:
         self._grid, self._keys, self._pause = grid, keys, pause
+        self._nameless: set[int] = set()  # nodes that were told of
 
     def addresses(self) -> Mapping[int, NodeKey | None]:
-        """The nodes that are there now, each with its key; ``None`` where it has no lasting one."""
-        nodes = self._grid.get_nodes()
-        return {node.node_id: _key(node.public_key, node.name) if self._lasting(node.name) else None for node in nodes}
+        """The nodes that may take part and are there now, each with its key; ``None`` where it has no lasting one."""
+        nodes = list(self._grid.get_nodes())
+        if self._keys is None:
+            self._tell_nameless(node.node_id for node in nodes if not node.name)
+            nodes = [node for node in nodes if node.name]
+        lasting = self._keys is not False
+        return {node.node_id: _key(node.public_key, node.name) if lasting else None for node in nodes}
+
+    def _tell_nameless(self, addresses: Iterable[int]) -> None:
+        for address in set(addresses) - self._nameless:
+            self._nameless.add(address)
+            logger.warning(
+                "Node %s is registered under no name and takes no part. Register its key under its site's name, "
+                '`flwr supernode register KEY server --name SITE`; where nodes have no keys, set node-keys = "no".',
+                address,
+            )
 
     def send(self, requests: Mapping[int, bytes], timeout: float) -> Iterator[tuple[int, bytes | Failure]]:
         """Send one request to each node.
@@ -92,11 +107,8 @@ class GridTransport:
             if waiting:
                 time.sleep(min(self._pause, max(0.0, deadline - time.monotonic())))
         if waiting:
-            here = self.addresses()
+            here = {node.node_id for node in self._grid.get_nodes()}
             yield from ((address, Failure.LATE if address in here else Failure.GONE) for address in waiting.values())
-
-    def _lasting(self, name: str) -> bool:
-        return bool(name) if self._keys is None else self._keys
 
 
 def _key(public: bytes, name: str | None) -> NodeKey:

@@ -36,8 +36,8 @@ class Settings:
         Folder for the fit and its checkpoint, from which the same run goes on when it is started again. A relative one
         lies where the SuperLink was started.
     node_keys
-        ``"yes"``: nodes have keys that outlive a restart; ``"no"``: they have none; ``"named"``: those have one that
-        were registered under a name.
+        ``"named"``: only nodes take part whose keys were registered under a name, and they are bound to its site;
+        ``"yes"``: all nodes have keys that outlive a restart, named or not; ``"no"``: they have none.
     """
 
     num_clients: int = 0

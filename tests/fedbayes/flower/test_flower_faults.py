@@ -84,7 +84,9 @@ def test_processes_killed_over_a_request(federation, echo, rounds, output):
 @pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
 def test_a_node_killed_in_mid_run_comes_back_under_another_address(federation, tmp_path):
     """Without a key of its own: its data count once all the same. See the fits for one with a key."""
-    run = federation.run(app_with(EP, tmp_path / "app"), settings(THREE, tmp_path / "fit", **{"round-timeout": 40.0}))
+    run = federation.run(
+        app_with(EP, tmp_path / "app"), settings(THREE, tmp_path / "fit", **{"round-timeout": 40.0, "node-keys": "no"})
+    )
     run.wait_for("Phase EP, round 1", LONG)
     worker = federation.workers()["site-1"]
     federation.kill(1)

@@ -156,11 +156,12 @@ def test_messages_live_as_long_as_the_round():
     assert message.metadata.message_type == "query.fedbayes"
 
 
-def test_only_keys_that_last_are_shown():
+def test_only_nodes_with_a_name_take_part(caplog):
     grid = FakeGrid({1: (0.0, b""), 2: (0.0, b"")}, names={1: "north"})
     addresses = GridTransport(grid).addresses()
     assert addresses[1].fingerprint.startswith("SHA256:")
     assert addresses[1].name == "north"
-    assert addresses[2] is None
+    assert addresses.keys() == {1}  # whoever has a key and no name could claim any site
+    assert "Node 2 is registered under no name and takes no part." in caplog.text
     assert set(GridTransport(grid, keys=False).addresses().values()) == {None}
     assert len(set(GridTransport(grid, keys=True).addresses().values()) - {None}) == 2

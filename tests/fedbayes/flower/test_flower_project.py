@@ -225,6 +225,7 @@ def test_the_project_s_study_is_fitted_and_a_site_writes_its_posterior(project, 
     code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
     assert code == 0, told
     assert "The posterior of site cleveland, given all sites' data, is in cleveland.nc" in told
+    assert stat.S_IMODE((tmp_path / "cleveland.nc").stat().st_mode) == 0o600
     assert "intercept: mean" in told
     from fedbayes.results.arviz import from_netcdf
 
