@@ -64,9 +64,14 @@ def disclosure(
     """
     with _plain_errors():
         from fedbayes.flower.sites import load_site, read_config
+        from fedbayes.network.client.policy import read_policy
 
-        found = load_site(project, read_config(config)).disclosure()
+        settings = read_config(config)
+        policy = read_policy(settings)
+        found = load_site(project, settings).disclosure()
     typer.echo(repr(found))
+    there = "" if policy.path.exists() else ", which is not there: the limits are the defaults"
+    typer.echo(f"  policy: {policy.path}{there}")
     if found.refused:
         raise typer.Exit(1)
 

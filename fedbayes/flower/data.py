@@ -12,7 +12,7 @@ from fedbayes.errors import ClientDataError
 from fedbayes.network.client.naming import Config
 
 Wanted = Mapping[str, str | Sequence[str]]
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, Any]
 
 _SETTING = "data-path"
 
@@ -26,7 +26,8 @@ def columns(**arguments: str | Sequence[str]) -> Callable[[Config], Arrays]:
     Parameters
     ----------
     **arguments
-        The model's arguments: one name gives a vector of that column, a list of names a matrix of these columns. Of an
+        The model's arguments: one name gives a vector of that column, a list of names a matrix of these columns, which
+        keeps their names (a :class:`xarray.DataArray`). Of an
         NPZ file they are names of arrays; without any arguments all its arrays are read, each as the argument of its
         name.
 
@@ -167,9 +168,16 @@ def _refuse_missing(path: Path, wanted: Wanted, known: list[str], what: str) -> 
 def _arranged(found: Mapping[str, np.ndarray], wanted: Wanted) -> Arrays:
     """The arguments: vectors, and matrices of the kind of numbers that holds all their columns."""
     return {
-        name: found[value] if isinstance(value, str) else np.stack([found[each] for each in value], axis=1)
+        name: found[value] if isinstance(value, str) else _matrix([found[each] for each in value], value)
         for name, value in wanted.items()
     }
+
+
+def _matrix(columns: Sequence[np.ndarray], names: Sequence[str]) -> Any:
+    """A matrix that knows its columns, so that whatever is said of one has its name."""
+    import xarray as xr
+
+    return xr.DataArray(np.stack(columns, axis=1), dims=("row", "column"), coords={"column": list(names)})
 
 
 def _names(wanted: Wanted) -> list[str]:

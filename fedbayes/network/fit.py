@@ -220,9 +220,14 @@ def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float
             wanted = f"the sites {list(sites)}" if sites else f"{num} in all"
             raise FederatedError(
                 f"After {timeout:g} s {sorted(register.hellos) or 'no sites'} have joined, and {wanted} are needed. "
-                "Start the others, or ask for fewer; the log says who was refused."
+                f"Start the others, or ask for fewer.{_who_refused(register)}"
             )
         time.sleep(min(_LOOK_EVERY, timeout / 10.0))
+
+
+def _who_refused(register: Register) -> str:
+    """The sites that take no part, and why."""
+    return "".join(f" Site '{site}' takes no part: it {reason}." for site, reason in sorted(register.refused.items()))
 
 
 def _joined(

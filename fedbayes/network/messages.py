@@ -32,7 +32,7 @@ class Refusal(Enum):
 
 
 class Refused(FedbayesError):
-    """A client's no, with the reason that may leave it, and how many columns it concerns by rule."""
+    """A client's no, with the reason that may leave it, and how often each of its owner's rules has found something."""
 
     def __init__(self, reason: Refusal, counts: Mapping[str, int] | None = None) -> None:
         super().__init__(reason.value)

@@ -16,7 +16,7 @@ from fedbayes.network.charter import Hello, Seat, read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
 from fedbayes.network.client.journal import Journal
 from fedbayes.network.client.naming import Config, site_folder, site_name
-from fedbayes.network.client.policy import read_policy
+from fedbayes.network.client.policy import Policy, read_policy
 from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
 from fedbayes.network.client.vault import RunVault, Vault
 from fedbayes.network.draws import with_draws
@@ -258,16 +258,14 @@ class Site:
         if header.get("study") != self.study.digest:
             raise Refused(Refusal.STUDY)
         kind = header["kind"]
+        policy = self._policy()  # before the study's code reads the data
+        client = self._greeted(header.get("greeting")) if kind == "hello" else self._client()
+        self._let_out(client, policy)
         if kind == "hello":
-            client = self._greeted(header.get("greeting"))
-            self._let_out_if_it_runs(client)
             return self._reply(header, Hello.of(self.name, client).written())
         if kind == "join":
-            own = self._own(Seat.read(header["seat"]))
-            self._let_out(own.client)
-            return self._reply(header, asdict(own.joined))
+            return self._reply(header, asdict(self._own(Seat.read(header["seat"])).joined))
         session = self.session(header)
-        self._let_out(session.problem.held(self.name))
         if kind == "round":
             return self._reply(header, {}, session.round(message))
         if kind == "after":
@@ -279,35 +277,33 @@ class Site:
     def disclosure(self) -> Disclosure:
         """What the owner's disclosure rules find in the site's data. Nothing is sent."""
         with computing():
-            client, rules = self._client(), read_policy(self._config).rules
+            rules = read_policy(self._config).rules
+            client = self._client()
             with _model_of():
                 return disclosure_of_client(self.study.options, self.name, client, rules)
 
-    def _let_out_if_it_runs(self, client: ClientArrays) -> None:
-        """The same before a site joins; a model that fails on its data says so when it joins, with all kinds known."""
+    def _policy(self) -> Policy:
         try:
-            self._let_out(client)
-        except Refused:
-            raise
-        except Exception:
-            log.debug("The model fails on this site's data.", exc_info=True)
+            return read_policy(self._config)
+        except ClientDataError as error:
+            log.error("%s", error)
+            raise Refused(Refusal.POLICY) from None
 
-    def _let_out(self, client: ClientArrays) -> None:
-        """Ask the owner's rules, for these data once; the policy is read each time, since its owner may change it.
+    def _let_out(self, client: ClientArrays, policy: Policy) -> None:
+        """Ask the owner's rules, once for these data and these rules.
+
+        They are asked of the data as the site has read them: what a server makes of them later, as by the kinds of
+        numbers in a seat, is of no account.
 
         Raises
         ------
         Refused
-            Something was found, or the policy can't be read; the log says what, and the answer how often.
+            Something was found, or the rules can't be asked; the log says what, and the answer how often.
         """
-        try:
-            policy = read_policy(self._config)
-        except ClientDataError as error:
-            log.error("%s", error)
-            raise Refused(Refusal.POLICY) from None
         if self._passed == (self._digest, policy.rules):
             return
-        found = disclosure_of_client(self.study.options, self.name, client, policy.rules)
+        with _model_of():
+            found = disclosure_of_client(self.study.options, self.name, client, policy.rules)
         if found.refused:
             log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
             raise Refused(Refusal.DISCLOSURE, found.counts(self.name))

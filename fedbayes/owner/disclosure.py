@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbayes.errors import ClientDataError
-from fedbayes.owner.columns import Labels, Roles, num_rows, roles_of
-from fedbayes.owner.findings import findings_of
+from fedbayes.owner.columns import Labels, Roles, columns_of, num_rows, roles_of
+from fedbayes.owner.findings import findings_of, looked_at
 from fedbayes.owner.rules import DisclosureRules, Finding, Rule
 from fedbayes.problem.data.explained import explaining
 from fedbayes.problem.data.reading import ClientArrays, prepare_clients
@@ -37,12 +37,15 @@ class Disclosure:
         Unconstrained globals of the model.
     rules
         The limits.
+    looked_at
+        What the model does with its arguments, and which of them the rules have not looked at, in words.
     """
 
     rows: Mapping[str, int]
     findings: Mapping[str, tuple[Finding, ...]]
     num_globals: int
     rules: DisclosureRules
+    looked_at: str
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -57,52 +60,52 @@ class Disclosure:
     def table(self) -> list[tuple[str, ...]]:
         """One row for each finding: client, its rows, rule, column, and what was found, as text."""
         return [
-            (name, f"{self.rows[name]:,}", finding.rule.words, finding.column, in_words(finding))
+            (name, f"{self.rows[name]:,}", finding.rule.words, finding.column, in_words(finding, self.num_globals))
             for name, found in self.findings.items()
             for finding in found
         ]
 
     def __repr__(self) -> str:
-        table, head = self.table(), f"Disclosure: {self._headline()}"
-        if not table:
-            return head
-        return "\n".join([head, *_aligned([_HEAD, *table[:_SHOWN]]), *self._more(table), *self._advice()])
+        table = self.table()
+        shown = _aligned([_HEAD, *table[:_SHOWN]]) if table else ()
+        return "\n".join([f"Disclosure: {self._headline()}", *shown, *self._below(table)])
 
     def _repr_html_(self) -> str:
         style = ' style="text-align: left"'
-        lines = [_HEAD, *self.table()] if self.refused else []
+        table = self.table()
+        lines = [_HEAD, *table[:_SHOWN]] if table else []
         cells = ["".join(f"<td{style}>{escape(cell)}</td>" for cell in line) for line in lines]
         body = "".join(f"<tr>{line}</tr>" for line in cells)
-        advice = "".join(f"<p>{escape(line.strip())}</p>" for line in self._advice())
-        return f"<table><caption{style}>{escape(self._headline())}</caption>{body}</table>{advice}"
+        below = "".join(f"<p>{escape(line.strip())}</p>" for line in self._below(table))
+        return f"<table><caption{style}>{escape(self._headline())}</caption>{body}</table>{below}"
 
     def _headline(self) -> str:
         num, total = len(self.refused), len(self.rows)
+        what = "this client" if total == 1 else f"{total} clients"
         if not num:
-            return f"nothing was found in {total} client{'s' * (total != 1)} by these rules."
-        return f"{num} of {total} client{'s' * (total != 1)} would not take part by these rules."
+            return f"these rules find nothing in {what}."
+        return f"by these rules {what if total == 1 else f'{num} of {what}'} would not take part."
 
-    def _advice(self) -> list[str]:
-        """What to do about each rule that has found something."""
-        met = {finding.rule for found in self.findings.values() for finding in found}
-        return [f"  {rule.words}: {rule.advice}" for rule in Rule if rule in met]
-
-    def _more(self, table: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    def _below(self, table: Sequence[tuple[str, ...]]) -> Iterator[str]:
+        """What does not fit, what to do about each rule that has found something, and what was looked at."""
         if len(table) > _SHOWN:
-            yield f"  ... and {len(table) - _SHOWN} more findings: `.table()` has all."
+            yield f"  ... and {len(table) - _SHOWN:,} more findings: `.table()` has all."
+        met = {finding.rule for found in self.findings.values() for finding in found}
+        yield from (f"  {rule.words}: {rule.advice}" for rule in Rule if rule in met)
+        yield f"  looked at: {self.looked_at}"
 
 
-def in_words(finding: Finding) -> str:
+def in_words(finding: Finding, num_globals: int) -> str:
     """What was found, as counts."""
     size, limit, cells = finding.size, finding.limit, finding.cells
     rows = f"{size:,} row{'s' * (size != 1)}"
     match finding.rule:
         case Rule.ROWS:
-            return f"{rows}, of {limit:.0f} that are asked for"
+            return f"{rows}, and {num_globals} globals need {limit:.0f}"
         case Rule.NEARLY_CONSTANT:
             return f"{rows} unlike all others"
         case Rule.LEVELS:
-            return f"{size:,} levels, of {limit:.0f} that are let out"
+            return f"{size:,} levels, at most {limit:.0f}"
         case _:
             return rows if cells == 1 else f"{cells} cells, the smallest {rows}"
 
@@ -125,10 +128,12 @@ def disclosure(
 
     Messages are sums over a client's rows. A row can be read off a sum where few others stand beside it: where there
     are few rows for the globals, or few at a value of a column, alone or together with an outcome. The rules look for
-    such places in each client's own data (:class:`DisclosureRules` has the limits and where they come from). Outcomes
-    are the arguments that the model observes; indices those that it can't do with decimals in place of.
+    such places in each client's own data; :class:`DisclosureRules` has the limits and where they come from. Outcomes
+    are the arguments of which observed values are made. An index is an argument of whole numbers with which the model
+    fails once they are decimals; one that picks entries of local latents alone is not looked at, since these never
+    leave the client. Where a model turns decimals into an index itself, that is not seen.
 
-    They say nothing of what *many* messages reveal, which ``docs/what-leaves-a-client.md`` is about.
+    The rules say nothing of what *many* messages reveal, which ``docs/what-leaves-a-client.md`` is about.
 
     Parameters
     ----------
@@ -160,12 +165,18 @@ def disclosure(
     >>> [row for row in found.table() if row[0] == "switzerland" and row[3] == "x[cp_2]"]
     [('switzerland', '46', 'small cell', 'x[cp_2]', '1 row')]
     """
+    if rules is not None and not isinstance(rules, DisclosureRules):
+        raise TypeError(f"`rules` is {rules!r}; write `fedbayes.DisclosureRules(smallest_cell=5)`.")
+    if isinstance(local, str):
+        raise TypeError(
+            f"`local` is the text {local!r}; write the names of the sites in a tuple, `local=({local!r},)`."
+        )
     with computing(), explaining(clients):
         prepared = with_sizes(model, prepare_clients(clients, np.dtype(np.float64)))
-        labels = _checked(columns or {}, next(iter(prepared.values())))
+        options = Options(model, tuple(local), jnp.dtype(float))
         first = next(iter(prepared))
-        program = known_program(Options(model, tuple(local), jnp.dtype(float)), prepared[first], first).program
-        return _found(model, prepared, program.globals.size, rules or DisclosureRules(), labels)
+        program = known_program(options, prepared[first], first).program
+        return _found(options, prepared, program.globals.size, rules or DisclosureRules(), columns or {})
 
 
 def disclosure_of_client(options: Options, name: str, client: ClientArrays, rules: DisclosureRules) -> Disclosure:
@@ -178,10 +189,12 @@ def disclosure_of_client(options: Options, name: str, client: ClientArrays, rule
     """
     with computing():
         program = known_program(options, client, name).program
-        return _found(options.model, {name: client}, program.globals.size, rules, {})
+        return _found(options, {name: client}, program.globals.size, rules, {})
 
 
-def disclosure_of(problem: Problem, rules: DisclosureRules, columns: Labels | None = None) -> Disclosure:
+def disclosure_of(
+    problem: Problem, rules: DisclosureRules, local: Sequence[str] = (), columns: Labels | None = None
+) -> Disclosure:
     """The same for clients that were read already.
 
     Raises
@@ -191,34 +204,69 @@ def disclosure_of(problem: Problem, rules: DisclosureRules, columns: Labels | No
     """
     with computing():
         held = {name: problem.held(name) for name in problem.names}
-        labels = _checked(columns or {}, next(iter(held.values())))
-        return _found(problem.programs[0].model, held, problem.globals.size, rules, labels)
+        options = Options(problem.programs[0].model, tuple(local), jnp.dtype(float))
+        return _found(options, held, problem.globals.size, rules, columns or {})
 
 
 def _found(
-    model: Model, clients: Mapping[str, ClientArrays], num_globals: int, rules: DisclosureRules, labels: Labels
+    options: Options, clients: Mapping[str, ClientArrays], num_globals: int, rules: DisclosureRules, columns: Labels
 ) -> Disclosure:
+    first = next(iter(clients.values()))
+    labels = _checked(columns, first)
     known: dict[str, Roles] = {}
     rows, findings = {}, {}
     for name, client in clients.items():
         kind = repr(sorted(client.static.items()))
         if kind not in known:
-            known[kind] = roles_of(model, client)
+            known[kind] = roles_of(options.model, client, options.local)
         rows[name] = num_rows(client, known[kind])
         findings[name] = findings_of(client, known[kind], num_globals, rules, labels)
-    return Disclosure(rows, findings, num_globals, rules)
+    looked = _looked_at(first, next(iter(known.values())), rules, labels)
+    return Disclosure(rows, findings, num_globals, rules, looked)
+
+
+def _looked_at(client: ClientArrays, roles: Roles, rules: DisclosureRules, labels: Labels) -> str:
+    """What the model does with a client's arguments, in words."""
+    there = looked_at(client, roles, rules)
+    outcomes = [name for name in there if name in roles.outcomes]
+    indices = [name for name in there if name in roles.indices]
+    others = [name for name in there if name not in (*outcomes, *indices)]
+    absent = [name for name in client.arrays if name not in there]
+    parts = [
+        f"outcome {', '.join(outcomes)}" if outcomes else "no outcome, so nothing was looked at together with one",
+        f"index {', '.join(indices)}" if indices else "",
+        f"columns of {', '.join(others)}" if others else "",
+        f"not at {', '.join(absent)}" if absent else "",
+        f"let pass: {', '.join(rules.except_columns)}" if rules.except_columns else "",
+    ]
+    if unknown := _without_column(client, roles, rules, labels):
+        parts.append(f"of these the study has no column {', '.join(unknown)}")
+    return "; ".join(filter(None, parts))
+
+
+def _without_column(client: ClientArrays, roles: Roles, rules: DisclosureRules, labels: Labels) -> list[str]:
+    """Exceptions that name no column, such as misspelt ones."""
+    rows = num_rows(client, roles)
+    names = {name for each in columns_of(client, client.arrays, rows, labels) for name in each.names}
+    return [
+        exception
+        for exception in rules.except_columns
+        if any(part not in names and not part.startswith("neither ") for part in exception.split(" by "))
+    ]
 
 
 def _checked(columns: Labels, client: ClientArrays) -> Labels:
+    if not isinstance(columns, Mapping):
+        raise TypeError(f'`columns` is a {type(columns).__name__}; write `columns={{"x": ["age", "sex"]}}`.')
     for name, labels in columns.items():
-        if isinstance(labels, str):
-            raise ClientDataError(f"`columns['{name}']` is the text {labels!r}; write a list of names.")
+        if isinstance(labels, str) or not isinstance(labels, Sequence) or not all(isinstance(x, str) for x in labels):
+            raise ClientDataError(f"`columns['{name}']` is {labels!r}; write a list of names.")
         if name not in client.arrays:
             raise ClientDataError(f"`columns` names '{name}', which is no array: {sorted(client.arrays)}.")
-        shape = client.arrays[name].shape[1:]
-        if shape != (len(labels),):
+        shape = client.arrays[name].shape
+        if len(shape) != 2 or shape[1] != len(labels):
             raise ClientDataError(
-                f"`columns['{name}']` has {len(labels)} names, but `{name}` has the columns {shape}. Write one name "
-                "for each column."
+                f"`columns['{name}']` has {len(labels)} names, but `{name}` has the shape {shape}. Write one name for "
+                "each column of a matrix."
             )
     return columns

@@ -11,6 +11,7 @@ DataSHIELD's disclosure settings: ``nfilter.tab`` 3, ``nfilter.glm`` 0.33, ``nfi
 and PCORnet for 11, N3C for 20.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -19,13 +20,13 @@ from typing import NamedTuple
 class Rule(Enum):
     """What can be found; the values are the words in which a table names it, and what to do."""
 
-    ROWS = "few rows", "Leave the client out, or use a model with fewer globals."
-    CELL = "small cell", "Merge this value with another, or leave the column out."
+    ROWS = "few rows", "Use a model with fewer globals, or do without this client."
+    CELL = "small cell", "Merge the value with another, or leave the column out."
     NEARLY_CONSTANT = "nearly constant", "Leave the column out: it says who the few rows are."
-    RARE_OUTCOME = "rare outcome", "Leave the client out, or take another outcome: few rows have this one."
+    RARE_OUTCOME = "rare outcome", "Do without this client, or take another outcome: few rows have this one."
     CROSS = "small cell with outcome", "Merge values of the column, or leave it out."
     SEPARATION = "separation", "Leave the column out: it tells the outcome of all these rows."
-    ALIKE = "one outcome", "Leave the client out: whoever knows that a row is there knows its outcome."
+    ALIKE = "one outcome", "Leave it out: whoever knows that a row is there knows its outcome."
     LEVELS = "many levels", "Merge levels: a level with few rows is a row's own coefficient."
 
     @property
@@ -70,13 +71,13 @@ class DisclosureRules:
     Attributes
     ----------
     smallest_cell
-        Fewest rows at a value of a column with few values, and at such a value with each outcome; 1 lets everything
-        pass. No row at all is no cell.
+        Fewest rows at a value of a column with few values, at such a value with each outcome, and at none of the values
+        of a factor's dummies; 1 lets everything pass. No row at all is no cell.
     globals_per_row
         Most unconstrained globals for each row.
     few_values
-        A column of measurements with at most so many different values is taken for a table. An index of the model
-        always is.
+        A column with at most so many different values, and at most half as many as rows, is taken for a table. An index
+        of the model always is. Outcomes that are no categories by their law, such as counts, are with two values.
     most_levels
         Most levels of an index of the model.
     levels_per_row
@@ -84,7 +85,8 @@ class DisclosureRules:
     separation
         Refuse a value of a column at which all rows have the same outcome, and an outcome that all rows have.
     except_columns
-        Columns that the owner lets pass, as a table of findings names them: ``("x[sex]", "y by x[sex]")``.
+        What the owner lets pass, as a table of findings names it: ``("x[sex]", "y by x[sex]")``. A column that passes
+        is still looked at together with outcomes.
 
     Raises
     ------
@@ -107,10 +109,11 @@ class DisclosureRules:
                 raise ValueError(f"`{name}` is {value!r}; write a whole number from 1 on.")
         for name in ("globals_per_row", "levels_per_row"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0.0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
                 raise ValueError(f"`{name}` is {value!r}; write a positive number.")
         if not isinstance(self.separation, bool):
             raise ValueError(f"`separation` is {self.separation!r}; write true or false.")
-        if isinstance(self.except_columns, str) or not all(isinstance(name, str) for name in self.except_columns):
-            raise ValueError(f"`except_columns` is {self.except_columns!r}; write names, as ('x[sex]', 'y by x[sex]').")
+        names = self.except_columns
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f'`except_columns` is {names!r}; write names in a list, ["x[sex]", "y by x[sex]"].')
         object.__setattr__(self, "except_columns", tuple(self.except_columns))

@@ -15,7 +15,7 @@ from fedbayes.owner.disclosure import disclosure_of
 from fedbayes.owner.rules import DisclosureRules
 from fedbayes.questions.conflict import conflict, disagreeing
 from fedbayes.results.corrected import check_is_due, checked, is_checked, weighed
-from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, labels, rounds, verdict, was_asked
+from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, labels, once, rounds, verdict, was_asked
 from fedbayes.results.posterior import idata
 from fedbayes.results.quantities import error, long_tailed
 from fedbayes.results.rounds import unheard
@@ -100,10 +100,21 @@ def as_html(fitted: Fitted) -> str:
 
 def _refused_line(fitted: Fitted) -> list[str]:
     """Whose owners would refuse this study over a network, where their data are in this process."""
-    if fitted.problem.elsewhere or not (refused := disclosure_of(fitted.problem, DisclosureRules()).refused):
+    if not (refused := _refused(fitted)):
         return []
     who = f"{len(refused)} of {len(fitted.roster.names)} clients ({shortened(refused)})"
-    return [f"  owners    {who} would refuse this by the usual disclosure rules: fit.disclosure()"]
+    return [f"  owners    {who} would not send this by the usual disclosure rules: fit.disclosure()"]
+
+
+@once
+def _refused(fitted: Fitted) -> tuple[str, ...]:
+    """Clients in which the disclosure rules find something; none where that can't be told."""
+    if fitted.problem.elsewhere:
+        return ()
+    try:
+        return disclosure_of(fitted.problem, DisclosureRules(), fitted.shown.local).refused
+    except Exception:  # the model's code may have changed since the fit; `fit.disclosure()` says what is wrong
+        return ()
 
 
 def _conclusion(fitted: Fitted) -> str:

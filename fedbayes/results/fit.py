@@ -313,7 +313,7 @@ class FederatedFit:
         ClientDataError
             The clients' data are in other processes.
         """
-        return disclosure_of(self.problem, rules or DisclosureRules(), columns or {})
+        return disclosure_of(self.problem, rules or DisclosureRules(), self.fitted.shown.local, columns)
 
     # files, and the screen
 

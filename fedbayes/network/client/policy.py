@@ -11,6 +11,7 @@ from fedbayes.network.client.naming import Config, site_folder
 from fedbayes.owner.rules import DisclosureRules
 
 POLICY = "policy.toml"
+_LIMITS = [field.name for field in fields(DisclosureRules)]
 
 
 class Policy(NamedTuple):
@@ -37,9 +38,11 @@ def read_policy(config: Config) -> Policy:
         The file can't be read, or holds what no policy has. Nothing leaves a site whose policy can't be read.
     """
     given = config.get("policy")
+    if given is not None and not str(given).strip():
+        raise ClientDataError("`policy` of the node's configuration is empty: name the owner's file, or leave it out.")
     path = Path(str(given)).expanduser() if given else site_folder(config) / POLICY
     try:
-        told = tomllib.loads(path.read_text())
+        told = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # as an editor may have written it
     except FileNotFoundError:
         if given:
             raise ClientDataError(
@@ -48,6 +51,8 @@ def read_policy(config: Config) -> Policy:
         return Policy(path, DisclosureRules())
     except (OSError, ValueError) as error:
         raise ClientDataError(f"The site's policy, '{path}', can't be read: {error}.") from None
+    if loose := [name for name in told if name in _LIMITS]:
+        raise ClientDataError(f"The site's policy, '{path}': write '{loose[0]}' below a line `[disclosure]`.")
     _check_known(path, told, ["disclosure"], "")
     return Policy(path, _rules(path, told.get("disclosure", {})))
 
@@ -55,7 +60,7 @@ def read_policy(config: Config) -> Policy:
 def _rules(path: Path, told: Any) -> DisclosureRules:
     if not isinstance(told, Mapping):
         raise ClientDataError(f"The site's policy, '{path}': write the rules as a table, [disclosure].")
-    _check_known(path, told, [field.name for field in fields(DisclosureRules)], " of [disclosure]")
+    _check_known(path, told, _LIMITS, " of [disclosure]")
     try:
         return DisclosureRules(**told)
     except (TypeError, ValueError) as error:

@@ -1,6 +1,7 @@
 """A client's side of a problem: its own data, read as if all clients' were there."""
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 
 from fedbayes.network.charter import Joined, Seat
+from fedbayes.network.messages import Refusal, Refused
 from fedbayes.network.study import Study
 from fedbayes.problem.buckets import Bucket, make_bucket
 from fedbayes.problem.data.explained import explaining
@@ -18,6 +20,8 @@ from fedbayes.problem.problem import Problem, make_problem, prior_of
 from fedbayes.problem.program.concrete import with_sizes
 from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
+
+log = logging.getLogger(__name__)
 
 
 def read_own(study: Study, site: str, data: Mapping[str, Any]) -> ClientArrays:
@@ -96,6 +100,7 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat) -> Ow
     ClientDataError, ModelError
         As :func:`~fedbayes.problem.problem.make_problem`.
     """
+    _check_kinds(client, seat)
     dtype = np.dtype(study.dtype)
     mine = cast(site, client, {name: np.dtype(kind) for name, kind in seat.kinds.items()}, dtype)
     clients = {site: mine}
@@ -121,6 +126,15 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat) -> Ow
         place = np.asarray([seat.place])
         bucket = Bucket(replace(alone, index=place), place)
     return OwnProblem(mine, bucket, seat, prior_of(found.program, seat.shapes()))
+
+
+def _check_kinds(client: ClientArrays, seat: Seat) -> None:
+    """The kinds of numbers of a seat hold the client's own: a server must not choose what its data are turned into."""
+    for name, array in client.arrays.items():
+        kind = np.dtype(seat.kinds[name])
+        if np.result_type(array.dtype, kind) != kind:
+            log.error("The server wants `%s` as %s, and it is %s: values would change.", name, kind, array.dtype)
+            raise Refused(Refusal.FORMAT)
 
 
 def _resized(client: ClientArrays, seat: Seat, rows: int) -> ClientArrays:

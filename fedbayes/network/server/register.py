@@ -42,6 +42,8 @@ class Register:
         The node that speaks for each site.
     keys
         The fingerprint of the key to which each site is bound, where nodes have keys.
+    refused
+        Sites that take no part, each with the reason.
     closed
         Whether the first round has begun: no other site may come then.
     """
@@ -52,6 +54,7 @@ class Register:
     hellos: dict[str, Hello] = field(default_factory=dict)
     seated: dict[str, Address] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
     _sites: dict[Address, str] = field(default_factory=dict)
     _not_before: dict[Address, float] = field(default_factory=dict)  # when a node that takes no part is greeted again
     _greeting: str = field(default_factory=lambda: secrets.token_hex(8))  # another one for each start of the server
@@ -110,7 +113,8 @@ class Register:
     def _explain(self, header: Mapping[str, object]) -> None:
         """Why a node takes no part."""
         site, reason = str(header["site"]), Refusal[str(header["reason"])]
-        log.error("Site %s takes no part: it %s%s.", site, reason.value, _counts(header))
+        self.refused[site] = f"{reason.value}{_counts(header)}"
+        log.error("Site %s takes no part: it %s.", site, self.refused[site])
         if reason is Refusal.STUDY:
             theirs = {str(part): str(text) for part, text in dict(header["study"]).items()}  # type: ignore[call-overload]
             log.error("%s", difference(self.study.description, theirs, site))
@@ -155,6 +159,7 @@ class Register:
                 f"Site '{site}' has come back with other data: it had {self.hellos[site].arrays}, and has "
                 f"{hello.arrays}. Start a new run, without the checkpoint."
             )
+        self.refused.pop(site, None)
         self.hellos.setdefault(site, hello)
         self.seated[site], self._sites[address] = address, site
         if not self.closed:
@@ -168,7 +173,7 @@ class Register:
 
 
 def _counts(header: Mapping[str, object]) -> str:
-    """How many columns a site's disclosure rules have stopped, by rule; of what it says nothing else is repeated."""
+    """How often a site's disclosure rules have found something, by rule; of what it says nothing else is repeated."""
     told = header.get("found")
     found = told if isinstance(told, dict) else {}
     counts = [f"{rule.words} {int(found[rule.words])}" for rule in Rule if rule.words in found]

@@ -57,7 +57,8 @@ def test_columns_become_the_arguments_of_the_model(table):
     np.testing.assert_array_equal(data["y"], SICK)
     assert data["x"].dtype == np.float64
     assert data["y"].dtype.kind == "i"
-    assert all(type(array) is np.ndarray for array in data.values())
+    assert type(data["y"]) is np.ndarray
+    assert data["x"]["column"].to_numpy().tolist() == ["age", "bmi"]  # so that rules can name them
 
 
 def test_one_name_in_a_list_is_a_matrix_of_one_column(table):

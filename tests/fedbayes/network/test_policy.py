@@ -5,6 +5,7 @@ the only one with some finding.
 """
 
 import logging
+from dataclasses import asdict, replace
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import fedbayes as fb
 from fedbayes.errors import ClientDataError, FederatedError
 from fedbayes.models import heart_disease
+from fedbayes.network.charter import Seat
 from fedbayes.network.client.policy import read_policy
 from fedbayes.network.fit import fit_over
 from fedbayes.network.messages import pack, unpack
@@ -44,11 +46,11 @@ def greeted(site) -> dict:
 def test_a_site_refuses_before_anything_leaves(tmp_path, caplog):
     answer = greeted(site_of(tmp_path))
     assert {name: answer[name] for name in ("kind", "reason", "found")} == {
-        "kind": "refusal", "reason": "DISCLOSURE", "found": {"small cell": 5, "rare outcome": 1},
+        "kind": "refusal", "reason": "DISCLOSURE", "found": {"small cell": 7, "rare outcome": 1},
     }  # fmt: skip
     assert answer.keys() == {"format", "kind", "site", "reason", "study", "found"}
     assert answer["study"] == {}
-    assert "switzerland  46    small cell    x[2]    1 row" in caplog.text
+    assert "switzerland  46    small cell    x[2]                  1 row" in caplog.text
     assert f"The owner sets the limits in '{tmp_path}/switzerland/policy.toml', under [disclosure]." in caplog.text
 
 
@@ -70,6 +72,9 @@ def test_a_policy_is_where_the_configuration_says(tmp_path):
         ("disclosure = 5\n", r"write the rules as a table, \[disclosure\]"),
         ("[disclosure]\nsmallest_cell = 0\n", r"`smallest_cell` is 0; write a whole number from 1 on"),
         ("[disclosure\n", r"can't be read: "),
+        ("smallest_cell = 3\n", r"write 'smallest_cell' below a line `\[disclosure\]`"),
+        ("[disclosure]\nexcept_columns = 5\n", r'`except_columns` is 5; write names in a list, \["x\[sex\]"'),
+        ("[disclosure]\nlevels_per_row = inf\n", r"`levels_per_row` is inf; write a positive number"),
     ],
 )
 def test_a_policy_that_can_not_be_read_lets_nothing_out(tmp_path, text, told):
@@ -77,6 +82,35 @@ def test_a_policy_that_can_not_be_read_lets_nothing_out(tmp_path, text, told):
     with pytest.raises(ClientDataError, match=told):
         read_policy({"site-id": "cleveland", "state-dir": str(tmp_path / "cleveland")})
     assert greeted(site)["reason"] == "POLICY"
+
+
+def test_a_policy_may_begin_with_a_mark_of_its_encoding(tmp_path):
+    (tmp_path / "policy.toml").write_text("[disclosure]\nsmallest_cell = 7\n", encoding="utf-8-sig")
+    assert read_policy({"site-id": "a", "state-dir": str(tmp_path)}).rules.smallest_cell == 7
+    with pytest.raises(ClientDataError, match="`policy` of the node's configuration is empty"):
+        read_policy({"site-id": "a", "state-dir": str(tmp_path), "policy": " "})
+
+
+def test_a_seat_can_not_turn_the_data_into_others_that_pass(tmp_path):
+    """A server that wants the columns as true or false: all patients then have the same, and no cell is small."""
+    site = site_of(tmp_path)
+    template = {"x": ((46, 13), "<f8"), "y": ((46,), "<i4")}
+    seat = Seat(0, {"x": "|b1", "y": "<i4"}, template)
+    for kinds in ({"x": "|b1", "y": "<i4"}, {"x": "<f8", "y": "<i4"}):
+        asked = {"kind": "join", "study": STUDY.digest, "seat": asdict(replace(seat, kinds=kinds))}
+        assert unpack(site.answer(pack(asked))).header["reason"] == "DISCLOSURE"
+    fine = site_of(tmp_path, "cleveland", data=heart_disease.coarse_clients()["cleveland"])
+    asked = {"kind": "join", "study": STUDY.digest, "seat": asdict(seat)}
+    assert unpack(fine.answer(pack(asked))).header["reason"] == "FORMAT"
+
+
+def test_what_fails_in_the_rules_lets_nothing_out(tmp_path, monkeypatch):
+    def broken(*_):
+        raise OverflowError("planted")
+
+    site = site_of(tmp_path, "cleveland", data=heart_disease.coarse_clients()["cleveland"])
+    monkeypatch.setattr("fedbayes.network.site.disclosure_of_client", broken)
+    assert greeted(site)["kind"] == "refusal"
 
 
 def test_a_policy_that_is_named_must_be_there(tmp_path):
