@@ -130,7 +130,7 @@ def _kinds(columns: Columns, roles: Roles, rules: DisclosureRules) -> _Kinds:
 def _most_values(argument: str, roles: Roles, rules: DisclosureRules, length: int) -> int:
     """With how many different values a column is a table; numbers that are outcomes are groups with two at most."""
     few = min(rules.few_values, max(2, length // 2))
-    return few if roles.outcomes.get(argument, True) else 2
+    return few if roles.outcomes.get(argument, True) or argument in roles.parts else 2
 
 
 def _too_many(table: _Table, rules: DisclosureRules) -> Finding | None:

@@ -283,6 +283,8 @@ def test_outcomes_that_are_columns_of_a_table_with_the_covariates():
     data = changed(told_by_dummy)
     table = np.column_stack([data["x"], data["y"]])
     assert (Rule.SEPARATION, "table[2] by table[1]", 20, 1) in found_in(program, {"table": table})
+    table[:, 1] = np.concatenate([[7.0], np.arange(ROWS - 1) % 3])
+    assert (Rule.CELL, "table[1]", 1, 1) in found_in(program, {"table": table})
 
 
 def test_no_outcome_is_said():
