@@ -18,7 +18,7 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     config = context.run_config
-    transport = GridTransport(grid, keys=False)
+    transport = GridTransport(grid, keys=None if config["node-keys"] == "named" else False)
     # which site is to do what, in which round: "1:site-0:raise 2:site-1:5.5"
     orders = [order.split(":") for order in config["order"].split()]
     # rounds with another timeout: "1:8.0"
