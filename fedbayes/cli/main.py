@@ -105,8 +105,8 @@ def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bo
         console.print(_verdict(comparison))
     _heading(console, "The careful fit", "Three hospitals, and columns in which no value belongs to few patients.")
     careful = job.careful_fit(seed, size=size, progress=progress)
-    _show(console, beside_table(fit.idata, careful.idata))
-    console.print("In Zurich's data cholesterol is 0 throughout: without them its coefficient is another.")
+    _show(console, comparison_table(compare(careful.idata, fit.idata), "careful", "all patients"))
+    console.print("Zurich has recorded cholesterol as 0 for all patients: without Zurich its coefficient is different.")
     _heading(console, "The files")
     for what, path in job.save(fit, folder, reference).items():
         console.print(f"  {what:<30} {path}", soft_wrap=True, markup=False)
@@ -120,42 +120,13 @@ def _tell_disclosure(console: "Console", job: Any) -> None:
     found = job.disclosed(heart_disease.clients(), heart_disease.COORDS["coefficient"])
     console.print(repr(found), markup=False, soft_wrap=True)
     console.print(
-        "A patient who alone has some finding can be read off the hospital's messages, exactly. A careful analyst "
-        "merges what few patients have, has Long Beach send its men alone, as it has five women, and goes on without "
-        "Zurich, where one patient has no disease:",
+        "Where one patient alone has some finding, the hospital's messages give away all covariates of this patient. A "
+        "careful analyst merges values that few patients have, uses only the men of Long Beach, which has five women, "
+        "and does without Zurich, where only one patient has no disease:",
         soft_wrap=True,
     )
     console.print(repr(job.disclosed(job.careful_clients(), heart_disease.COARSE)), markup=False, soft_wrap=True)
     console.print("These patients are public, so the fit below has all of them, and the careful one stands beside it.")
-
-
-def beside_table(idata: Any, careful: Any) -> "Table":
-    """Coefficients that two fits have in common, and how much wider those of the careful one are.
-
-    Parameters
-    ----------
-    idata, careful
-        ArviZ objects with ``beta`` over ``coefficient``.
-
-    Returns
-    -------
-    rich.table.Table
-        One row per coefficient.
-    """
-    columns = ["", "all patients\nmean", "sd", "careful\nmean", "sd", "difference,\nsds", "sd\nratio"]
-    one, two = (each["posterior"]["beta"] for each in (idata, careful))
-    rows = []
-    for name in one["coefficient"].to_numpy().tolist():
-        if name in two["coefficient"]:
-            mean, sd, other, its = (
-                float(of(("chain", "draw")))
-                for beta in (one.sel(coefficient=name), two.sel(coefficient=name))
-                for of in (beta.mean, beta.std)
-            )
-            rows.append(
-                [name, *(f"{x:.3f}" for x in (mean, sd, other, its)), f"{(other - mean) / sd:+.2f}", f"{its / sd:.2f}"]
-            )
-    return _table(columns, rows)
 
 
 def rounds_table(fit: "FederatedFit") -> "Table":
@@ -240,20 +211,23 @@ def _cell(column: str, value: Any) -> str:
     return f"{value:.{0 if column.startswith('ess') else 2 if column == 'r_hat' else 3}f}"
 
 
-def comparison_table(comparison: "Comparison") -> "Table":
+def comparison_table(comparison: "Comparison", name: str = "federated", reference: str = "NUTS") -> "Table":
     """Means and sds of both posteriors, parameter by parameter.
 
     Parameters
     ----------
     comparison
-        The federated posterior against NUTS.
+        A posterior against a reference.
+    name, reference
+        What the columns call them.
 
     Returns
     -------
     rich.table.Table
         One row per parameter.
     """
-    columns = ["", "federated\nmean", "federated\nsd", "NUTS\nmean", "NUTS\nsd", "difference,\nNUTS sds", "sd\nratio"]
+    columns = ["", *(f"{who}\n{what}" for who in (name, reference) for what in ("mean", "sd"))]
+    columns += [f"difference,\n{reference} sds", "sd\nratio"]
     rows = []
     for row in comparison.rows:
         moments = (row.mean, row.sd, row.reference_mean, row.reference_sd)

@@ -10,6 +10,10 @@ import typer
 if TYPE_CHECKING:
     from fedbayes.network.site import Site
 
+NodeConfig = Annotated[
+    str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
+]
+
 
 def new(folder: Annotated[Path, typer.Argument(help="A folder that is empty or not there yet.")]) -> None:
     """Write a project for a fit over a network: the heart study of four hospitals, to run and then to edit."""
@@ -23,9 +27,7 @@ def new(folder: Annotated[Path, typer.Argument(help="A folder that is empty or n
 
 
 def client_posterior(
-    config: Annotated[
-        str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
-    ],
+    config: NodeConfig,
     project: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="The project's folder, as it was in the run.")
     ] = Path(),
@@ -53,9 +55,7 @@ def client_posterior(
 
 
 def disclosure(
-    config: Annotated[
-        str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
-    ],
+    config: NodeConfig,
     project: Annotated[Path, typer.Option(exists=True, file_okay=False, help="The project's folder.")] = Path(),
 ) -> None:
     """At a site: what its owner's disclosure rules find in its data, for a study that nobody has run yet.
@@ -77,9 +77,7 @@ def disclosure(
 
 
 def log(
-    config: Annotated[
-        str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
-    ],
+    config: NodeConfig,
     last: Annotated[int, typer.Option(min=1, help="How many of the latest requests are shown.")] = 40,
 ) -> None:
     """At a site: what it was asked, what it has answered, and how many numbers have left it."""

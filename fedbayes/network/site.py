@@ -277,10 +277,12 @@ class Site:
     def disclosure(self) -> Disclosure:
         """What the owner's disclosure rules find in the site's data. Nothing is sent."""
         with computing():
-            rules = read_policy(self._config).rules
-            client = self._client()
-            with _model_of():
-                return disclosure_of_client(self.study.options, self.name, client, rules)
+            policy = read_policy(self._config)
+            return self._disclosed(self._client(), policy)
+
+    def _disclosed(self, client: ClientArrays, policy: Policy) -> Disclosure:
+        with _model_of():
+            return disclosure_of_client(self.study.options, self.name, client, policy.rules)
 
     def _policy(self) -> Policy:
         try:
@@ -302,8 +304,7 @@ class Site:
         """
         if self._passed == (self._digest, policy.rules):
             return
-        with _model_of():
-            found = disclosure_of_client(self.study.options, self.name, client, policy.rules)
+        found = self._disclosed(client, policy)
         if found.refused:
             log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
             raise Refused(Refusal.DISCLOSURE, found.counts(self.name))

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.handlers import seed, substitute, trace
-from numpyro.infer import init_to_uniform
 
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.program.program import Model
-from fedbayes.problem.program.sites import TracedSite, trace_sites
+from fedbayes.problem.program.sites import TracedSite, base_law, run_trace, trace_sites
 from fedbayes.problem.program.tracing import leading_to
 
 Labels = Mapping[str, Sequence[str]]
@@ -88,9 +86,7 @@ def _observed(model: Model, client: ClientArrays) -> list[_Seen]:
     found: list[tuple[int, bool]] = []
 
     def values(data: dict[str, Array]) -> list[Array]:
-        # init_to_uniform gives values to priors that can't be sampled
-        seeded = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
-        sites = trace(seeded).get_trace(**client.static, **data).values()
+        sites = run_trace(model, client.static, data).values()
         observed = [site for site in sites if site["type"] == "sample" and site["is_observed"]]
         known = [site for site in observed if not isinstance(site["fn"], dist.Unit)]
         found[:] = [(int(np.size(site["value"])), _has_categories(site["fn"])) for site in known]
@@ -108,8 +104,7 @@ def _observed(model: Model, client: ClientArrays) -> list[_Seen]:
 
 def _has_categories(law: Any) -> bool:
     """Whether an outcome is one of some categories, and no count of something."""
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        law = law.base_dist
+    law = base_law(law)
     return bool(law.has_enumerate_support) and not hasattr(law, "total_count")
 
 

@@ -12,9 +12,10 @@ from fedbayes.errors import ClientDataError
 from fedbayes.owner.columns import Labels, Roles, columns_of, num_rows, roles_of
 from fedbayes.owner.findings import findings_of, looked_at
 from fedbayes.owner.rules import DisclosureRules, Finding, Rule
+from fedbayes.owner.text import aligned
 from fedbayes.problem.data.explained import explaining
 from fedbayes.problem.data.reading import ClientArrays, prepare_clients
-from fedbayes.problem.problem import Options, Problem, known_program
+from fedbayes.problem.problem import Options, Problem, check_local, known_program
 from fedbayes.problem.program.concrete import with_sizes
 from fedbayes.problem.program.program import Model
 from fedbayes.runtime.precision import computing
@@ -67,7 +68,7 @@ class Disclosure:
 
     def __repr__(self) -> str:
         table = self.table()
-        shown = _aligned([_HEAD, *table[:_SHOWN]]) if table else ()
+        shown = [f"  {line}" for line in aligned([_HEAD, *table[:_SHOWN]])] if table else []
         return "\n".join([f"Disclosure: {self._headline()}", *shown, *self._below(table)])
 
     def _repr_html_(self) -> str:
@@ -110,12 +111,6 @@ def in_words(finding: Finding, num_globals: int) -> str:
             return rows if cells == 1 else f"{cells} cells, the smallest {rows}"
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))).rstrip()
-
-
 def disclosure(
     model: Model,
     clients: Mapping[str, Mapping[str, Any]],
@@ -124,7 +119,7 @@ def disclosure(
     local: Sequence[str] = (),
     columns: Labels | None = None,
 ) -> Disclosure:
-    """Say what the owners of the clients' data would refuse to send, by disclosure rules, without a fit.
+    """Apply disclosure rules to the clients' data, without a fit, and say what their owners would refuse to send.
 
     Messages are sums over a client's rows. A row can be read off a sum where few others stand beside it: where there
     are few rows for the globals, or few at a value of a column, alone or together with an outcome. The rules look for
@@ -167,10 +162,7 @@ def disclosure(
     """
     if rules is not None and not isinstance(rules, DisclosureRules):
         raise TypeError(f"`rules` is {rules!r}; write `fedbayes.DisclosureRules(smallest_cell=5)`.")
-    if isinstance(local, str):
-        raise TypeError(
-            f"`local` is the text {local!r}; write the names of the sites in a tuple, `local=({local!r},)`."
-        )
+    check_local(local)
     with computing(), explaining(clients):
         prepared = with_sizes(model, prepare_clients(clients, np.dtype(np.float64)))
         options = Options(model, tuple(local), jnp.dtype(float))
@@ -236,7 +228,7 @@ def _looked_at(client: ClientArrays, roles: Roles, rules: DisclosureRules, label
         f"outcome {', '.join(outcomes)}" if outcomes else "no outcome, so nothing was looked at together with one",
         f"index {', '.join(indices)}" if indices else "",
         f"columns of {', '.join(others)}" if others else "",
-        f"not at {', '.join(absent)}" if absent else "",
+        f"not looked at: {', '.join(absent)}" if absent else "",
         f"let pass: {', '.join(rules.except_columns)}" if rules.except_columns else "",
     ]
     if unknown := _without_column(client, roles, rules, labels):

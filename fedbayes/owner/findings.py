@@ -151,17 +151,24 @@ def _neither(columns: Columns, ordered: np.ndarray, rules: DisclosureRules) -> I
     """
     low, high = ordered[:, 0], ordered[:, -1]
     binary = (low < high) & np.all((ordered == low[:, None]) | (ordered == high[:, None]), axis=1)
-    places = np.flatnonzero(binary)
-    on = {int(place): columns.values[place] == high[place] for place in places}
-    for first in on:
-        covered, last = on[first].copy(), first
-        while last + 1 in on and not np.any(covered & on[last + 1]):
+    on = columns.values == high[:, None]
+    total, rows, last = np.concatenate([[0], np.cumsum(on.sum(axis=1))]), on.shape[1], -1
+    covered = np.zeros(rows, bool)  # by the dummies from `first` to `last`
+    for first in np.flatnonzero(binary).tolist():
+        before, last = last, max(last, first - 1)
+        while last + 1 < len(binary) and binary[last + 1] and not np.any(covered & on[last + 1]):
             last += 1
             covered |= on[last]
-            rest = int(np.sum(~covered))
-            if 0 < rest < max(rules.smallest_cell, len(covered) // 2):
-                name = f"neither {columns.names[first]} to {columns.names[last]}"
-                yield _Table(name, covered.astype(int), np.asarray([rest, len(covered) - rest]))
+        left = rows - (total[first + 2 : last + 2] - total[first])  # by two dummies, by three, ..., by all of them
+        wanted = set(np.flatnonzero((left > 0) & (left < rules.smallest_cell)).tolist())
+        if last > before and len(left) and 0 < left[-1] < rows // 2:
+            wanted.add(len(left) - 1)  # to look at it together with outcomes
+        for place in sorted(wanted):
+            end = first + 1 + place
+            name = f"neither {columns.names[first]} to {columns.names[end]}"
+            codes = np.any(on[first : end + 1], axis=0).astype(int)
+            yield _Table(name, codes, np.asarray([left[place], rows - left[place]]))
+        covered &= ~on[first]
 
 
 def _nearly_constant(names: Sequence[str], ordered: np.ndarray, rules: DisclosureRules) -> Iterator[Finding]:

@@ -200,10 +200,7 @@ def make_problem(
     ModelError
         See :func:`~fedbayes.problem.program.split.split` and :mod:`fedbayes.problem.checks`.
     """
-    if isinstance(local, str):
-        raise TypeError(
-            f"`local` is the text {local!r}; write the names of the sites in a tuple, `local=({local!r},)`."
-        )
+    check_local(local)
     if np.dtype(dtype).kind != "f":
         raise ValueError(f"`dtype` is {np.dtype(dtype)}; a model runs in float64 or float32.")
     prepared = with_sizes(model, prepare_clients(clients, np.dtype(dtype)))
@@ -226,6 +223,14 @@ def make_problem(
     prior = prior_of(program, template)
     problem = Problem(names, program.globals, prior, tuple(buckets), tuple(arrays))
     return _with_rows(problem, options) if rows else problem
+
+
+def check_local(local: Sequence[str]) -> None:
+    """Names of local latents, and no text, whose letters would be names."""
+    if isinstance(local, str):
+        raise TypeError(
+            f"`local` is the text {local!r}; write the names of the sites in a tuple, `local=({local!r},)`."
+        )
 
 
 def shapes_of_client(bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbayes.owner.text import aligned
+
 JOURNAL = "requests.jsonl"
 _LONGEST = 80  # characters of a word that came from the server
 _DIGITS = 12  # of a digest
@@ -135,11 +137,7 @@ def as_text(entries: Sequence[Entry], last: int) -> str:
         )
         for e in entries[max(0, len(entries) - last) :]
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]
-    return "\n".join([*lines, *_totals(entries)])
+    return "\n".join([*aligned([head, *rows]), *_totals(entries)])
 
 
 def _totals(entries: Sequence[Entry]) -> Iterator[str]:

@@ -69,13 +69,26 @@ def trace_sites(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[s
     found: dict[str, TracedSite] = {}
 
     def run(data: Arrays) -> None:
-        # init_to_uniform gives values to priors that can't be sampled
-        seeded = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
-        for name, site in trace(seeded).get_trace(**static, **data).items():
+        for name, site in run_trace(model, static, data).items():
             found[name] = _site(site, data)
 
     jax.eval_shape(run, dict(data))
     return found
+
+
+def run_trace(model: Model, static: Mapping[str, Any], data: Arrays) -> dict[str, dict]:
+    """NumPyro's trace of the program, for use within a trace of JAX."""
+    # init_to_uniform gives values to priors that can't be sampled
+    seeded = substitute(seed(model, 0), substitute_fn=init_to_uniform(radius=0.1))
+    found: dict[str, dict] = trace(seeded).get_trace(**static, **data)
+    return found
+
+
+def base_law(law: dist.Distribution) -> dist.Distribution:
+    """The distribution of single values, without the shapes and masks around it."""
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        law = law.base_dist
+    return law
 
 
 def _site(site: dict, data: Arrays) -> TracedSite:
@@ -127,8 +140,7 @@ def _outcome(site: dict, argument: str | None) -> Outcome | None:
         base = base.base_constraint
     if isinstance(base, type(constraints.real)):
         return None
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
-        law = law.base_dist
+    law = base_law(law)
     depends = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(support))
     return Outcome(site["name"], type(law).__name__, argument, None if depends else support)
 

@@ -333,7 +333,7 @@ def test_an_index_of_local_latents_alone_is_no_group(local):
     found = fb.disclosure(program, {"north": data}, local=("own",) if local else ())
     rules = [each.rule for each in found.findings["north"]]
     assert rules == ([] if local else [Rule.LEVELS])
-    assert ("not at person" in found.looked_at) == local
+    assert ("not looked at: person" in found.looked_at) == local
 
 
 LAWS = {
