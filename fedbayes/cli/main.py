@@ -105,7 +105,7 @@ def _run_demo(console: "Console", folder: Path, seed: int, nuts: bool, quick: bo
         console.print(_verdict(comparison))
     _heading(console, "The careful fit", "Three hospitals, and columns in which no value belongs to few patients.")
     careful = job.careful_fit(seed, size=size, progress=progress)
-    _show(console, comparison_table(compare(careful.idata, fit.idata), "careful", "all patients"))
+    _show(console, comparison_table(compare(careful.idata, fit.idata), "careful", "full"))
     console.print("Zurich has recorded cholesterol as 0 for all patients: without Zurich its coefficient is different.")
     _heading(console, "The files")
     for what, path in job.save(fit, folder, reference).items():
