@@ -1,5 +1,6 @@
 """What clients and server tell each other before the first round: shapes and names, and no value of the data."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -34,20 +35,23 @@ class Hello:
         Its arguments' shapes.
     static
         Its flags, names, and integers that fix shapes of the model.
+    mask_key
+        Its public key for secure sums, as hexadecimal digits; empty where it can't take part in any.
     """
 
     site: str
     arrays: dict[str, ArrayKind]
     static: dict[str, Any]
+    mask_key: str = ""
 
     @classmethod
-    def of(cls, site: str, client: ClientArrays) -> "Hello":
+    def of(cls, site: str, client: ClientArrays, mask_key: str = "") -> "Hello":
         """From a client's arrays."""
         kinds = {
             name: ArrayKind(array.shape, array.dtype.str, client.labels.get(name))
             for name, array in client.arrays.items()
         }
-        return cls(site, kinds, client.static)
+        return cls(site, kinds, client.static, mask_key)
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> "Hello":
@@ -64,7 +68,10 @@ class Hello:
             )
             for name, (shape, dtype, labels) in told["arrays"].items()
         }
-        return cls(str(told["site"]), arrays, dict(told["static"]))
+        key = str(told.get("mask_key", ""))
+        if not re.fullmatch(r"([0-9a-f]{64})?", key):
+            raise ValueError("A site's key for secure sums is none.")
+        return cls(str(told["site"]), arrays, dict(told["static"]), key)
 
     def written(self) -> dict[str, Any]:
         """For a message's header."""

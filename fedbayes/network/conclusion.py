@@ -9,10 +9,11 @@ import numpy as np
 
 from fedbayes.contract.client_locals import at_site, kind_of
 from fedbayes.errors import FederatedError
+from fedbayes.network.client.session import Session
 from fedbayes.network.draws import by_recipe
 from fedbayes.network.messages import Message, unpack
 from fedbayes.network.server.remote import Tell
-from fedbayes.network.site import Session, Site
+from fedbayes.network.site import Site
 from fedbayes.results.corrected import recipes, theta
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.presented import Presentation, presented_client

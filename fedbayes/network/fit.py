@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.errors import FederatedError
+from fedbayes.errors import UNREADABLE, FederatedError
 from fedbayes.fit import check_arguments, concluded, updates_after
 from fedbayes.network.charter import Hello, Joined, Seat
 from fedbayes.network.conclusion import telling
@@ -60,6 +60,7 @@ def fit_over(
     checkpoint: str | os.PathLike | None = None,
     progress: Progress | bool = True,
     seconds_a_round: float = 0.0,
+    secure_sums: bool = True,
 ) -> FederatedFit:
     """Fit one model to the data of clients that are other processes.
 
@@ -86,6 +87,10 @@ def fit_over(
         ``True``: lines in the log.
     seconds_a_round
         Seconds that the transport needs per round, used to estimate the run time in advance.
+    secure_sums
+        Whether the sites hide their terms of sums from the server (:mod:`fedbayes.network.client.masks`), wherever it
+        needs the sum over all of them alone, and there are at least three. Such a round needs every site, whatever
+        ``patience`` says. Other messages leave a site only if its owner lets single ones leave.
 
     Returns
     -------
@@ -107,7 +112,8 @@ def fit_over(
     told = Terminal(seconds_a_round) if progress is True else progress or Silent()
     with computing():
         register = Register(transport, study, min(patience.round_timeout, join_timeout))
-        problem, executor = joined(register, num_clients or len(sites), sites, join_timeout, patience, checkpoint)
+        wanted = num_clients or len(sites)
+        problem, executor = joined(register, wanted, sites, join_timeout, patience, checkpoint, secure_sums=secure_sums)
         check_names(problem, shown)
         configured, roster = study.configured, problem.roster
         programs = programs_for(configured, roster, problem.programs, updates_after(configured, roster))
@@ -167,6 +173,8 @@ def joined(
     timeout: float = 600.0,
     patience: Patience | None = None,
     checkpoint: str | os.PathLike | None = None,
+    *,
+    secure_sums: bool = True,
 ) -> tuple[Described, Remote]:
     """The problem as the clients that have joined tell of it, and the executor that asks them.
 
@@ -176,7 +184,7 @@ def joined(
         Of the nodes.
     num, sites, timeout
         Number of clients to wait for, or their names, and for how many seconds.
-    patience, checkpoint
+    patience, checkpoint, secure_sums
         As for :func:`fit_over`.
     """
     study, remembered = register.study, _Remembered(checkpoint)
@@ -189,7 +197,8 @@ def joined(
     found = remembered.joined or _joined(register, study, hellos, places, timeout)
     remembered.write(hellos, found, register.keys)
     problem = described_problem(study, hellos, places, found)
-    return problem, Remote(register, tuple(places), patience or Patience(), resumable=checkpoint is not None)
+    options = {"resumable": checkpoint is not None, "secure_sums": secure_sums}
+    return problem, Remote(register, tuple(places), patience or Patience(), **options)
 
 
 def _check_same_sites(known: Sequence[str], num: int, sites: Sequence[str], checkpoint: Any) -> None:
@@ -245,8 +254,9 @@ def _joined(
             for address, site in missing.items()
         }
         for address, answer in register.transport.send(requests, timeout) if requests else ():
-            if not isinstance(answer, Failure):
-                found[missing[address]] = _read_joined(missing[address], answer)
+            site = missing.pop(address, None)
+            if site is not None and not isinstance(answer, Failure):  # a second answer counts for nothing
+                found[site] = _read_joined(register.hellos[site], answer)
         if len(found) < len(hellos) and time.monotonic() > deadline:
             absent = [hello.site for hello in hellos if hello.site not in found]
             raise FederatedError(
@@ -258,11 +268,27 @@ def _joined(
     return [found[hello.site] for hello in hellos]
 
 
-def _read_joined(site: str, answer: bytes) -> Joined:
-    header = unpack(answer).header
-    if header["kind"] == "refusal":
-        raise FederatedError(f"Site '{site}' {Refusal[header['reason']].value}.")
-    return Joined.read(header["told"])
+def _read_joined(hello: Hello, answer: bytes) -> Joined:
+    """What a site has answered.
+
+    Raises
+    ------
+    FederatedError
+        It refuses, or its answer can't be read.
+    """
+    try:
+        header = unpack(answer).header
+        if header["kind"] != "refusal":
+            told = Joined.read(header["told"])
+            told.check(hello)
+            return told
+        reason = Refusal[header["reason"]].value
+    except UNREADABLE as error:
+        raise FederatedError(
+            f"What site '{hello.site}' has found out about the model can't be read ({type(error).__name__}). Start the "
+            "run again without it."
+        ) from error
+    raise FederatedError(f"Site '{hello.site}' {reason}.")
 
 
 class _Remembered:

@@ -4,7 +4,7 @@ A body is read by a template, which says what names, shapes and dtypes it must h
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -14,6 +14,11 @@ from fedbayes.errors import FedbayesError
 from fedbayes.rounds.wire import arrays_of, decode, encode
 
 FORMAT = 1  # of the messages; raised when one changes
+
+_LONGEST = 1 << 24  # bytes of a header
+_LONGEST_LINE = 300  # characters
+_DEEPEST = 16  # values within values
+_TOO_DEEP = f"A message has a header of more than {_DEEPEST} values within each other."
 
 
 class Refusal(Enum):
@@ -27,6 +32,11 @@ class Refusal(Enum):
     DISCLOSURE = "is kept out of this study by its owner's disclosure rules; its own log says where"
     POLICY = "has a policy that can't be read; its own log says why"
     PRIVATE = "was asked for what never leaves a client"
+    SINGLE = (
+        "lets only terms of secure sums leave, over at least as many sites as its policy asks for, and was asked for a "
+        "message of its own; its owner allows that by `single = true` under `[sums]` of its policy"
+    )
+    PARTNERS = "was given other keys for a secure sum than it knows, its own or another site's; its own log says which"
     DRAWS = "makes other draws from the same seed, since its NumPy or SciPy is of another version; it is sent the draws"
     FAILED = "has a program that failed; its own log says why"
 
@@ -82,7 +92,44 @@ def unpack(content: bytes) -> Message:
     arrays = arrays_of(content)
     if arrays.keys() != {"header", "body"}:
         raise ValueError(f"A message has the parts {sorted(arrays)}; expected a header and a body.")
-    header = json.loads(arrays["header"].tobytes())
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f"A message is of format {header.get('format')!r}; this version of fedbayes reads {FORMAT}.")
+    if any(array.dtype != np.uint8 or array.ndim != 1 for array in arrays.values()):
+        raise ValueError("The parts of a message are no bytes.")
+    header = _header(arrays["header"].tobytes())
+    if type(header.get("format")) is not int or header["format"] != FORMAT:
+        raise ValueError(f"A message is of another format; this version of fedbayes reads {FORMAT}.")
     return Message(header, arrays["body"].tobytes())
+
+
+def _header(text: bytes) -> dict[str, Any]:
+    """A header that is not so long or so deep that whoever works with it could fail.
+
+    Raises
+    ------
+    ValueError
+        It is, or is none.
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"A message has a header of {len(text)} bytes; at most {_LONGEST} are read.")
+    try:
+        header = json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if not isinstance(header, dict):
+        raise ValueError("A message has a header without names.")
+    level: list[Any] = [header]
+    for _ in range(_DEEPEST):
+        level = [each for value in level for each in _inside(value)]
+    if level:
+        raise ValueError(_TOO_DEEP)
+    return header
+
+
+def plain(text: str) -> str:
+    """A text of another machine's as a line for a log."""
+    return "".join(each if each.isprintable() else "?" for each in text[:_LONGEST_LINE])
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

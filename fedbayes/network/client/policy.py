@@ -12,6 +12,26 @@ from fedbayes.owner.rules import DisclosureRules
 
 POLICY = "policy.toml"
 _LIMITS = [field.name for field in fields(DisclosureRules)]
+_FEWEST = 3
+
+
+class SumRules(NamedTuple):
+    """In which form a site's answers may leave, from the table ``[sums]``.
+
+    Attributes
+    ----------
+    single
+        Whether a message of this site alone may leave, and not only its term of a secure sum.
+    fewest
+        Sites in a sum, this one among them.
+    partners
+        The sites with which it adds up, each with the fingerprint of its key; ``None``: any, and a site is known again
+        by the key that it had first.
+    """
+
+    single: bool = False
+    fewest: int = 3
+    partners: Mapping[str, str] | None = None
 
 
 class Policy(NamedTuple):
@@ -23,10 +43,13 @@ class Policy(NamedTuple):
         The file; it need not be there, and then everything is as by default.
     rules
         Disclosure rules, from the table ``[disclosure]``.
+    sums
+        What may leave singly, from the table ``[sums]``.
     """
 
     path: Path
     rules: DisclosureRules
+    sums: SumRules = SumRules()
 
 
 def read_policy(config: Config) -> Policy:
@@ -51,10 +74,11 @@ def read_policy(config: Config) -> Policy:
         return Policy(path, DisclosureRules())
     except (OSError, ValueError) as error:
         raise ClientDataError(f"The site's policy, '{path}', can't be read: {error}.") from None
-    if loose := [name for name in told if name in _LIMITS]:
-        raise ClientDataError(f"The site's policy, '{path}': write '{loose[0]}' below a line `[disclosure]`.")
-    _check_known(path, told, ["disclosure"], "")
-    return Policy(path, _rules(path, told.get("disclosure", {})))
+    for table, known in (("disclosure", _LIMITS), ("sums", SumRules._fields)):
+        if loose := [name for name in told if name in known]:
+            raise ClientDataError(f"The site's policy, '{path}': write '{loose[0]}' below a line `[{table}]`.")
+    _check_known(path, told, ["disclosure", "sums"], "")
+    return Policy(path, _rules(path, told.get("disclosure", {})), _sums(path, told.get("sums", {})))
 
 
 def _rules(path: Path, told: Any) -> DisclosureRules:
@@ -65,6 +89,29 @@ def _rules(path: Path, told: Any) -> DisclosureRules:
         return DisclosureRules(**told)
     except (TypeError, ValueError) as error:
         raise ClientDataError(f"The site's policy, '{path}': {error}") from None
+
+
+def _sums(path: Path, told: Any) -> SumRules:
+    if not isinstance(told, Mapping):
+        raise ClientDataError(f"The site's policy, '{path}': write what may leave singly as a table, [sums].")
+    _check_known(path, told, list(SumRules._fields), " of [sums]")
+    found = SumRules(**told)
+    if not isinstance(found.single, bool):
+        raise ClientDataError(f"The site's policy, '{path}': `single` is {found.single!r}; write true or false.")
+    if type(found.fewest) is not int or found.fewest < _FEWEST:
+        raise ClientDataError(
+            f"The site's policy, '{path}': `fewest` is {found.fewest!r}; write a whole number of sites from {_FEWEST} "
+            "on. Of the sum of two sites each can subtract its own term, and see the other's."
+        )
+    partners = found.partners
+    if partners is not None and not (
+        isinstance(partners, Mapping) and all(str(key).startswith("SHA256:") for key in partners.values())
+    ):
+        raise ClientDataError(
+            f"The site's policy, '{path}': write the other sites and the fingerprints of their keys as a table "
+            '[sums.partners], with lines such as south = "SHA256:…". `fedbayes keys` shows a site its own.'
+        )
+    return found
 
 
 def _check_known(path: Path, told: Mapping[str, Any], known: list[str], where: str) -> None:

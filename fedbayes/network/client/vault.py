@@ -4,10 +4,12 @@ Losing it costs time and not correctness: a client without its state starts from
 """
 
 import hashlib
+import json
+import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedbayes.errors import ClientDataError
@@ -16,6 +18,7 @@ from fedbayes.runtime.files import private_folder, replace_private_file
 _STATE = re.compile(r"state-(\d+)-(\d+)\.npz")
 _DRAW = re.compile(r"draw-(\d+)-(\d+)\.npz")
 _KEPT_RUNS = 20  # folders of earlier runs
+_KNOWN_KEYS = "known-keys.json"
 
 
 class Vault:
@@ -52,10 +55,27 @@ class Vault:
 
         Another run, or other data, have another one: noise that hides the data is never used twice.
         """
-        file = self.folder / "secret"
+        return hashlib.sha256(f"{self._random('secret')} {run} {data}".encode()).hexdigest()
+
+    def mask_key(self) -> str:
+        """The site's private key for secure sums, as hexadecimal digits."""
+        return self._random("mask-key")
+
+    def _random(self, name: str) -> str:
+        """64 hexadecimal digits that were drawn once."""
+        file = self.folder / name
         if not file.exists():
             replace_private_file(file, secrets.token_hex(32).encode())
-        return hashlib.sha256(f"{file.read_text()} {run} {data}".encode()).hexdigest()
+        return file.read_text()
+
+    def known_keys(self) -> dict[str, str]:
+        """Fingerprints of the keys that other sites have had in secure sums, by name."""
+        file = self.folder / _KNOWN_KEYS
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    def keep_keys(self, known: Mapping[str, str]) -> None:
+        """Remember them."""
+        replace_private_file(self.folder / _KNOWN_KEYS, json.dumps(dict(known), indent=1, sort_keys=True).encode())
 
     def run(self, name: str) -> "RunVault":
         """What belongs to one run; the folders of the oldest runs make room."""
@@ -124,6 +144,16 @@ class RunVault:
         if not file.exists():
             replace_private_file(file, digest.encode())
         return file.read_text() == digest
+
+    def use_ticket(self, ticket: str) -> bool:
+        """Whether a mask has not been used before; from now on it has, also after a crash."""
+        file = self.folder / "tickets"
+        if file.exists() and f"{ticket}\n" in file.read_text():
+            return False
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "a") as used:
+            used.write(f"{ticket}\n")
+        return True
 
     def conclude(self, content: bytes) -> None:
         """Keep the server's last message, from which the client computes its own posterior."""

@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedbayes.errors import FederatedError
 from fedbayes.network.charter import Hello
@@ -154,7 +154,7 @@ class Register:
             log.warning("Site %s is back as another node.", site)
             self._sites.pop(before, None)
             self._leave_out(before, math.inf)
-        if site in self.hellos and self.hellos[site] != hello:
+        if site in self.hellos and self.hellos[site] != replace(hello, mask_key=self.hellos[site].mask_key):
             raise FederatedError(
                 f"Site '{site}' has come back with other data: it had {self.hellos[site].arrays}, and has "
                 f"{hello.arrays}. Start a new run, without the checkpoint."

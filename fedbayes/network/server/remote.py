@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbayes.contract.algorithm import Key, Reply, Shared, Teams
-from fedbayes.errors import FederatedError, ResultCode, usable
+from fedbayes.errors import UNREADABLE, FederatedError, ResultCode, are_codes
 from fedbayes.network.charter import Seat, written_roster
 from fedbayes.network.draws import by_recipe
 from fedbayes.network.messages import Refusal, pack, unpack
+from fedbayes.network.replies import plausible
+from fedbayes.network.server import secure
 from fedbayes.network.server.described import elsewhere
 from fedbayes.network.server.register import Register
 from fedbayes.network.transport import Failure
@@ -23,11 +25,12 @@ from fedbayes.problem.problem import Problem
 from fedbayes.rounds.exchange import Collected, Heard, Round, told
 from fedbayes.rounds.executors import Executor, summed
 from fedbayes.rounds.programs import Programs
-from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays, named_arrays
+from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays
+from fedbayes.runtime.compiling import num_bytes
 
 log = logging.getLogger(__name__)
 
-LARGEST = 1e30  # no natural parameter, sum or step of a sound client is larger
+_MOST_DAMAGED = 3  # times that a site's answer may be useless to a sum that needs it
 # ``tell(place, made)``: a client's last message, header and arrays; ``made``: it makes the draws itself
 Tell = Callable[[int, bool], tuple[Mapping[str, Any], Mapping[str, Any]]]
 _CODES = {Failure.LATE: ResultCode.NO_REPLY, Failure.GONE: ResultCode.NO_REPLY, Failure.FAILED: ResultCode.FAILED}
@@ -65,6 +68,8 @@ class Remote(Executor):
         How long to wait.
     resumable
         Whether a checkpoint is written after the rounds, to which the server may go back.
+    secure_sums
+        Whether sites hide their terms of sums, wherever these are over all sites and over at least three.
 
     Attributes
     ----------
@@ -74,8 +79,17 @@ class Remote(Executor):
         Sent to and by all clients.
     """
 
-    def __init__(self, register: Register, seats: tuple[Seat, ...], patience: Patience, *, resumable: bool) -> None:
+    def __init__(
+        self,
+        register: Register,
+        seats: tuple[Seat, ...],
+        patience: Patience,
+        *,
+        resumable: bool,
+        secure_sums: bool = True,
+    ) -> None:
         self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
+        self._secure_sums = secure_sums
         self.run_name = secrets.token_hex(8)
         self._order = self._saved = self._phase = 0
         self._first: Shared = ()
@@ -91,7 +105,12 @@ class Remote(Executor):
         """See :class:`~fedbayes.rounds.executors.Executor`; the clients' secrets are their own."""
         super().connect(programs, problem, key)
         self._impl = str(jax.random.key_impl(key))
-        self._charter = {**written_roster(problem.roster), "impl": self._impl}
+        keys = [self._register.hellos[name].mask_key for name in problem.names]
+        self._charter = {**written_roster(problem.roster), "impl": self._impl, "mask_keys": keys}
+        self._hindrance = secure.hindrance(dict(zip(problem.names, keys, strict=True)))
+        if self._secure_sums and self._hindrance:
+            log.warning("%s", self._hindrance)
+        self._secure_sums = self._secure_sums and not self._hindrance
 
     def begin(self, phase: int, shared: Shared, key: Key) -> None:
         """See :class:`~fedbayes.rounds.executors.Executor`: the first broadcast goes out with the first order."""
@@ -156,9 +175,25 @@ class Remote(Executor):
             self._refuse_private(order)
         self._order += 1
         active = order.active.tolist()
-        answers = self._answers(order, active)
+        templates = {place: self._template(order, place) for place in active}
+        hidden = self._secure_sums and secure.is_sum(order, list(templates.values()))
+        answers = self._whole_sum(order, templates) if hidden else self._answers(order, templates)
         if order.phase is not None:
             self._heard_of({place for place in active if not isinstance(answers[place], ResultCode)})
+        if hidden and not any(isinstance(answer, ResultCode) for answer in answers.values()):
+            return self._added(order, answers, templates[active[0]])
+        return self._collected(order, active, answers)
+
+    def _added(self, order: Round, answers: Mapping[int, Any], template: Reply) -> Heard:
+        """The sum of what all sites have hidden."""
+        heard, places = Collected(order, len(self._problem.names)), np.asarray(sorted(answers))
+        terms = [answers[place] for place in places]
+        codes = np.stack([term["code"] for term in terms])
+        heard.add(places, Reply(total=secure.total(terms, template), code=codes))
+        return heard.finish()._replace(bytes_up=num_bytes(terms[0]))
+
+    def _collected(self, order: Round, active: list[int], answers: Mapping[int, Any]) -> Heard:
+        """What each has answered by itself; nothing of those who have not."""
         heard = Collected(order, len(self._problem.names))
         for place in active:
             reply, places = answers[place], np.asarray([place])
@@ -206,11 +241,13 @@ class Remote(Executor):
         study = self._register.study.digest
         return {"study": study, "run": self.run_name, "order": self._order, "seat": seat, "charter": self._charter}
 
-    def _request(self, order: Round, place: int) -> bytes:
+    def _request(self, order: Round, place: int, ticket: str | None = None) -> bytes:
         """All that a client needs for a round, also one that has just been started."""
         personal = jax.tree.map(lambda leaf: np.asarray(leaf)[place], order.personal)
         arrays = {"shared": _part(order.shared, place), "personal": personal, "key": jax.random.key_data(order.key)}
         header = {**self._about(place), "update": order.updates[place]}
+        if ticket is not None:
+            header["ticket"] = ticket
         if order.phase is None:
             if order.recipe is not None and place not in self._unlike:
                 del arrays["shared"]
@@ -230,11 +267,42 @@ class Remote(Executor):
         numbers = self._unrecorded.get(place, [])
         return numbers, [_part(self._broadcasts[number], place) for number in numbers]
 
-    def _answers(self, order: Round, active: list[int]) -> dict[int, Reply | ResultCode]:
+    def _whole_sum(self, order: Round, templates: Mapping[int, Reply]) -> dict[int, Any | ResultCode]:
+        """Each site's hidden term. Where one is missing all are asked again, since it would leave the others' masks.
+
+        Raises
+        ------
+        FederatedError
+            As :meth:`run`; or what a site answers can't be used, however often it is asked.
+        """
+        hidden = {place: secure.masked(template) for place, template in templates.items()}
+        started, damaged = time.monotonic(), 0
+        while True:
+            ticket, unlike = secrets.token_hex(16), len(self._unlike)
+            found: dict[int, Any | ResultCode] = dict.fromkeys(templates, ResultCode.NO_REPLY)
+            requests = {place: self._request(order, place, ticket) for place in templates}
+            for place, answer in self._send(requests, lambda place, content: self._read(place, content, hidden)):
+                found[place] = answer
+            codes = {place: each for place, each in found.items() if isinstance(each, ResultCode)}
+            if not codes:
+                return found
+            if len(self._unlike) > unlike:
+                continue
+            bad = [self._problem.names[place] for place, code in codes.items() if code != ResultCode.NO_REPLY]
+            damaged = damaged + 1 if bad else 0
+            if damaged >= _MOST_DAMAGED:
+                raise FederatedError(
+                    f"The sites {bad} have answered {damaged} times what can't be used; the server's log says what. A "
+                    "secure sum needs all sites: set them right, or begin a new run without them."
+                )
+            if not self._wait(order, [place for place in templates if place not in codes], len(templates), started):
+                return found
+
+    def _answers(self, order: Round, templates: Mapping[int, Reply]) -> dict[int, Reply | ResultCode]:
         """Each active client's reply, or why there is none; those without one are asked again where too few answer."""
+        active = list(templates)
         found: dict[int, Reply | ResultCode] = dict.fromkeys(active, ResultCode.NO_REPLY)
         needed = len(active) if order.phase is None else min(self._patience.min_clients, len(active))
-        templates = {place: self._template(order, place) for place in active}
         started = time.monotonic()
         while True:
             missing, unlike = [place for place in active if isinstance(found[place], ResultCode)], len(self._unlike)
@@ -299,17 +367,22 @@ class Remote(Executor):
                 log.warning("Site %s %s.", site, reason.value)
                 if reason is Refusal.DRAWS:
                     self._unlike.add(place)
-                self._stop_where_changed(site, reason)
+                self._stop_where_in_vain(site, reason)
                 return ResultCode.FAILED
             if (header["run"], header["order"], header["site"]) != (self.run_name, self._order, site):
                 log.warning("Site %s has answered for another round, or another site; the answer is not used.", site)
                 return ResultCode.REFUSED
             return message
-        except (ValueError, KeyError, TypeError) as error:
+        except UNREADABLE as error:
             log.warning("The answer of site %s can't be read (%s); it is not used.", site, type(error).__name__)
             return ResultCode.REFUSED
 
-    def _stop_where_changed(self, site: str, reason: Refusal) -> None:
+    def _stop_where_in_vain(self, site: str, reason: Refusal) -> None:
+        """No other round would be answered."""
+        if reason in (Refusal.SINGLE, Refusal.PARTNERS):
+            why = [self._hindrance or secure.of_method(self._register.study.configured)]
+            causes = [each for each in why if each and reason is Refusal.SINGLE]
+            raise FederatedError(" ".join([f"Site '{site}' {reason.value}.", *causes]))
         if reason is Refusal.CHANGED:
             raise FederatedError(
                 f"Site '{site}' has other data than when this run began: what it has said so far is of the old ones. "
@@ -318,18 +391,26 @@ class Remote(Executor):
 
     def _reply(self, place: int, content: bytes, templates: Mapping[int, Any], order: Round) -> Reply | ResultCode:
         """A reply that has the names, shapes and dtypes expected, and numbers that can be meant."""
-        site, message = self._problem.names[place], self._checked(place, content)
+        reply: Reply | ResultCode = self._read(place, content, templates)
+        if isinstance(reply, Reply) and order.phase is not None and not plausible(reply):
+            name = self._problem.names[place]
+            log.warning("The answer of site %s holds numbers that can't be meant; it is not used.", name)
+            return ResultCode.REFUSED
+        return reply
+
+    def _read(self, place: int, content: bytes, templates: Mapping[int, Any]) -> Any | ResultCode:
+        """An answer that has the names, shapes and dtypes expected, or why it can't be used."""
+        message = self._checked(place, content)
         if isinstance(message, ResultCode):
             return message
         try:
-            reply: Reply = decode(message.body, templates[place])
+            found = decode(message.body, templates[place])
+            if not are_codes(found["code"] if isinstance(found, dict) else found.code):
+                raise ValueError("its codes are none")
+            return found
         except ValueError as error:
-            log.warning("The answer of site %s is not what was asked for: %s", site, error)
+            log.warning("The answer of site %s is not what was asked for: %s", self._problem.names[place], error)
             return ResultCode.REFUSED
-        if order.phase is not None and not plausible(reply):
-            log.warning("The answer of site %s holds numbers that can't be meant; it is not used.", site)
-            return ResultCode.REFUSED
-        return reply
 
     def _template(self, order: Round, place: int) -> Reply:
         """Names, shapes and dtypes of a reply."""
@@ -376,19 +457,3 @@ def _part(shared: Shared, place: int) -> Shared:
     if isinstance(shared, Teams):
         return jax.tree.map(lambda leaf: np.asarray(leaf)[0], told(shared, np.asarray([place])))
     return shared
-
-
-def plausible(reply: Reply) -> bool:
-    """Whether all that would be used of a reply is finite, and no number is absurdly large.
-
-    The constant of a Gaussian may be NaN, where it is not known: it enters the evidence alone.
-    """
-    used = np.asarray(usable(reply.code))
-    leaves = {name: leaf for name, leaf in named_arrays((reply.total, reply.each)).items() if leaf.dtype.kind == "f"}
-    for name, values in leaves.items():
-        mine = values[used] if values.shape[:1] == used.shape else values
-        if name.endswith("log_scale"):
-            mine = mine[~np.isnan(mine)]
-        if used.any() and not np.all(np.abs(mine) < LARGEST):  # NaN is not smaller
-            return False
-    return True

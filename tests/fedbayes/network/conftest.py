@@ -1,5 +1,6 @@
 """A federation of three sites in one process, whose messages go through bytes, and ways to disturb it."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fedbayes.network.server.remote import Patience
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
 
+sys.path.append(str(Path(__file__).parent))  # for the helpers beside this file
 BRIEF = Patience(round_timeout=1.0, min_clients=1, give_up_after=0.5)
 
 
@@ -72,7 +74,8 @@ class Federation:
     def same_secrets(self, other: Path) -> None:
         """Give the sites the secrets of those in another folder."""
         for site in self.sites():
-            (self.folder / site.name / "secret").write_text((other / site.name / "secret").read_text())
+            for name in ("secret", "mask-key"):
+                (self.folder / site.name / name).write_text((other / site.name / name).read_text())
 
     def fit(self, network=None, **options):
         given = {

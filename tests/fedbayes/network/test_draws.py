@@ -6,6 +6,7 @@ import pytest
 from fedbayes.correction.proposal import Law, Proposal
 from fedbayes.correction.recipe import Counts, OtherDraws, draw
 from fedbayes.network import site
+from fedbayes.network.client import session
 from fedbayes.network.draws import by_recipe, with_draws
 from fedbayes.network.messages import unpack
 from fedbayes.rounds.wire import arrays_of, encode
@@ -44,7 +45,8 @@ def test_a_site_with_other_random_numbers_is_sent_the_draws(checked, monkeypatch
         return with_draws(arrays)
 
     before, _, kept_before = checked()
-    monkeypatch.setattr(site, "with_draws", unlike)
+    for module in (session, site):
+        monkeypatch.setattr(module, "with_draws", unlike)
     posterior, sent, kept = checked()
     assert sent == {"after": [{"recipes"}] * 3 + [{"shared"}] * 3, "conclude": [{"shared"}] * 3}  # known by then
     np.testing.assert_array_equal(kept[..., 0], posterior["mu"])

@@ -38,6 +38,7 @@ def with_locals(x, y=None):
 
 METHODS = {
     "EP": (model, fb.EP(solver="laplace", num_replicates=2)),
+    "EP, hidden": (model, fb.EP(solver="laplace", num_replicates=2)),
     "EP with draws": (model, fb.EP(num_replicates=2)),
     "EP with locals": (with_locals, fb.EP(num_replicates=2)),
     "FA-LD": (model, fb.FALD(num_chains=2, num_warmup=2, thinning=1)),
@@ -69,7 +70,8 @@ def rehearse(folder, clients, which="EP", site=Site):
         warnings.simplefilter("ignore", NotConvergedWarning)
         warnings.simplefilter("ignore", UnreliableWarning)
         options = {"num_rounds": None if which == "FA-LD" else 3, "num_draws": 8}
-        fit_over(network, study, key=jax.random.key(0), num_clients=len(clients), progress=False, **options)
+        options |= {"secure_sums": which.endswith("hidden"), "progress": False}
+        fit_over(network, study, key=jax.random.key(0), num_clients=len(clients), **options)
     return network
 
 
@@ -207,6 +209,7 @@ TRIANGLE, REPLICATES = 15, 2
 MODE = D + TRIANGLE + 3
 NUMBERS = {  # of the page's table, for each kind of round that a fit has
     "EP": {REPLICATES * (D + TRIANGLE + 5)},
+    "EP, hidden": {REPLICATES * (2 * (D + TRIANGLE + 4) + 1)},  # of two words, but for the codes
     "EP with locals": {2 * MODE - 2, REPLICATES * (D + TRIANGLE + 5)},
     "FA-LD": {MODE, REPLICATES * (3 * D + 2)},
     "FedAvg": {2, 2 * D + 3, MODE - 1},

@@ -1,0 +1,169 @@
+"""A client in one run: where it stands, and what it answers to the orders of that run."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbayes.errors import FederatedError
+from fedbayes.fit import updates_after
+from fedbayes.network.charter import read_roster
+from fedbayes.network.client.alone import Alone, after_template, told_template
+from fedbayes.network.client.policy import SumRules
+from fedbayes.network.client.reading import OwnProblem, digest_of
+from fedbayes.network.client.secure import Sums
+from fedbayes.network.client.vault import Vault
+from fedbayes.network.draws import with_draws
+from fedbayes.network.messages import Message, Refusal, Refused
+from fedbayes.network.study import Study
+from fedbayes.problem.problem import Problem
+from fedbayes.rounds.exchange import Round
+from fedbayes.rounds.programs import Programs, programs_for
+from fedbayes.rounds.wire import arrays_of, encode, from_arrays
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """A client in one run: its code, and where it stands.
+
+    Attributes
+    ----------
+    executor
+        Runs its updates.
+    at
+        The phase and the order after which its private state is; ``None`` without one.
+    """
+
+    def __init__(self, study: Study, own: OwnProblem, header: Mapping[str, Any], vault: Vault) -> None:
+        run, charter, data = str(header["run"]), header["charter"], digest_of(own.client)
+        self.vault = vault.run(run)
+        if not self.vault.same_data(data):
+            raise Refused(Refusal.CHANGED)
+        roster = read_roster(charter, own.prior, own.seat.shapes())
+        if roster.globals != own.bucket.clients.program.globals:
+            log.error(
+                "The server has the globals %s, this client %s.", roster.globals, own.bucket.clients.program.globals
+            )
+            raise Refused(Refusal.MODEL)
+        self.study, self.place = study, own.seat.place
+        self.problem: Problem = own.problem(roster)
+        after = updates_after(study.configured, roster)
+        self.programs: Programs = programs_for(study.configured, roster, self.problem.programs, after)
+        self.executor = Alone(self.programs, self.problem, self.place, vault.secret(run, data), charter["impl"])
+        self.sums = Sums(vault, self.vault, roster.names, self.place, {"study": study.digest, "run": run})
+        self.at: tuple[int, int] | None = None
+        self._templates: dict[int, tuple[Any, Any]] = {}
+        for warning in self.programs.warnings:
+            log.warning("%s", warning)
+
+    def round(self, message: Message, rules: SumRules) -> bytes:
+        """One round: the private state before it, the reply, the state after it."""
+        header = message.header
+        asked = self.sums.asked(header, rules)
+        phase, order = int(header["phase"]), int(header["order"])
+        template = self._template(phase, begins=bool(header["begins"]))
+        told = message.read({**template, "recorded": self._recorded(header)})
+        self._go_to(phase, order, told)
+        self._record(header, told["recorded"])
+        reply = self.executor.reply(self._round(phase, told, str(header["update"])))
+        self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
+        self.at = (phase, order)
+        return self.sums.sent(reply._replace(info={}), asked)  # diagnostics of a single client stay with it
+
+    def record_last(self, message: Message) -> None:
+        """The client's own part of the last draws, of which the last message of a run tells."""
+        if message.header["records"]:
+            self._record(message.header, self._at_the_end(message))
+
+    def last_private(self, message: Message) -> Any:
+        """The private state at the end of a run, of which its last message tells.
+
+        Raises
+        ------
+        FederatedError
+            It is lost.
+        """
+        header = message.header
+        if header["begun"] and self.vault.last_order(int(header["phase"]), int(header["order"])) is None:
+            raise FederatedError(
+                "The site's own point of this run is lost: it was in its state folder, and is not there any more. "
+                "Run the fit again."
+            )
+        self._at_the_end(message)
+        return self.executor.private(self.place)
+
+    def _at_the_end(self, message: Message) -> Any:
+        """Go to the last private state; the broadcasts of draws that are still to be recorded."""
+        header, arrays = message.header, arrays_of(message.body)
+        phase, order = int(header["phase"]), int(header["order"])
+        shared = self._template(phase, begins=False)["shared"]
+        mine = {name: array for name, array in arrays.items() if name.split("/")[0] in ("broadcast", "recorded")}
+        told = from_arrays(mine, {"broadcast": shared, "recorded": self._recorded(header)})
+        self._go_to(phase, order, {"shared": told["broadcast"], "phase_key": arrays["phase_key"]})
+        return told["recorded"]
+
+    def _recorded(self, header: Mapping[str, Any]) -> list[Any]:
+        """Shapes of the broadcasts at the draws of which a message tells."""
+        return [self._template(int(header["phase"]), begins=False)["shared"]] * len(header["records"])
+
+    def after(self, message: Message, rules: SumRules) -> bytes:
+        """What is asked once the rounds are over."""
+        name, asked = str(message.header["update"]), self.sums.asked(message.header, rules)
+        update = self.programs.after.get(name)
+        if update is None or update.stays:
+            raise Refused(Refusal.PRIVATE)
+        return self.sums.sent(self.executor.reply(self._after(message, name)), asked, known=False)
+
+    def own_reply(self, message: Message, name: str) -> Any:
+        """The same for the client itself: what never leaves it."""
+        return self.executor.reply(self._after(message, name)).each
+
+    def _after(self, message: Message, name: str) -> Round:
+        arrays = with_draws(arrays_of(message.body))
+        if self.programs.after[name].private:
+            self._go_to_last(int(message.header["order"]))
+        shared, personal = after_template(self.programs.after[name], arrays)
+        return self._round(None, {"shared": shared, "personal": personal, "key": arrays["key"]}, name)
+
+    def _go_to_last(self, order: int) -> None:
+        """The private state at the end of the rounds; one of a client that knows nothing where it is lost."""
+        phase = len(self.programs.phases) - 1
+        shared, key = told_template(self.programs, phase, self.executor.secret_key)[0], self.executor.secret_key
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shared)
+        self._go_to(phase, order, {"shared": nothing, "phase_key": jax.random.key_data(key)})
+
+    def begin(self, phase: int, order: int, shared: Any, key: np.ndarray) -> None:
+        """A private state of a phase from a broadcast, and from that of the phase before it where there is one."""
+        before = self.vault.state_before(phase - 1, order) if phase else None
+        self.executor.begin(phase, shared, self.executor.key(key), before)
+
+    def _template(self, phase: int, *, begins: bool) -> dict[str, Any]:
+        if phase not in self._templates:
+            self._templates[phase] = told_template(self.programs, phase, self.executor.secret_key)
+        shared, personal = self._templates[phase]
+        key = jax.random.key_data(self.executor.secret_key)
+        told = {"shared": shared, "personal": personal, "key": key, "phase_key": key}
+        return {**told, "first": shared} if begins else told
+
+    def _go_to(self, phase: int, order: int, told: Mapping[str, Any]) -> None:
+        """The private state before an order: at hand, from the disk, or from the broadcast where there is none."""
+        if self.at == (phase, self.vault.last_order(phase, order)):
+            return
+        self.begin(phase, order, told.get("first", told["shared"]), told["phase_key"])
+        if (states := self.vault.state_before(phase, order)) is not None:
+            self.executor.load(states)
+
+    def _record(self, header: Mapping[str, Any], broadcasts: list[Any]) -> None:
+        """The client's own parts of the draws since its last order; its private state is still that of all of them."""
+        phase, order = int(header["phase"]), int(header["order"])
+        self.vault.forget_draws(order)
+        for number, shared in zip(header["records"], broadcasts, strict=True):
+            self.vault.keep_draw(int(number), order, encode(self.executor.own_draw(phase, shared)))
+
+    def _round(self, phase: int | None, told: Mapping[str, Any], update: str) -> Round:
+        num = len(self.problem.names)
+        key, active = self.executor.key(told["key"]), np.asarray([self.place])
+        return Round(phase, told["shared"], told["personal"], key, active, [update] * num)

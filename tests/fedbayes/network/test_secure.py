@@ -1,0 +1,350 @@
+"""Secure sums: exact, the same posterior, and of a single site nothing but uniform bits; and what is refused."""
+
+import json
+from fractions import Fraction
+from functools import reduce
+
+import jax
+import numpy as np
+import pytest
+
+import fedbayes as fb
+from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
+from fedbayes.inference.mode import Laplace
+from fedbayes.network.client.masks import Masks, fingerprint, public_key
+from fedbayes.network.fixed_point import fits, largest, negative, plus, to_integers, to_numbers
+from fedbayes.network.messages import pack, unpack
+from fedbayes.network.server.remote import Patience
+from fedbayes.rounds.wire import arrays_of
+
+STRICT = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"
+EP = fb.EP(solver="laplace", num_replicates=1, tolerance=1e-7)
+TICKET = "0" * 32
+
+
+def summed(terms) -> np.ndarray:
+    return to_numbers(reduce(plus, map(to_integers, terms)))
+
+
+def test_a_sum_of_integers_is_the_exact_sum_to_their_resolution():
+    rng = np.random.default_rng(0)
+    terms = rng.normal(size=(20, 200)) * 10.0 ** rng.uniform(-20.0, 10.0, size=(20, 200))
+    found = summed(terms)
+    for place in range(200):
+        exact = sum(map(Fraction, terms[:, place].tolist()))
+        rounding = 20 * Fraction(1, 2**69) + abs(exact) * Fraction(1, 2**52)
+        assert abs(Fraction(float(found[place])) - exact) <= rounding
+
+
+def test_a_sum_is_the_same_bits_in_any_order():
+    rng = np.random.default_rng(1)
+    terms = [to_integers(rng.normal(size=50)) for _ in range(7)]
+    np.testing.assert_array_equal(reduce(plus, terms), reduce(plus, terms[::-1]))
+    np.testing.assert_array_equal(plus(terms[0], negative(terms[0])), np.zeros((50, 2), np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("terms", "total"),
+    [
+        ((np.nan, 1.0), np.nan),
+        ((np.inf, 1.0), np.nan),
+        ((-np.inf, -3.0), -np.inf),
+        ((-np.inf, np.nan), np.nan),
+        ((-np.inf,) * 255, -np.inf),
+        ((np.nan,) * 255, np.nan),
+        ((-0.25, 0.0), -0.25),
+        ((2.0**41, 2.0**41), 2.0**42),
+        ((-(2.0**41), -(2.0**41)), -(2.0**42)),
+    ],
+)
+def test_what_is_not_finite_adds_up_as_in_floating_point(terms, total):
+    np.testing.assert_array_equal(summed([np.array([term]) for term in terms]), [total])
+
+
+def test_the_largest_terms_that_fit_do_not_run_over():
+    for num in (3, 10, 255):
+        term = np.nextafter(largest(num), 0.0)
+        assert fits(np.array([term, -term, np.nan, -np.inf]), num).all()
+        assert not fits(np.array([largest(num)]), num).any()
+        for sign in (1.0, -1.0):
+            np.testing.assert_allclose(summed([np.array([sign * term])] * num), [sign * term * num], rtol=1e-15)
+
+
+PRIVATE = [f"{place:064x}" for place in range(1, 5)]
+PUBLIC = [public_key(each) for each in PRIVATE]
+
+
+def agreed(run="a") -> list[Masks]:
+    return [Masks.agreed(private, place, PUBLIC, {"run": run}) for place, private in enumerate(PRIVATE)]
+
+
+def test_the_masks_of_all_sites_cancel():
+    rng = np.random.default_rng(2)
+    terms = rng.normal(size=(4, 30))
+    hidden = [masks.hide(to_integers(term), TICKET) for masks, term in zip(agreed(), terms, strict=True)]
+    np.testing.assert_array_equal(reduce(plus, hidden), reduce(plus, map(to_integers, terms)))
+    for left_out in range(4):  # with one missing nothing is left but masks
+        rest = reduce(plus, [each for place, each in enumerate(hidden) if place != left_out])
+        assert not np.any(rest == reduce(plus, map(to_integers, np.delete(terms, left_out, axis=0))))
+
+
+def test_a_hidden_term_is_uniform_bits_whatever_it_is():
+    """A tenth of a million bits: the number of ones, five standard deviations wide; and no two requests are alike."""
+    masks = agreed()[1]
+    zeros, ones = (to_integers(np.full(800, value)) for value in (0.0, 1.0))
+    for term in (zeros, ones):
+        bits = np.unpackbits(masks.hide(term, TICKET).view(np.uint8))
+        assert abs(bits.sum() - len(bits) / 2.0) < 5.0 * np.sqrt(len(bits) / 4.0)
+    other_request, other_run = masks.hide(zeros, "1" * 32), agreed("b")[1].hide(zeros, TICKET)
+    for other in (other_request, other_run):
+        assert not np.any(other == masks.hide(zeros, TICKET))
+
+
+def test_a_key_that_leads_to_a_known_secret_is_refused():
+    with pytest.raises(ValueError, match="shared key"):
+        Masks.agreed(PRIVATE[0], 0, [PUBLIC[0], "0" * 64, PUBLIC[2]], {})
+
+
+@pytest.fixture
+def secure(federation):
+    """A federation of three sites whose owners let only terms of sums leave."""
+
+    def of(method=EP, policy=STRICT):
+        world = federation(method)
+        for name in world.data:
+            folder = world.folder / name
+            folder.mkdir(parents=True)
+            (folder / "policy.toml").write_text(policy)
+        world.config = {"policy": ""}
+        load = lambda config: world.data[config["site-id"]]  # noqa: E731
+
+        def site(name, folder=None):
+            from fedbayes.network.site import Site
+
+            return Site(world.study, load, {"site-id": name, "state-dir": str(folder or world.folder / name)})
+
+        world.site = site
+        return world
+
+    return of
+
+
+@pytest.mark.parametrize("method", [EP, Laplace()], ids=["EP", "Laplace"])
+def test_the_posterior_is_that_without_masks(secure, method):
+    world = secure(method)
+    network = world.network()
+    fit, plain = world.fit(network, secure_sums=True, correct=True), world.here(correct=True)
+    one, two = fit.fitted.answer.posterior, plain.fitted.answer.posterior
+    sds = 1.0 / np.sqrt(np.diagonal(two.precision, axis1=-2, axis2=-1))
+    means = [np.linalg.solve(each.precision, each.shift[..., None])[..., 0] for each in (one, two)]
+    assert np.max(np.abs(means[0] - means[1]) / sds) < 1e-9
+    np.testing.assert_allclose(one.precision, two.precision, rtol=1e-9, atol=1e-9 * np.abs(two.precision).max())
+    sent = [unpack(each) for each in network.answered if unpack(each).header["kind"] in ("round", "after")]
+    assert {each.header["kind"] for each in sent} == {"round", "after"}
+    assert all(set(arrays_of(each.body)) == {"masked", "code"} for each in sent)
+    masked = {arrays_of(each.body)["masked"].nbytes for each in sent if each.header["kind"] == "round"}
+    assert fit.communication.bytes_up > len(fit.rounds["round"]) * min(masked)
+
+
+def test_who_lets_only_sums_leave_refuses_all_else(secure, caplog):
+    world = secure()
+    network = world.network()
+    with pytest.raises(FederatedError, match=r"Site 'ada' lets only terms of secure sums leave.*`single = true`"):
+        world.fit(network, secure_sums=False)
+    assert {unpack(each).header["kind"] for each in network.answered} == {"hello", "join", "refusal"}
+    ask = unpack(network.sent[-1])
+    assert ask.header["kind"] == "round"
+    assert "ticket" not in ask.header
+
+
+def test_two_sites_are_too_few_for_a_sum(secure, caplog):
+    world = secure()
+    with pytest.raises(
+        FederatedError, match=r"lets only terms of secure sums.*Secure sums need 3 to 255 sites.* are 2"
+    ):
+        world.fit(world.network(), num_clients=2, secure_sums=True)
+
+
+def test_a_method_that_needs_single_messages_says_so(secure):
+    world = secure(fb.FALD(num_chains=2, num_warmup=2, thinning=1))
+    with pytest.raises(FederatedError, match=r"`single = true`.*FALD needs such messages: The largest curvature"):
+        world.fit(world.network(), secure_sums=True)
+
+
+def test_the_chains_of_fald_are_sums_once_single_messages_may_leave(secure):
+    world = secure(fb.FALD(num_chains=2, num_warmup=2, thinning=1), f"{STRICT}[sums]\nsingle = true\n")
+    network = world.network()
+    with pytest.warns(NotConvergedWarning, match="not mixed"):
+        world.fit(network, num_draws=4, secure_sums=True)
+    rounds = [unpack(each) for each in network.answered if unpack(each).header["kind"] == "round"]
+    hidden = ["masked" in arrays_of(each.body) for each in rounds]
+    assert hidden == sorted(hidden)  # first the search for the mode, then the chains
+    assert sum(hidden) > len(hidden) / 2
+
+
+def lost_once(at, address):
+    """Answers that get lost on their way, the first time."""
+    lost = []
+
+    def disturb(count, sender, answer):
+        if unpack(answer).header["kind"] == at and sender == address and not lost:
+            lost.append(sender)
+            return []
+        return answer
+
+    return disturb
+
+
+@pytest.mark.parametrize("at", ["round", "after"])
+def test_a_lost_answer_costs_one_repeated_round_and_changes_nothing(secure, at):
+    world = secure()
+    undisturbed = world.fit(network := world.network(), secure_sums=True, correct=True)
+    again = world.network(disturb=lost_once(at, 2))
+    fit = world.fit(again, secure_sums=True, correct=True)
+    np.testing.assert_array_equal(fit.fitted.answer.posterior.shift, undisturbed.fitted.answer.posterior.shift)
+    assert len(again.sent) == len(network.sent) + 3
+    tickets = [unpack(each).header.get("ticket") for each in again.sent]
+    asked = [ticket for ticket in tickets if ticket]
+    assert len(asked) == 3 * len(set(asked))  # one for the three sites, and another one when it is repeated
+
+
+def test_a_site_that_stays_away_ends_the_fit_and_its_sum_is_never_done_without_it(secure):
+    world = secure()
+    network = world.network(
+        disturb=lambda count, sender, answer: [] if b'"round"' in answer and sender == 3 else answer
+    )
+    with pytest.raises(FederatedError, match=r"2 clients have answered for a round, and 3 are needed.*\['cy'\]"):
+        world.fit(network, secure_sums=True, patience=Patience(round_timeout=1.0, min_clients=1, give_up_after=0.3))
+    for request in map(unpack, network.sent):
+        if request.header["kind"] == "round":
+            assert request.header["charter"]["names"] == ["ada", "bo", "cy"]
+
+
+def test_answers_that_can_not_be_used_end_the_fit_by_name(secure):
+    world = secure()
+    network = world.network(disturb=lambda count, sender, answer: b"?" if count > 3 and sender == 2 else answer)
+    with pytest.raises(FederatedError, match=r"The sites \['bo'\] have answered 3 times what can't be used"):
+        world.fit(network, secure_sums=True, patience=Patience(round_timeout=1.0, give_up_after=30.0))
+
+
+def test_a_site_that_loses_its_states_is_counted_anew(secure):
+    world = secure()
+    undisturbed = world.fit(world.network(), secure_sums=True)
+    network = world.network()
+
+    def lose(count):
+        if count == 6:
+            for state in (world.folder / "ada" / "runs").glob("*/state-*"):
+                state.unlink()
+            network.sites[1] = world.site("ada")
+
+    network.before = lose
+    fit = world.fit(network, secure_sums=True)
+    assert ResultCode.LOST in fit.rounds["code"].sel(client="ada")
+    one, two = (each.fitted.answer.posterior for each in (fit, undisturbed))
+    np.testing.assert_allclose(one.precision, two.precision, rtol=1e-5)
+
+
+class Server:
+    """A server that changes what it sends."""
+
+    def __init__(self, world):
+        self.network = world.network()
+        world.fit(self.network, secure_sums=True)
+        self.request = next(each for each in map(unpack, self.network.sent) if each.header["kind"] == "round")
+
+    def answered(self, site, **changed) -> dict:
+        """The header of what a site answers to the first round's request with something changed."""
+        header = {**self.request.header, **changed}
+        return unpack(site.answer(pack(header, self.request.body))).header
+
+    def charter(self, **keys):
+        """The charter with other keys for some places."""
+        charter = dict(self.request.header["charter"])
+        known = list(charter["mask_keys"])
+        for place, key in keys.items():
+            known[int(place[1:])] = key
+        return {**charter, "mask_keys": known}
+
+
+def test_what_a_dishonest_server_tries_is_refused(secure, caplog):
+    world = secure()
+    server, site = Server(world), world.site("ada")
+    fresh, stranger = "2" * 32, public_key("5" * 64)
+    assert server.answered(site, ticket=fresh)["kind"] == "round"
+    assert server.answered(site, ticket=fresh)["reason"] == "FORMAT"  # twice the same masks: their difference is bare
+    assert server.answered(world.site("ada"), ticket=fresh)["reason"] == "FORMAT"  # nor after a restart
+    assert server.answered(site, ticket="x")["reason"] == "FORMAT"
+    assert server.answered(site, ticket=None)["reason"] == "SINGLE"
+    mine = server.request.header["charter"]["mask_keys"][0]
+    for charter in (
+        server.charter(p1=stranger),  # the server sits between two sites
+        server.charter(p1=stranger, p2=public_key("6" * 64)),
+        server.charter(p0=stranger),
+        server.charter(p1=mine),
+        server.charter(p1=""),
+    ):
+        assert server.answered(site, ticket="3" * 32, charter=charter)["reason"] == "PARTNERS"
+    assert fingerprint(stranger) in caplog.text
+    short = {**server.charter(), "mask_keys": server.charter()["mask_keys"][:2]}
+    assert server.answered(site, ticket="4" * 32, charter=short)["reason"] == "FORMAT"
+
+
+def test_partners_are_those_that_the_owner_has_written_down(secure):
+    world = secure()
+    server = Server(world)
+    keys = dict(zip(("ada", "bo", "cy"), map(fingerprint, server.charter()["mask_keys"]), strict=True))
+    policy = world.folder / "ada" / "policy.toml"
+
+    def with_partners(**partners):
+        lines = [f'{name} = "{key}"' for name, key in partners.items()]
+        policy.write_text("\n".join([STRICT, "[sums.partners]", *lines]))
+        return server.answered(world.site("ada"), ticket=f"{len(lines)}{partners['bo'][-1].encode().hex():0>31}")
+
+    assert with_partners(bo=keys["bo"], cy=keys["cy"])["kind"] == "round"
+    assert with_partners(bo=keys["bo"])["reason"] == "PARTNERS"
+    assert with_partners(bo=keys["cy"], cy=keys["cy"])["reason"] == "PARTNERS"
+
+
+def test_a_site_may_want_more_sites_in_a_sum(secure):
+    world = secure(policy=f"{STRICT}[sums]\nfewest = 4\n")
+    with pytest.raises(FederatedError, match=r"Site 'ada' lets only terms of secure sums leave, over at least as many"):
+        world.fit(world.network(), secure_sums=True)
+
+
+def test_keys_are_known_again_and_private(secure):
+    world = secure()
+    world.fit(world.network(), secure_sums=True)
+    folder = world.folder / "ada"
+    assert set(json.loads((folder / "known-keys.json").read_text())) == {"bo", "cy"}
+    for name in ("mask-key", "known-keys.json"):
+        assert (folder / name).stat().st_mode & 0o777 == 0o600
+    world.fit(world.network(), secure_sums=True)  # another run, the same keys
+    (world.folder / "bo" / "mask-key").unlink()
+    with pytest.raises(FederatedError, match=r"Site 'ada' was given other keys for a secure sum"):
+        world.fit(world.network(), secure_sums=True)
+
+
+def test_a_number_that_does_not_fit_counts_for_nothing(secure, caplog):
+    world = secure()
+    world.data["cy"] = {"y": np.full(9, 1e8)}  # a log-density of -1e17
+    with pytest.warns(NotConvergedWarning):
+        fit = world.fit(world.network(), secure_sums=True, num_rounds=2)
+    assert fit.rounds["code"].sel(client="cy").values.ravel()[0] == ResultCode.NOT_FINITE
+    assert np.isfinite(np.asarray(fit.theta)).all()
+    assert "give the model's arguments units in which its globals are near 1" in caplog.text
+
+
+def test_a_key_that_is_no_key_never_joins(secure):
+    from fedbayes.network.charter import Hello
+
+    with pytest.raises(ValueError, match="key for secure sums"):
+        Hello.read({"site": "a", "arrays": {"y": [[3], "<f8", None]}, "static": {}, "mask_key": "g" * 64})
+
+
+def test_keys_are_asked_for_in_the_order_of_the_run():
+    """Planted: two sites that disagree on who adds and who subtracts."""
+    terms = [to_integers(np.ones(4))] * 3
+    hidden = [masks.hide(term, TICKET) for masks, term in zip(agreed()[:3], terms, strict=True)]
+    assert not np.any(to_numbers(reduce(plus, hidden)) == 3.0)  # the fourth site's masks are missing
+    assert jax.tree.leaves(agreed()[0].added) == []
