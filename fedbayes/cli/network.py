@@ -76,6 +76,30 @@ def disclosure(
         raise typer.Exit(1)
 
 
+def keys(config: NodeConfig) -> None:
+    """At a site: the fingerprint of its key for secure sums, and of those of the sites that it knows.
+
+    A site's owner compares them with what the other owners see, by another way than through the server.
+    """
+    with _plain_errors():
+        from fedbayes.flower.sites import read_config
+        from fedbayes.network.client.masks import fingerprint
+        from fedbayes.network.client.naming import site_folder, site_name
+        from fedbayes.network.client.policy import read_policy
+        from fedbayes.network.client.secure import own_key
+        from fedbayes.network.client.vault import Vault
+        from fedbayes.owner.text import aligned
+
+        settings = read_config(config)
+        name, vault, partners = site_name(settings), Vault(site_folder(settings)), read_policy(settings).sums.partners
+        vault.claim(name)
+        mine = fingerprint(own_key(vault))
+    known = vault.known_keys() if partners is None else partners
+    whence = "seen first through the server" if partners is None else "written down by the owner"
+    rows = [(name, mine, "this site"), *((other, key, whence) for other, key in sorted(known.items()))]
+    typer.echo("\n".join(aligned([("site", "key for secure sums", ""), *rows])))
+
+
 def log(
     config: NodeConfig,
     last: Annotated[int, typer.Option(min=1, help="How many of the latest requests are shown.")] = 40,

@@ -87,6 +87,7 @@ def server_app(
             correct=settings.correct,
             checkpoint=output / "checkpoint",
             seconds_a_round=_SECONDS_A_ROUND,
+            secure_sums=settings.secure_sums,
         )
         _write(fit, output)
         _LOG.info("%s", fit)

@@ -38,6 +38,9 @@ class Settings:
     node_keys
         ``"named"``: only nodes take part whose keys were registered under a name, and they are bound to its site;
         ``"yes"``: all nodes have keys that outlive a restart, named or not; ``"no"``: they have none.
+    secure_sums
+        Whether sites hide their terms of sums from the server, where there are at least three. Such a round needs all
+        sites, whatever ``min_clients`` is.
     """
 
     num_clients: int = 0
@@ -52,6 +55,7 @@ class Settings:
     seed: int = 0
     output: str = "fedbayes-fit"
     node_keys: str = "named"
+    secure_sums: bool = True
 
     def __post_init__(self) -> None:
         if bool(self.num_clients) == bool(self.sites):

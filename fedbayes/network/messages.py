@@ -14,6 +14,7 @@ from fedbayes.errors import FedbayesError
 from fedbayes.rounds.wire import arrays_of, decode, encode
 
 FORMAT = 1  # of the messages; raised when one changes
+HIDDEN = "masked"  # the array of a term under masks, two words for each number
 
 _LONGEST = 1 << 24  # bytes of a header
 _LONGEST_LINE = 300  # characters

@@ -9,6 +9,7 @@ from typing import Any
 from fedbayes.correction.recipe import OtherDraws
 from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.network.charter import Hello, Seat
+from fedbayes.network.client import journal
 from fedbayes.network.client.journal import Journal
 from fedbayes.network.client.naming import Config, site_folder, site_name
 from fedbayes.network.client.policy import Policy, read_policy
@@ -17,7 +18,7 @@ from fedbayes.network.client.secure import own_key
 from fedbayes.network.client.session import Session
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.draws import with_draws
-from fedbayes.network.messages import Message, Refusal, Refused, pack, unpack
+from fedbayes.network.messages import HIDDEN, Message, Refusal, Refused, pack, unpack
 from fedbayes.network.study import Study
 from fedbayes.owner.disclosure import Disclosure, disclosure_of_client
 from fedbayes.owner.rules import DisclosureRules
@@ -100,8 +101,9 @@ class Site:
 
     def _logged(self, asked: Mapping[str, Any], answer: bytes) -> bytes:
         """The answer, once the site's log has a line for it: what can't be logged does not leave."""
-        numbers = sum(array.size for array in arrays_of(unpack(answer).body).values()) if asked["kind"] in _TOLD else 0
-        self.journal.write(asked, self._digest, numbers, "answered")
+        arrays = arrays_of(unpack(answer).body) if asked["kind"] in _TOLD else {}
+        numbers = sum(len(array) if name == HIDDEN else array.size for name, array in arrays.items())
+        self.journal.write(asked, self._digest, numbers, journal.HIDDEN if HIDDEN in arrays else journal.ANSWERED)
         return answer
 
     def _answered(self, request: bytes, asked: dict[str, Any]) -> bytes:

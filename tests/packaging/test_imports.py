@@ -128,7 +128,9 @@ FLOORS = [
     {
         "network.charter",
         "network.draws",
+        "network.fixed_point",
         "network.messages",
+        "network.replies",
         "network.study",
         "network.transport",
     },  # what both halves know

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fedbayes.owner.text import aligned
 
 JOURNAL = "requests.jsonl"
+ANSWERED, HIDDEN = "answered", "hidden"  # results that are no refusal
 _LONGEST = 80  # characters of a word that came from the server
 _DIGITS = 12  # of a digest
 
@@ -34,7 +35,7 @@ class Entry(NamedTuple):
     numbers
         How many numbers have left.
     result
-        ``answered``, or the name of the refusal.
+        ``answered``; ``hidden``: answered, the numbers as a term of a secure sum; or the name of the refusal.
     """
 
     time: str
@@ -145,6 +146,8 @@ def _totals(entries: Sequence[Entry]) -> Iterator[str]:
     for data in dict.fromkeys(entry.data for entry in entries if entry.numbers):
         about = [entry for entry in entries if entry.data == data]
         numbers, runs = sum(entry.numbers for entry in about), len({entry.run for entry in about if entry.run})
-        yield f"{numbers:,} numbers about the data {data} have left in {runs} run{'s' * (runs != 1)}."
-    num, refused = len(entries), sum(entry.result != "answered" for entry in entries)
+        hidden = sum(entry.numbers for entry in about if entry.result == HIDDEN)
+        how = f", {hidden:,} of them hidden in sums" if hidden else ""
+        yield f"{numbers:,} numbers about the data {data} have left in {runs} run{'s' * (runs != 1)}{how}."
+    num, refused = len(entries), sum(entry.result not in (ANSWERED, HIDDEN) for entry in entries)
     yield f"{num:,} request{'s' * (num != 1)} in all, {refused:,} of them refused."

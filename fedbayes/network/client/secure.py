@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedbayes.contract.algorithm import Reply
@@ -14,7 +15,7 @@ from fedbayes.network.client.masks import Masks, fingerprint, public_key
 from fedbayes.network.client.policy import SumRules
 from fedbayes.network.client.vault import RunVault, Vault
 from fedbayes.network.fixed_point import MOST_SITES, fits, largest, to_integers
-from fedbayes.network.messages import Refusal, Refused
+from fedbayes.network.messages import HIDDEN, Refusal, Refused
 from fedbayes.network.replies import plausible
 from fedbayes.rounds.exchange import sum_of_used
 from fedbayes.rounds.wire import encode
@@ -136,12 +137,12 @@ class Sums:
                 "round. Where this goes on, give the model's arguments units in which its globals are near 1.",
                 largest(len(self._names)),
             )
-            reply = reply._replace(code=np.where(usable(reply.code), int(ResultCode.NOT_FINITE), reply.code))
+            reply = reply._replace(code=jnp.where(usable(reply.code), int(ResultCode.NOT_FINITE), reply.code))
         term = to_integers(self._numbers(reply))
         if not self._run.use_ticket(asked.ticket):
             log.error("The server asks for masks that it was given before.")
             raise Refused(Refusal.FORMAT)
-        return encode({"masked": asked.masks.hide(term, asked.ticket), "code": np.asarray(reply.code)})
+        return encode({HIDDEN: asked.masks.hide(term, asked.ticket), "code": np.asarray(reply.code)})
 
     def _numbers(self, reply: Reply) -> np.ndarray:
         """All numbers of the total; zeros where the reply does not count."""

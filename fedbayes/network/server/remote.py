@@ -188,7 +188,7 @@ class Remote(Executor):
         """The sum of what all sites have hidden."""
         heard, places = Collected(order, len(self._problem.names)), np.asarray(sorted(answers))
         terms = [answers[place] for place in places]
-        codes = np.stack([term["code"] for term in terms])
+        codes: Any = np.stack([term["code"] for term in terms])
         heard.add(places, Reply(total=secure.total(terms, template), code=codes))
         return heard.finish()._replace(bytes_up=num_bytes(terms[0]))
 

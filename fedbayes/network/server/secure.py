@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbayes.contract.algorithm import Method, Reply, Teams
 from fedbayes.network.fixed_point import MOST_SITES, plus, to_numbers
+from fedbayes.network.messages import HIDDEN
 from fedbayes.rounds.exchange import Round
 
 FEWEST = 3  # of the sum of two sites each can subtract its own term
@@ -53,12 +54,12 @@ def of_method(method: Method) -> str:
 def masked(template: Reply) -> dict[str, Any]:
     """Names, shapes and dtypes of a hidden reply."""
     num = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(template.total))
-    return {"masked": jax.ShapeDtypeStruct((num, 2), np.dtype(np.uint64)), "code": template.code}
+    return {HIDDEN: jax.ShapeDtypeStruct((num, 2), np.dtype(np.uint64)), "code": template.code}
 
 
 def total(answers: Sequence[dict[str, Any]], template: Reply) -> Any:
     """The sum, with the structure of a reply's total."""
-    numbers = to_numbers(reduce(plus, (answer["masked"] for answer in answers)))
+    numbers = to_numbers(reduce(plus, (answer[HIDDEN] for answer in answers)))
     leaves, structure = jax.tree.flatten(template.total)
     ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])
     parts = np.split(numbers, ends[:-1])

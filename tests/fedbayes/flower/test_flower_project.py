@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -299,6 +300,19 @@ def test_a_site_can_ask_its_disclosure_rules_before_it_takes_part(project, site)
     assert "zurich 46 rare outcome y 1 row" in told
     (project / "sites" / "zurich" / "policy.toml").write_text("[disclosure]\nsmallest_cell = 1\nseparation = false\n")
     assert run("disclosure", "--project", project, "--config", as_text(config))[0] == 0
+
+
+def test_a_site_shows_its_key_for_secure_sums(project):
+    config = config_of("cleveland", project)
+    told = [run("keys", "--config", as_text(config)) for _ in range(2)]
+    assert told[0] == told[1]
+    code, text = told[0]
+    assert code == 0
+    assert re.fullmatch(r"site key for secure sums cleveland (SHA256:\S{43}) this site", text)
+    (project / "sites" / "cleveland" / "known-keys.json").write_text('{"zurich": "SHA256:abc"}')
+    assert "zurich SHA256:abc seen first through the server" in run("keys", "--config", as_text(config))[1]
+    (project / "sites" / "cleveland" / "policy.toml").write_text('[sums.partners]\nzurich = "SHA256:def"\n')
+    assert "zurich SHA256:def written down by the owner" in run("keys", "--config", as_text(config))[1]
 
 
 def test_a_site_that_has_kept_nothing(project):

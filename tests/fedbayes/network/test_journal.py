@@ -13,19 +13,25 @@ from fedbayes.network.messages import pack, unpack
 from fedbayes.rounds.wire import arrays_of
 
 
-def test_every_request_has_its_line(federation):
+@pytest.mark.parametrize("hidden", [False, True])
+def test_every_request_has_its_line(federation, hidden):
     world = federation()
     network = world.network()
-    world.fit(network, correct=True)
+    world.fit(network, correct=True, secure_sums=hidden)
     told = [unpack(content) for content in network.answered]
     for site in network.sites.values():
         mine = [message for message in told if message.header["site"] == site.name]
         entries = list(site.journal.entries())
         assert [entry.kind for entry in entries] == [message.header["kind"] for message in mine]
-        numbers = [sum(np.size(array) for array in arrays_of(each.body).values()) if each.body else 0 for each in mine]
+        arrays = [arrays_of(each.body) if each.body else {} for each in mine]
+        words = [sum(np.size(array) for array in each.values()) for each in arrays]
+        numbers = [
+            num - len(each["masked"]) if "masked" in each else num for num, each in zip(words, arrays, strict=True)
+        ]
         assert [entry.numbers for entry in entries] == numbers
         assert sum(numbers) > 0
-        assert {entry.result for entry in entries} == {"answered"}
+        assert {entry.result for entry in entries} == ({"answered", "hidden"} if hidden else {"answered"})
+        assert (f"{sum(numbers):,} of them hidden in sums." in as_text(entries, 40)) == hidden
         assert stat.S_IMODE(site.journal.path.stat().st_mode) == 0o600
 
 
