@@ -6,6 +6,10 @@ from enum import IntEnum
 from typing import Any
 
 K_HAT_LIMIT = 0.7  # tail shape of importance weights up to which they can be trusted
+# What reading another machine's message may raise whose values are of other types or sizes than expected.
+UNREADABLE = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError, AssertionError,
+)  # fmt: skip
 
 
 class FedbayesError(Exception):
@@ -86,6 +90,12 @@ class ResultCode(IntEnum):
     def meaning(self) -> str:
         """The code in words."""
         return _MEANINGS[self]
+
+
+def are_codes(codes: Any) -> bool:
+    """Whether all of these are codes that a site may answer with."""
+    known = {int(code) for code in ResultCode}
+    return {int(code) for code in codes.flat} <= known
 
 
 def usable(codes: Any) -> Any:

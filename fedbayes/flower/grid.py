@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
+from fedbayes.errors import UNREADABLE
 from fedbayes.flower.codes import NoAnswer
 from fedbayes.flower.messages import MESSAGE_TYPE, pack, unpack
 from fedbayes.network.transport import Failure, NodeKey
@@ -48,6 +49,7 @@ class GridTransport:
     def __init__(self, grid: Grid, *, keys: bool | None = None, pause: float = 0.1) -> None:
         self._grid, self._keys, self._pause = grid, keys, pause
         self._nameless: set[int] = set()  # nodes that were told of
+        self._one_by_one = False  # since Flower could not read some answer
 
     def addresses(self) -> Mapping[int, NodeKey | None]:
         """The nodes that may take part and are there now, each with its key; ``None`` where it has no lasting one."""
@@ -98,9 +100,9 @@ class GridTransport:
         yield from ((address, Failure.GONE) for address in refused)
         while waiting:
             last = time.monotonic() >= deadline
-            for message in self._grid.pull_messages(list(waiting)):
-                address = waiting.pop(message.metadata.reply_to_message_id, None)
-                if address is not None:
+            for name, message in self._pulled(dict(waiting)):
+                address = waiting.pop(name, None)
+                if address is not None:  # a second answer to one request counts for nothing
                     yield address, _answer(address, message)
             if last:
                 break
@@ -110,18 +112,48 @@ class GridTransport:
             here = {node.node_id for node in self._grid.get_nodes()}
             yield from ((address, Failure.LATE if address in here else Failure.GONE) for address in waiting.values())
 
+    def _pulled(self, waiting: Mapping[str, int]) -> Iterator[tuple[str, Message | None]]:
+        """What has come of the answers that are waited for; ``None`` is content that Flower itself can't read.
+
+        Flower reads all answers of one look together, and loses the others with the one that it can't read. From then
+        on each is asked for by itself.
+        """
+        for names in [[name] for name in waiting] if self._one_by_one else [list(waiting)]:
+            try:
+                messages = list(self._grid.pull_messages(names))
+            except UNREADABLE as error:
+                if len(names) == 1:
+                    logger.warning("node %s: Flower can't read its answer (%s)", waiting[names[0]], _kind(error))
+                    yield names[0], None
+                    continue
+                logger.warning("Flower can't read some node's answer (%s); each is asked for alone now", _kind(error))
+                self._one_by_one = True
+                yield from self._pulled(waiting)
+                return
+            for message in messages:
+                about = message.metadata
+                # an error comes from Flower itself where a node's answer is lost
+                if message.has_error() or about.src_node_id == waiting.get(about.reply_to_message_id):
+                    yield about.reply_to_message_id, message
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__
+
 
 def _key(public: bytes, name: str | None) -> NodeKey:
     return NodeKey("SHA256:" + hashlib.sha256(public).hexdigest(), name or "")
 
 
-def _answer(address: int, message: Message) -> bytes | Failure:
+def _answer(address: int, message: Message | None) -> bytes | Failure:
+    if message is None:
+        return Failure.FAILED
     if message.has_error():
         logger.warning("node %s: %s", address, _in_words(message.error))
         return _FAILURES.get(message.error.code, Failure.FAILED)
     try:
         return unpack(message)
-    except ValueError as error:
+    except UNREADABLE as error:
         logger.warning("node %s: %s", address, error)
         return Failure.FAILED
 

@@ -1,5 +1,6 @@
 """What clients and server tell each other before the first round: shapes and names, and no value of the data."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,44 @@ from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.program.program import Block
 from fedbayes.problem.roster import Roster
 
+_LONGEST_NAME = 200  # characters of a site's name
+_LONGEST_WORD = 1000  # of an argument's name, and of a column's
+_MOST_AXES = 32
+_MOST_ROWS = 1 << 28
+_MOST_BYTES = 1 << 36  # of one site's data
+_LARGEST = 1 << 31  # of whole numbers that fix shapes
+_KINDS = re.compile(r"[<>|=][biuf][0-9]{1,2}")
+FREE = 1 << 24  # bytes of one site's data that a claim may cost anybody, however few it has
+_TIMES = 16  # how often its own number of rows a larger one may be padded to
+
+
+def plain_name(told: Any, longest: int = _LONGEST_NAME) -> str:
+    """A name that logs and errors can show as it is.
+
+    Raises
+    ------
+    ValueError
+        It is no text, is empty, too long, or can't be printed.
+    """
+    if not isinstance(told, str) or not 0 < len(told) <= longest or not told.isprintable():
+        raise ValueError(f"A name is no printable text of 1 to {longest} characters.")
+    return told
+
+
+def most_rows(arrays: Mapping[str, Any], row_arguments: Sequence[str]) -> int:
+    """How many rows a site's arrays may be padded to, whatever other sites claim to have.
+
+    Parameters
+    ----------
+    arrays
+        The site's: whatever has a shape and a dtype, or stands for it.
+    row_arguments
+        Those that are padded.
+    """
+    rows = max(arrays[name].shape[0] for name in row_arguments)
+    width = sum(math.prod(arrays[name].shape[1:]) * np.dtype(arrays[name].dtype).itemsize for name in row_arguments)
+    return int(max(_TIMES * rows, FREE // max(width, 1)))
+
 
 class ArrayKind(NamedTuple):
     """Shape and kind of numbers of one argument, and the names of its columns."""
@@ -21,6 +60,39 @@ class ArrayKind(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     labels: tuple[str, ...] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of such an array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def _read_kind(shape: Any, dtype: Any, labels: Any) -> ArrayKind:
+    """From a message's header. Sites refuse data without rows or columns themselves."""
+    sizes = tuple(_read_int(size, 1, _MOST_ROWS) for size in shape)
+    if len(sizes) > _MOST_AXES or not isinstance(dtype, str) or not _KINDS.fullmatch(dtype):
+        raise ValueError("An array is no array of numbers.")
+    words = None if labels is None else tuple(_read_label(label) for label in labels)
+    return ArrayKind(sizes, np.dtype(dtype).str, words)
+
+
+def _read_label(told: Any) -> str:
+    """A column's name; in a table of anybody's it may hold a line break, which is written as an escape."""
+    if not isinstance(told, str) or len(told) > _LONGEST_WORD:
+        raise ValueError(f"The name of a column is no text of at most {_LONGEST_WORD} characters.")
+    return told if told.isprintable() else told.encode("unicode_escape").decode()
+
+
+def _read_static(told: Any) -> Any:
+    if told is None or isinstance(told, str | bool):
+        return told
+    return _read_int(told, -_LARGEST, _LARGEST)
+
+
+def _read_int(told: Any, least: int, most: int) -> int:
+    if isinstance(told, bool) or not isinstance(told, int) or not least <= told <= most:
+        raise ValueError(f"A number of a message is no whole number between {least} and {most}.")
+    return told
 
 
 @dataclass(frozen=True)
@@ -59,23 +131,27 @@ class Hello:
 
         Raises
         ------
-        KeyError, TypeError, ValueError
-            It is none.
+        ValueError, TypeError, LookupError, AttributeError
+            It is none, or one of data that no site has.
         """
-        arrays = {
-            str(name): ArrayKind(
-                tuple(int(n) for n in shape), np.dtype(dtype).str, None if labels is None else tuple(labels)
-            )
-            for name, (shape, dtype, labels) in told["arrays"].items()
-        }
+        arrays = {plain_name(name, _LONGEST_WORD): _read_kind(*kind) for name, kind in told["arrays"].items()}
+        if not arrays or sum(kind.num_bytes for kind in arrays.values()) > _MOST_BYTES:
+            raise ValueError(f"A site has no arrays, or arrays of more than {_MOST_BYTES} bytes.")
+        static = {plain_name(name, _LONGEST_WORD): _read_static(value) for name, value in told["static"].items()}
+        if static.keys() & arrays.keys():
+            raise ValueError("A site has one argument twice.")
         key = str(told.get("mask_key", ""))
         if not re.fullmatch(r"([0-9a-f]{64})?", key):
             raise ValueError("A site's key for secure sums is none.")
-        return cls(str(told["site"]), arrays, dict(told["static"]), key)
+        return cls(plain_name(told["site"]), arrays, static, key)
 
     def written(self) -> dict[str, Any]:
         """For a message's header."""
         return asdict(self)
+
+    def as_kinds(self, kinds: Mapping[str, str]) -> dict[str, ArrayKind]:
+        """The arrays' shapes with other kinds of numbers."""
+        return {name: kind._replace(dtype=kinds[name]) for name, kind in self.arrays.items()}
 
     def stand_in(self) -> ClientArrays:
         """Arrays of these shapes that hold ones, and no memory."""
@@ -105,14 +181,36 @@ class Joined:
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> "Joined":
-        """From a message's header."""
-        axes = told["row_axes"]
+        """From a message's header.
+
+        Raises
+        ------
+        ValueError, TypeError, LookupError, AttributeError
+            It is none.
+        """
+        axes, independent = told["row_axes"], told["independent"]
+        if not isinstance(independent, bool):
+            raise ValueError("Whether rows are independent is told by no flag.")
         return cls(
-            None if axes is None else {str(name): int(axis) for name, axis in axes.items()},
-            tuple(map(str, told["row_arguments"])),
-            tuple(map(str, told["row_locals"])),
-            bool(told["independent"]),
+            None if axes is None else {str(name): _read_int(axis, 0, _MOST_AXES) for name, axis in axes.items()},
+            tuple(plain_name(name, _LONGEST_WORD) for name in told["row_arguments"]),
+            tuple(plain_name(name, _LONGEST_WORD) for name in told["row_locals"]),
+            independent,
         )
+
+    def check(self, hello: Hello) -> None:
+        """That it can be about the arrays of which the same client has told before.
+
+        Raises
+        ------
+        ValueError
+            It can't.
+        """
+        if (self.row_axes is None) != (not self.row_arguments):
+            raise ValueError("Rows can be padded, and no argument has them.")
+        shapes = [hello.arrays[name].shape if name in hello.arrays else () for name in self.row_arguments]
+        if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
+            raise ValueError("The arguments with rows have none, or different numbers of them.")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from fedbayes.problem.program.program import Model
 from fedbayes.rounds.description import described
 
 _LINES = 40  # of a difference that are shown
+_LONGEST = 500  # characters of such a line
+_TIMES, _MORE = 4, 10_000  # how much longer a client's description may be than the server's
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,12 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str], name: str) ->
     for part in ours:
         one, two = ours[part], theirs.get(part, "")
         if one != two:
+            two = two[: _TIMES * len(one) + _MORE]  # it may come from anybody, and comparing takes long
             lines = difflib.unified_diff(one.splitlines(), two.splitlines(), "server", name, lineterm="", n=1)
-            found.append(f"The {part} differs:\n" + "\n".join(list(lines)[:_LINES]))
+            shown = [_printable(line) for line in list(lines)[:_LINES]]
+            found.append(f"The {part} differs:\n" + "\n".join(shown))
     return "\n".join(found)
+
+
+def _printable(line: str) -> str:
+    return "".join(each if each.isprintable() or each == "\t" else "?" for each in line[:_LONGEST])

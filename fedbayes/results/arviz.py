@@ -1,5 +1,6 @@
 """Draws to ArviZ, in both of its generations: ``InferenceData`` (0.x) and ``DataTree`` (1.x)."""
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedbayes.runtime.lru import Kept
 
 Groups = Mapping[str, Mapping[str, np.ndarray]]
 
+_LARGE = 1 << 24  # bytes of a client's arrays
 CLIENTS = "client_name"  # the dimension of the clients
 
 
@@ -160,14 +162,35 @@ class Shapes(NamedTuple):
         """Arrays of these shapes."""
         return {name: np.ones(like.shape, like.dtype) for name, like in self.template.items()}
 
+    @property
+    def num_bytes(self) -> int:
+        """Of such arrays."""
+        return sum(math.prod(like.shape) * like.dtype.itemsize for like in self.template.values())
+
+    def shortened(self) -> "Shapes":
+        """The same with fewer rows, where there are very many: another site's rows may be a mere claim."""
+        if not self.program.row_arguments or self.num_bytes <= _LARGE:
+            return self
+        length = self.template[self.program.row_arguments[0]].shape[0]
+        rows = max(1, length * _LARGE // self.num_bytes)
+        template = {
+            name: jax.ShapeDtypeStruct((rows, *like.shape[1:]), like.dtype)
+            if name in self.program.row_arguments
+            else like
+            for name, like in self.template.items()
+        }
+        return Shapes(self.program.with_rows(rows), template)
+
 
 def shapes_of(problem: Problem) -> list[Shapes]:
-    """The clients' programs, each with the shapes of some client's arrays."""
+    """The clients' programs, each with the shapes of some client's arrays; the first one's are of moderate size."""
     found: dict[Program, dict[str, jax.ShapeDtypeStruct]] = {}
     for bucket in problem.buckets:
         like = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in bucket.clients.data.items()}
         found.setdefault(bucket.clients.program, like)
-    return [Shapes(program, like) for program, like in found.items()]
+    shapes = [Shapes(program, like) for program, like in found.items()]
+    first = shapes[0] if shapes[0].num_bytes <= _LARGE else min(shapes, key=lambda each: each.num_bytes)
+    return [first, *(each.shortened() for each in shapes if each is not first)]
 
 
 def global_values(clients: Sequence[Shapes], theta: np.ndarray) -> dict[str, np.ndarray]:

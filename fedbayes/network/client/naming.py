@@ -9,6 +9,8 @@ from fedbayes.errors import ClientDataError
 
 Config = Mapping[str, str | int | float | bool]
 
+_LONGEST = 200  # characters of a name; servers refuse longer ones
+
 
 def site_name(config: Config) -> str:
     """The holder of the data, by the node's configuration.
@@ -24,8 +26,11 @@ def site_name(config: Config) -> str:
             "This node's configuration does not say whose data it holds. Write a name that stays the same as long as "
             "the data do, `--node-config 'site-id=\"north\"'`: a node that is restarted is then known again."
         )
-    if name.startswith(".") or "/" in name or not name.isprintable():
-        raise ClientDataError(f"A site is called {name!r}. A name does not begin with a dot, and holds no slash.")
+    if name.startswith(".") or "/" in name or not name.isprintable() or len(name) > _LONGEST:
+        raise ClientDataError(
+            f"A site is called {name[:_LONGEST]!r}. A name does not begin with a dot, holds no slash, and has at most "
+            f"{_LONGEST} characters."
+        )
     return name
 
 

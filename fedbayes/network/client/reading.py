@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedbayes.network.charter import Joined, Seat
+from fedbayes.network.charter import ArrayKind, Hello, Joined, Seat, most_rows
 from fedbayes.network.messages import Refusal, Refused
 from fedbayes.network.study import Study
 from fedbayes.problem.buckets import Bucket, make_bucket
@@ -101,6 +101,7 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat) -> Ow
         As :func:`~fedbayes.problem.problem.make_problem`.
     """
     _check_kinds(client, seat)
+    _check_rows(client, seat)
     dtype = np.dtype(study.dtype)
     mine = cast(site, client, {name: np.dtype(kind) for name, kind in seat.kinds.items()}, dtype)
     clients = {site: mine}
@@ -137,7 +138,23 @@ def _check_kinds(client: ClientArrays, seat: Seat) -> None:
             raise Refused(Refusal.FORMAT)
 
 
+def _check_rows(client: ClientArrays, seat: Seat) -> None:
+    """A server must not choose how much memory a site takes."""
+    if seat.row_arguments and seat.padded > most_rows(_seated(client, seat), seat.row_arguments):
+        log.error("The server wants this site's rows padded to %d.", seat.padded)
+        raise Refused(Refusal.FORMAT)
+
+
+def _seated(client: ClientArrays, seat: Seat) -> dict[str, ArrayKind]:
+    """The arrays' shapes, with the kinds of numbers of a seat, as the server counts them."""
+    return Hello.of("", client).as_kinds(seat.kinds)
+
+
 def _resized(client: ClientArrays, seat: Seat, rows: int) -> ClientArrays:
-    """A client cut or filled up to so many rows."""
+    """A client cut or filled up to so many rows; to fewer where another site claims very many.
+
+    What is found out about the program by filling it up does not depend on the number.
+    """
+    rows = min(rows, most_rows(client.arrays, seat.row_arguments))
     cut = {name: array[:rows] if name in seat.row_arguments else array for name, array in client.arrays.items()}
     return replace(client, arrays=pad(cut, seat.row_arguments, rows))

@@ -7,8 +7,8 @@ from typing import ClassVar, NoReturn
 
 import numpy as np
 
-from fedbayes.errors import ClientDataError
-from fedbayes.network.charter import Hello, Joined, Seat
+from fedbayes.errors import UNREADABLE, ClientDataError, FedbayesError, FederatedError
+from fedbayes.network.charter import FREE, Hello, Joined, Seat, most_rows
 from fedbayes.network.study import Study
 from fedbayes.problem import checks
 from fedbayes.problem.buckets import Bucket
@@ -70,6 +70,8 @@ def seats(hellos: Sequence[Hello], dtype: np.dtype) -> list[Seat]:
         lengths = bucket_lengths(known)
         for place, length in zip(members, known, strict=True):
             padded = lengths[int(np.searchsorted(lengths, length))]
+            if padded > most_rows(hellos[place].as_kinds(kinds), arguments):
+                padded = length  # what another site claims must not cost this one its memory
             found[place] = Seat(place, kinds, {}, tuple(arguments), min(known), max(known), padded)
     first = min(found.values(), key=lambda seat: (_group_of(clients, seat.place), seat.padded))
     template = _template(clients[first.place], first)
@@ -114,16 +116,23 @@ def described_problem(
             _template(client, seat if found.row_axes is not None else replace(seat, row_arguments=())).items()
         )
         alike.setdefault((_group_of(arrays, place), seat.padded, repr(found), shapes), []).append(place)
-    buckets = tuple(
-        _bucket(study, names, arrays, members, places[members[0]], joined[members[0]])
-        for _, members in sorted(alike.items(), key=lambda item: item[0][:2])
-    )
+    buckets = []
+    for _, members in sorted(alike.items(), key=lambda item: item[0][:2]):
+        try:
+            buckets.append(_bucket(study, names, arrays, members, places[members[0]], joined[members[0]]))
+        except FedbayesError:
+            raise
+        except UNREADABLE as error:
+            raise FederatedError(
+                f"What the sites {[names[place] for place in members]} have told of their data and what they have told "
+                "of the model do not fit together. Start the run again without them."
+            ) from error
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     if not study.configured.only_locals:
         checks.something_global(program)
     prior = prior_of(program, shapes_of_client(buckets[0]))
-    return Described(names, program.globals, prior, buckets, tuple(arrays))
+    return Described(names, program.globals, prior, tuple(buckets), tuple(arrays))
 
 
 def _as_seated(client: ClientArrays, seat: Seat) -> ClientArrays:
@@ -144,13 +153,15 @@ def _bucket(
 ) -> Bucket:
     """Clients of one padded shape."""
     first = arrays[members[0]]
-    program = known_program(study.options, first, names[members[0]]).program
+    program = known_program(study.options, _shortened(first, joined), names[members[0]]).program
     rows = {name: first.arrays[name].shape[0] for name in joined.row_arguments}
     if joined.row_axes is not None:
         length = seat.padded if seat.row_arguments else next(iter(rows.values()))
         program = _with_rows(program, joined).with_rows(length)
         counts = np.asarray([arrays[place].arrays[joined.row_arguments[0]].shape[0] for place in members])
-        mask = np.arange(length) < counts[:, None]
+        mask = np.zeros((len(members), length), bool)
+        for row, count in zip(mask, counts, strict=True):
+            row[:count] = True
         lengths = dict.fromkeys(joined.row_arguments, length)
     else:
         mask, lengths = np.ones((len(members), 1), bool), {}
@@ -160,6 +171,15 @@ def _bucket(
     }
     place = np.asarray(members)
     return Bucket(Client(data, mask, place, program, joined.independent), place)  # type: ignore[arg-type]
+
+
+def _shortened(client: ClientArrays, joined: Joined) -> ClientArrays:
+    """The client with no more rows than a server needs to trace its program, whose number is set later."""
+    if joined.row_axes is None:
+        return client
+    most = max(FREE // sum(client.arrays[name][0].nbytes for name in joined.row_arguments), 1)
+    arrays = {name: each[:most] if name in joined.row_arguments else each for name, each in client.arrays.items()}
+    return replace(client, arrays=arrays)
 
 
 def _with_rows(program: Program, joined: Joined) -> Program:

@@ -10,10 +10,11 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from fedbayes.errors import FederatedError
-from fedbayes.network.charter import Hello
-from fedbayes.network.messages import Refusal, pack, unpack
+from fedbayes.errors import UNREADABLE, FederatedError
+from fedbayes.network.charter import Hello, plain_name
+from fedbayes.network.messages import Refusal, pack, plain, unpack
 from fedbayes.network.study import Study, difference
 from fedbayes.network.transport import Address, Failure, NodeKey, Transport
 from fedbayes.owner.rules import Rule
@@ -87,7 +88,11 @@ class Register:
         request = pack({"kind": "hello", "study": self.study.digest, "greeting": self._greeting})
         found = {}
         timeout = min(self.timeout, _PATIENCE)
+        waited_for = set(addresses)
         for address, answer in self.transport.send(dict.fromkeys(addresses, request), timeout):
+            if address not in waited_for:  # a second answer counts for nothing
+                continue
+            waited_for.remove(address)
             if isinstance(answer, Failure):
                 log.warning("A node %s before it has said whose data it holds; it will be asked again.", answer.value)
                 self._leave_out(address, _AGAIN if self.closed else 0.0)  # in which no round waits for it
@@ -105,18 +110,24 @@ class Register:
                 self._leave_out(address)
                 return None
             return Hello.read(header["told"])
-        except (ValueError, KeyError, TypeError):
-            log.exception("A node's first message can't be read; it takes no part.")
+        except UNREADABLE as error:
+            log.error(
+                "The first message of node %s can't be read; it takes no part: %s: %s",
+                address,
+                type(error).__name__,
+                plain(str(error)),
+            )
             self._leave_out(address)
             return None
 
     def _explain(self, header: Mapping[str, object]) -> None:
         """Why a node takes no part."""
-        site, reason = str(header["site"]), Refusal[str(header["reason"])]
+        site, reason = plain_name(header["site"]), Refusal[header["reason"]]  # type: ignore[misc]
         self.refused[site] = f"{reason.value}{_counts(header)}"
         log.error("Site %s takes no part: it %s.", site, self.refused[site])
         if reason is Refusal.STUDY:
-            theirs = {str(part): str(text) for part, text in dict(header["study"]).items()}  # type: ignore[call-overload]
+            told: Any = header["study"]
+            theirs = {part: str(told.get(part, "")) for part in self.study.description}
             log.error("%s", difference(self.study.description, theirs, site))
 
     def _seat(
@@ -176,5 +187,5 @@ def _counts(header: Mapping[str, object]) -> str:
     """How often a site's disclosure rules have found something, by rule; of what it says nothing else is repeated."""
     told = header.get("found")
     found = told if isinstance(told, dict) else {}
-    counts = [f"{rule.words} {int(found[rule.words])}" for rule in Rule if rule.words in found]
+    counts = [f"{rule.words} {found[rule.words]}" for rule in Rule if type(found.get(rule.words)) is int]
     return f" ({', '.join(counts)})" if counts else ""

@@ -57,9 +57,8 @@ def _traced(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> L
     if not names:
         return LocalLatents(program.locals, (), ())
     blocks = dict(program.globals.shapes) | dict(program.locals.shapes)
-    data = {name: jnp.ones(like.shape, like.dtype) for name, like in template.items()}
 
-    def terms(params: dict[str, Array]) -> dict[str, Array]:
+    def terms(params: dict[str, Array], data: dict[str, Array]) -> dict[str, Array]:
         model = substitute(seed(program.model, 0), substitute_fn=unconstrained_substitute(params))
         with numpyro.validation_enabled(False):
             found, sites = compute_log_probs(model, (), {**program.static, **data}, {}, sum_log_prob=False)
@@ -70,8 +69,8 @@ def _traced(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> L
         return {name: found[name] for name in names}
 
     params = {name: jnp.asarray(np.full(shape, 0.1), program.dtype) for name, shape in blocks.items()}
-    jaxpr, out = jax.make_jaxpr(terms, return_shape=True)(params)
-    inputs = dict(zip(sorted(params), jaxpr.jaxpr.invars, strict=True))
+    jaxpr, out = jax.make_jaxpr(terms, return_shape=True)(params, dict(template))
+    inputs = dict(zip(sorted(params), jaxpr.jaxpr.invars, strict=False))  # the data's come after them
     outputs = dict(zip(sorted(out), jaxpr.jaxpr.outvars, strict=True))
 
     def depends(name: str) -> bool:

@@ -68,6 +68,17 @@ def collect(grid, timeout=5.0, **options):
     return dict(transport.send({node: b"request" for node in grid.answers}, timeout))
 
 
+def header(descr, shape):
+    """The beginning of an array in NumPy's format."""
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def hostile(dtype="uint8", shape=(1,), stype="numpy.ndarray", data=b""):
+    """Content whose array is not what it says."""
+    return RecordDict({"message": ArrayRecord({"bytes": Array(dtype, shape, stype, data)})})
+
+
 @pytest.mark.parametrize("payload", [b"", b"\0", b"text", bytes(range(256)) * 100])
 def test_bytes_travel_as_they_are(payload):
     content = pack(payload)
@@ -116,9 +127,26 @@ def test_the_text_of_an_error_is_not_written_down(caplog):
         RecordDict({"message": ConfigRecord({"bytes": b"x"})}),
         RecordDict({"message": ArrayRecord({"bytes": Array(np.zeros(3))})}),
         RecordDict({"message": ArrayRecord({"other": Array(np.zeros(3, np.uint8))})}),
+        hostile(stype="torch.tensor"),
+        hostile(stype="pickle", data=b"\x80\x04K\x01."),
+        hostile(data=b"\x80\x04K\x01."),
+        hostile(data=b""),
+        hostile(data=header("|u1", (73 << 40,)) + b"x"),
+        hostile(data=header("|u1", (1 << 62, 1 << 62)) + b"x"),
+        hostile(data=header("|u1", (-1,)) + b"x"),
+        hostile(data=header("|O", (1,)) + b"\x80\x04K\x01."),
+        hostile(data=header("|V1000000000000", ()) + b"x"),
+        hostile(data=b"\x93NUMPY\x02\0\xff\xff\xff\xff" + b"(" * 100_000),
+        hostile(data=b"PK\x03\x04" + bytes(100)),
+        hostile(data=header("|u1", (1, 1)) + b"x"),
+        hostile(data=header("|u1", (2,)) + b"x"),
     ],
-    ids=["nothing", "a setting", "numbers", "another name"],
-)
+    ids=[
+        "nothing", "a setting", "numbers", "another name", "another format", "a pickle by its name", "a pickle",
+        "no bytes", "73 TiB", "sizes that overflow", "a negative size", "objects", "a terabyte of a record",
+        "a header without end", "an archive", "a matrix", "fewer bytes than named",
+    ],
+)  # fmt: skip
 def test_other_content_is_a_failure(content):
     assert collect(FakeGrid({1: (0.0, content)})) == {1: Failure.FAILED}
 
@@ -165,3 +193,48 @@ def test_only_nodes_with_a_name_take_part(caplog):
     assert "Node 2 is registered under no name and takes no part." in caplog.text
     assert set(GridTransport(grid, keys=False).addresses().values()) == {None}
     assert len(set(GridTransport(grid, keys=True).addresses().values()) - {None}) == 2
+
+
+def test_what_flower_can_not_read_itself_costs_no_other_node_its_answer(caplog):
+    """Flower raises while it reads all answers of one look."""
+    grid = FakeGrid({1: (0.0, b"one"), 2: (0.0, b"bad"), 3: (0.0, b"three")})
+    pull = grid.pull_messages
+
+    def raises(names):
+        if any(grid.sent[name][0].metadata.dst_node_id == 2 for name in names):
+            raise KeyError("arraychunk_ids")
+        return pull(names)
+
+    grid.pull_messages = raises
+    assert collect(grid) == {1: b"one", 2: Failure.FAILED, 3: b"three"}
+    assert "node 2: Flower can't read its answer (KeyError)" in caplog.text
+
+
+def test_an_error_of_the_connection_is_told():
+    """It is no node's doing."""
+    grid = FakeGrid({1: (0.0, b"one")})
+
+    def broken(names):
+        raise ConnectionError
+
+    grid.pull_messages = broken
+    with pytest.raises(ConnectionError):
+        collect(grid)
+
+
+def test_a_node_can_not_answer_for_another():
+    grid = FakeGrid({1: (0.2, b"one"), 2: (0.0, b"two")})
+    transport = GridTransport(grid, pause=0.01)
+    pull = grid.pull_messages
+
+    def forged(names):
+        found = pull(names)
+        for message in list(found):
+            if message.metadata.src_node_id == 2:
+                copy = reply(grid.sent["message 0"][0], b"forged")
+                copy.metadata.__dict__["_src_node_id"] = 2
+                found += [copy, message]
+        return found
+
+    grid.pull_messages = forged
+    assert sorted(transport.send({1: b"a", 2: b"b"}, 5.0)) == [(1, b"one"), (2, b"two")]
