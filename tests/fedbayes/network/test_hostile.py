@@ -313,18 +313,26 @@ class Server:
     """A server's reading of answers, as it stood when it read each of them in a fit."""
 
     def __init__(self, world, patch) -> None:
-        self.network, self.reads = Recorder(*world.sites()), {}
-        reply = Remote._reply
+        self.network, self.reads, self.sums = Recorder(*world.sites()), {}, []
+        reply, read = Remote._reply, Remote._read
 
         def noted(remote, place, content, templates, order):
             self.reads.setdefault(order.phase, (remote, remote._order, place, templates, order))
             self.answers.setdefault(order.phase, content)
             return reply(remote, place, content, templates, order)
 
+        def noted_sum(remote, place, content, templates):
+            self.sums = self.sums or [(remote, remote._order, place, templates)]
+            self.answers.setdefault("sum", content)
+            return read(remote, place, content, templates)
+
         self.answers: dict = {}
-        patch.setattr(Remote, "_reply", noted)
-        world.fit(self.network, secure_sums=False, correct=True)
-        patch.undo()
+        with patch.context() as single:
+            single.setattr(Remote, "_reply", noted)
+            world.fit(self.network, secure_sums=False, correct=True)
+        with patch.context() as hidden:
+            hidden.setattr(Remote, "_read", noted_sum)
+            world.fit(self.network)
         self.register = Register(Rehearsal(), world.study, 1.0)
 
     def read(self, content) -> list:
@@ -333,13 +341,15 @@ class Server:
         for remote, number, place, templates, order in self.reads.values():
             remote._order = number
             found.append(not isinstance(remote._reply(place, content, templates, order), ResultCode))
+        for remote, number, place, templates in self.sums:
+            remote._order = number
+            found.append(not isinstance(remote._read(place, content, templates), ResultCode))
         return found
 
 
 @pytest.fixture
 def server(federation, monkeypatch):
-    with monkeypatch.context() as patch:
-        yield Server(federation(), patch)
+    return Server(federation(), monkeypatch)
 
 
 def distinct(messages) -> list[bytes]:
