@@ -33,7 +33,7 @@ def read_array(content: bytes | memoryview) -> np.ndarray:
     length = int.from_bytes(head[-2:], "little")
     found = _HEADER.fullmatch(bytes(content[len(head) : len(head) + min(length, _LONGEST + 1)]))
     if length > _LONGEST or found is None or len(content) < len(head) + length:
-        raise ValueError("its header is none of an array of numbers")
+        raise ValueError("its header names no array of numbers")
     dtype, shape = _dtype(found[1].decode()), tuple(int(size) for size in re.findall(rb"[0-9]+", found[3]))
     values = memoryview(content)[len(head) + length :]
     if len(shape) > _MOST_AXES or dtype.itemsize * math.prod(shape) != len(values):

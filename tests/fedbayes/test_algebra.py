@@ -176,7 +176,7 @@ def test_wire_refuses_other_messages():
 def test_wire_never_loads_pickles():
     buffer = io.BytesIO()
     np.savez(buffer, value=np.array([{"evil": print}], dtype=object))
-    with pytest.raises(ValueError, match=r"allow_pickle=False"):
+    with pytest.raises(ValueError, match="no array of numbers"):
         decode(buffer.getvalue(), np.zeros(1))
 
 
