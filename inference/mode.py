@@ -305,6 +305,7 @@ def federated_mode(
         ),
         updates={"newton": Update(newton, no_inputs)},
         aggregate=aggregate,
+        asked_at=lambda shared: shared[0],
     )
 
 

@@ -173,6 +173,10 @@ class Algorithm(NamedTuple):
         reported.
     participants
         ``(state) -> (K,)`` booleans: the clients that this round needs.
+    asked_at
+        ``(shared) -> (..., d)``: the values of the globals around which the broadcast has the clients evaluate their
+        densities. A client over a network answers none that is farther from the prior than its owner allows. ``None``
+        where a broadcast names no such values.
     """
 
     name: str
@@ -184,6 +188,7 @@ class Algorithm(NamedTuple):
     choose: Callable[[Sequence[str], Mapping[str, np.ndarray]], list[str]] = keep
     participants: Callable[[State], Array] = everybody
     continue_client: Callable[[Client, Shared, Key, Private], Private] | None = None
+    asked_at: Callable[[Shared], Array] | None = None
 
 
 class Recording(NamedTuple):

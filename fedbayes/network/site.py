@@ -126,9 +126,9 @@ class Site:
             return self._reply(header, asdict(self._own(Seat.read(header["seat"])).joined))
         session = self.session(header)
         if kind == "round":
-            return self._reply(header, {}, session.round(message, policy.sums))
+            return self._reply(header, {}, session.round(message, policy))
         if kind == "after":
-            return self._reply(header, {}, session.after(message, policy.sums))
+            return self._reply(header, {}, session.after(message, policy))
         if kind == "conclude":
             return self._conclude(session, message)
         raise Refused(Refusal.FORMAT)

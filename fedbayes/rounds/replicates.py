@@ -64,6 +64,7 @@ def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:
         aggregate=aggregate,
         participants=_of_any(algorithm.participants),
         continue_client=None if algorithm.continue_client is None else continue_client,
+        asked_at=None if algorithm.asked_at is None else jax.vmap(algorithm.asked_at),
     )
     recording = phase.recording
     if recording is not None:

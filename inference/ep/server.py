@@ -126,7 +126,14 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
         updates={name: update(solver) for name, solver in _used_solvers(config, roster, num_samples).items()},
         aggregate=partial(_aggregate, config, family, roster.prior, refine),
         choose=partial(_choose, config, roster.num_locals),
+        asked_at=_asked_at,
     )
+
+
+def _asked_at(shared: Shared) -> Array:
+    """Where a client begins its search, and the mean of the Gaussian that it makes its cavity of."""
+    everybody = unpacked(shared.global_)
+    return jnp.stack([shared.mean, jnp.linalg.solve(everybody.precision, everybody.shift)])
 
 
 def _own(client: Client, site: OwnSite) -> Own:

@@ -90,6 +90,7 @@ def langevin(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
         updates={"langevin": Update(partial(local_update, config, prior, everybody))},
         aggregate=partial(_aggregate, config, everybody),
         participants=lambda state: state.counts > 0,
+        asked_at=lambda shared: shared.coordinates.globals_at(shared.position),
     )
 
 

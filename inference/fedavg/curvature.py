@@ -84,4 +84,5 @@ def expanding(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm
         updates={"expansion": Update(update, no_inputs)},
         aggregate=aggregate,
         continue_client=_as_before if fair else None,
+        asked_at=lambda shared: shared,
     )

@@ -51,6 +51,7 @@ def probing(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
         init_client=start_locals,
         updates={"power": Update(probe, no_inputs)},
         aggregate=aggregate,
+        asked_at=lambda shared: shared,
     )
 
 

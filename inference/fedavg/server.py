@@ -155,6 +155,7 @@ def averaging(
         updates={config.solver: Update(update, no_inputs if config.batch_size is None else its_key)},
         aggregate=aggregate,
         participants=everybody if config.scheme == "full" else lambda state: state.drawn > 0.0,
+        asked_at=lambda shared: shared.position,
     )
 
 

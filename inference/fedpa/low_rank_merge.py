@@ -92,6 +92,7 @@ def low_rank_merging(
         init_client=clients.init,
         updates={"factor": Update(update)},
         aggregate=aggregate,
+        asked_at=lambda shared: shared.coordinates.globals_at(shared.position),
     )
 
 

@@ -109,4 +109,5 @@ def descending(
         },
         aggregate=aggregate,
         choose=choose,
+        asked_at=lambda shared: shared.coordinates.globals_at(shared.position),
     )

@@ -83,5 +83,6 @@ def check_phase(roster: Roster, merge: Algorithm) -> Phase:
         init_client=lambda client, shared, key: (),
         updates={"log_factor": Update(log_factor, lambda key, shared, num_locals: random_shift(key, num_locals))},
         aggregate=aggregate,
+        asked_at=lambda shared: shared,
     )
     return Phase(algorithm=algorithm, max_rounds=1, full_participation=True, main=False)

@@ -12,7 +12,6 @@ from fedbayes.owner.rules import DisclosureRules
 
 POLICY = "policy.toml"
 _LIMITS = [field.name for field in fields(DisclosureRules)]
-_FEWEST = 3
 
 
 class SumRules(NamedTuple):
@@ -34,6 +33,22 @@ class SumRules(NamedTuple):
     partners: Mapping[str, str] | None = None
 
 
+class PointRules(NamedTuple):
+    """At which values of the globals a site answers, from the table ``[points]``.
+
+    Attributes
+    ----------
+    farthest
+        How many prior sds each global may be away from the prior's centre.
+    """
+
+    farthest: float = 50.0
+
+
+_FEWEST = 3
+_TABLES = {"disclosure": _LIMITS, "sums": SumRules._fields, "points": PointRules._fields}
+
+
 class Policy(NamedTuple):
     """What a site's owner allows.
 
@@ -45,11 +60,14 @@ class Policy(NamedTuple):
         Disclosure rules, from the table ``[disclosure]``.
     sums
         What may leave singly, from the table ``[sums]``.
+    points
+        Where the site answers, from the table ``[points]``.
     """
 
     path: Path
     rules: DisclosureRules
     sums: SumRules = SumRules()
+    points: PointRules = PointRules()
 
 
 def read_policy(config: Config) -> Policy:
@@ -74,11 +92,12 @@ def read_policy(config: Config) -> Policy:
         return Policy(path, DisclosureRules())
     except (OSError, ValueError) as error:
         raise ClientDataError(f"The site's policy, '{path}', can't be read: {error}.") from None
-    for table, known in (("disclosure", _LIMITS), ("sums", SumRules._fields)):
+    for table, known in _TABLES.items():
         if loose := [name for name in told if name in known]:
             raise ClientDataError(f"The site's policy, '{path}': write '{loose[0]}' below a line `[{table}]`.")
-    _check_known(path, told, ["disclosure", "sums"], "")
-    return Policy(path, _rules(path, told.get("disclosure", {})), _sums(path, told.get("sums", {})))
+    _check_known(path, told, list(_TABLES), "")
+    rules, sums = _rules(path, told.get("disclosure", {})), _sums(path, told.get("sums", {}))
+    return Policy(path, rules, sums, _points(path, told.get("points", {})))
 
 
 def _rules(path: Path, told: Any) -> DisclosureRules:
@@ -110,6 +129,19 @@ def _sums(path: Path, told: Any) -> SumRules:
         raise ClientDataError(
             f"The site's policy, '{path}': write the other sites and the fingerprints of their keys as a table "
             '[sums.partners], with lines such as south = "SHA256:…". `fedbayes keys` shows a site its own.'
+        )
+    return found
+
+
+def _points(path: Path, told: Any) -> PointRules:
+    if not isinstance(told, Mapping):
+        raise ClientDataError(f"The site's policy, '{path}': write where the site answers as a table, [points].")
+    _check_known(path, told, list(PointRules._fields), " of [points]")
+    found = PointRules(**told)
+    if isinstance(found.farthest, bool) or not isinstance(found.farthest, int | float) or not found.farthest > 0.0:
+        raise ClientDataError(
+            f"The site's policy, '{path}': `farthest` is {found.farthest!r}; write a number of prior sds, such as "
+            "50.0, or inf for no limit."
         )
     return found
 

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.errors import FederatedError
+from fedbayes.contract.algorithm import Reply
+from fedbayes.errors import FederatedError, ResultCode
 from fedbayes.fit import updates_after
 from fedbayes.network.charter import read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
-from fedbayes.network.client.policy import SumRules
+from fedbayes.network.client.points import Reach, reach_of
+from fedbayes.network.client.policy import Policy
 from fedbayes.network.client.reading import OwnProblem, digest_of
 from fedbayes.network.client.secure import Sums
 from fedbayes.network.client.vault import Vault
@@ -59,16 +62,18 @@ class Session:
         for warning in self.programs.warnings:
             log.warning("%s", warning)
 
-    def round(self, message: Message, rules: SumRules) -> bytes:
+    def round(self, message: Message, policy: Policy) -> bytes:
         """One round: the private state before it, the reply, the state after it."""
         header = message.header
-        asked = self.sums.asked(header, rules)
+        asked = self.sums.asked(header, policy.sums)
         phase, order = int(header["phase"]), int(header["order"])
         template = self._template(phase, begins=bool(header["begins"]))
         told = message.read({**template, "recorded": self._recorded(header)})
         self._go_to(phase, order, told)
         self._record(header, told["recorded"])
         reply = self.executor.reply(self._round(phase, told, str(header["update"])))
+        if self._is_far(phase, told["shared"], policy):
+            reply = _nothing(reply)
         self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
         self.at = (phase, order)
         return self.sums.sent(reply._replace(info={}), asked)  # diagnostics of a single client stay with it
@@ -109,13 +114,32 @@ class Session:
         """Shapes of the broadcasts at the draws of which a message tells."""
         return [self._template(int(header["phase"]), begins=False)["shared"]] * len(header["records"])
 
-    def after(self, message: Message, rules: SumRules) -> bytes:
+    def after(self, message: Message, policy: Policy) -> bytes:
         """What is asked once the rounds are over."""
-        name, asked = str(message.header["update"]), self.sums.asked(message.header, rules)
+        name, asked = str(message.header["update"]), self.sums.asked(message.header, policy.sums)
         update = self.programs.after.get(name)
         if update is None or update.stays:
             raise Refused(Refusal.PRIVATE)
-        return self.sums.sent(self.executor.reply(self._after(message, name)), asked, known=False)
+        order, reach = self._after(message, name), self._reach(policy)
+        if not name.startswith("log_likelihood") or reach is None or order.shared.shape[-1] != len(reach.centre):
+            return self.sums.sent(self.executor.reply(order), asked, known=False)
+        far = reach.beyond(order.shared)
+        if np.any(far):
+            log.warning(_FAR, reach.farthest)
+            order = order._replace(shared=np.where(far[..., None], reach.centre, order.shared))
+        return self.sums.sent(_without(self.executor.reply(order), far), asked, known=False)
+
+    def _reach(self, policy: Policy) -> Reach | None:
+        return reach_of(self.problem.prior, policy.points.farthest)
+
+    def _is_far(self, phase: int, shared: Any, policy: Policy) -> bool:
+        """Whether an order asks about values of the globals at which this site does not answer."""
+        asked_at = self.programs.phases[phase].algorithm.asked_at
+        reach = None if asked_at is None else self._reach(policy)
+        if asked_at is None or reach is None or not np.any(reach.beyond(np.asarray(asked_at(shared)))):
+            return False
+        log.warning(_FAR, reach.farthest)
+        return True
 
     def own_reply(self, message: Message, name: str) -> Any:
         """The same for the client itself: what never leaves it."""
@@ -167,3 +191,23 @@ class Session:
         num = len(self.problem.names)
         key, active = self.executor.key(told["key"]), np.asarray([self.place])
         return Round(phase, told["shared"], told["personal"], key, active, [update] * num)
+
+
+_FAR = (
+    "The server asks at values of the globals that are more than %g prior sds from the prior's centre: this site does "
+    "not answer there. Its owner sets that by `farthest` under [points] of the policy."
+)
+
+
+def _nothing(reply: Reply) -> Reply:
+    """A reply that counts for nothing."""
+    total, each = jax.tree.map(np.zeros_like, (reply.total, reply.each))
+    return reply._replace(total=total, each=each, code=jnp.full_like(reply.code, int(ResultCode.NOT_FINITE)))
+
+
+def _without(reply: Reply, far: np.ndarray) -> Reply:
+    """Log-likelihoods that are minus infinity at some draws, of shape ``(chain, draw)``, whatever they are there."""
+    if jax.tree.leaves(reply.each):
+        return reply._replace(each=np.where(far, -np.inf, reply.each))
+    values, *others = reply.total
+    return reply._replace(total=(np.where(far, -np.inf, values), *others))

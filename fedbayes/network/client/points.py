@@ -1,0 +1,42 @@
+"""At which values of the globals a site answers: not farther from the prior than its owner allows.
+
+At points far from all that the prior expects a log-density is nearly a sum of straight lines, one for each row, and a
+server that chooses such points reads the rows off where they bend, also off a sum over all sites. Points of an honest
+fit are near the posterior, or drawn as wide as the prior.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedbayes.problem.program.prior import Prior
+
+_MANY = 4096  # globals: of more nobody asks how wide the prior is
+
+
+class Reach(NamedTuple):
+    """Where a site answers.
+
+    Attributes
+    ----------
+    centre, scale
+        Of the prior, shape ``(d,)``, see :attr:`~fedbayes.problem.program.prior.Prior.spread`.
+    farthest
+        How many scales away from the centre each global may be.
+    """
+
+    centre: np.ndarray
+    scale: np.ndarray
+    farthest: float
+
+    def beyond(self, points: np.ndarray) -> np.ndarray:
+        """Which of the points ``(..., d)`` are too far away, or none at all."""
+        return ~np.all(np.abs(np.asarray(points) - self.centre) <= self.farthest * self.scale, axis=-1)
+
+
+def reach_of(prior: Prior, farthest: float) -> Reach | None:
+    """Where a site answers; ``None``, everywhere: the prior is improper, or has too many globals to ask."""
+    if prior.size > _MANY or not np.isfinite(farthest) or prior.spread is None:
+        return None
+    centre, scale = prior.spread
+    return Reach(centre, scale, farthest) if np.all(np.isfinite(scale)) else None

@@ -1,0 +1,121 @@
+"""A site answers at values of the globals that the prior can mean, whatever the server asks."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from permissive import PERMISSIVE
+
+import fedbayes as fb
+from fedbayes.errors import ResultCode
+from fedbayes.inference import METHODS
+from fedbayes.inference.mode import Laplace
+from fedbayes.network.client.points import Reach, reach_of
+from fedbayes.network.messages import Message, pack, unpack
+from fedbayes.network.site import Site
+from fedbayes.problem.problem import make_problem
+from fedbayes.problem.program.prior import Prior
+from fedbayes.rounds.wire import arrays_of, encode
+from fedbayes.runtime.precision import computing
+
+EP = fb.EP(solver="laplace", num_replicates=1, tolerance=1e-7)
+
+
+def test_points_are_measured_in_the_prior_s_scales():
+    reach = Reach(np.array([1.0, 0.0]), np.array([1.0, 10.0]), 3.0)
+    points = np.array([[[4.0, 30.0], [4.1, 0.0]], [[1.0, -30.1], [np.nan, 0.0]]])
+    np.testing.assert_array_equal(reach.beyond(points), [[False, True], [True, True]])
+
+
+def test_a_prior_that_is_improper_sets_no_limit():
+    flat = Prior(lambda theta: 0.0 * jnp.sum(theta), 2)
+    assert reach_of(flat, 50.0) is None
+    standard = Prior(lambda theta: -0.5 * jnp.sum(theta**2), 2)
+    assert reach_of(standard, np.inf) is None
+    found = reach_of(standard, 50.0)
+    np.testing.assert_allclose(found.scale, 1.0)
+
+
+class Asking:
+    """What a site answers to requests of a fit that were changed."""
+
+    def __init__(self, world, **options):
+        self.world, self.network = world, world.network()
+        world.fit(self.network, correct=True, **options)
+        self.requests = [unpack(each) for each in self.network.sent]
+
+    def first(self, kind: str, site: str = "ada") -> Message:
+        """The first request of a kind that a site was sent."""
+        own = list(self.world.data).index(site)
+        return [each for each in self.requests if each.header["kind"] == kind][own]
+
+    def answered(self, message: Message, **arrays) -> dict[str, np.ndarray]:
+        """The arrays of the answer to a request with some of its arrays changed."""
+        body = {name: array for name, array in arrays_of(message.body).items() if not name.startswith("recipes")}
+        site = self.world.site("ada")
+        answer = unpack(site.answer(pack(message.header, encode({**body, **arrays}))))
+        assert answer.header["kind"] == message.header["kind"], answer.header
+        return arrays_of(answer.body)
+
+
+def test_no_log_likelihood_leaves_from_where_the_prior_never_is(federation, caplog):
+    asking = Asking(federation(EP))
+    near = np.random.default_rng(0).normal(size=(1, 6, 2))
+    told = asking.answered(asking.first("after"), shared=near)["total/0"]
+    assert np.all(np.isfinite(told))
+    far = near.copy()
+    far[0, 1] = 1e9
+    far[0, 4, 1] = -51.0 * 0.3  # log tau ~ N(0, 0.3)
+    far[0, 5, 0] = 50.0 * 2.0  # mu ~ N(0, 2): just allowed
+    found = asking.answered(asking.first("after"), shared=far)
+    np.testing.assert_array_equal(np.isneginf(found["total/0"][0]), [False, True, False, False, True, False])
+    np.testing.assert_allclose(found["total/0"][0, [0, 2, 3]], told[0, [0, 2, 3]])
+    assert np.all(np.isfinite(found["total/1/noise"]))
+    assert "more than 50 prior sds from the prior's centre" in caplog.text
+
+
+def test_single_log_likelihoods_are_kept_back_as_well(federation):
+    asking = Asking(federation(EP))
+    message = asking.first("after")
+    single = Message({**message.header, "update": "log_likelihood"}, message.body)
+    found = asking.answered(single, shared=np.array([[[0.0, 0.0], [1e9, 0.0]]]))
+    np.testing.assert_array_equal(np.isneginf(found["each"]), [[False, True]])
+
+
+def test_an_order_from_far_away_counts_for_nothing(federation):
+    asking = Asking(federation(Laplace()))
+    message = asking.first("round")
+    far = asking.answered(message, **{"shared/0": np.array([[1e9, 0.0]]), "first/0": np.zeros((1, 2))})
+    assert far["code"] == ResultCode.NOT_FINITE
+    assert not any(np.any(array) for name, array in far.items() if name.startswith("total"))
+    near = asking.answered(message, **{"shared/0": np.array([[1.0, 0.0]])})
+    assert near["code"] == ResultCode.OK
+    assert np.any(near["total/value"])
+
+
+def test_the_owner_sets_how_far(federation):
+    world = federation(EP)
+    asking = Asking(world)
+    policy = world.folder / "policy.toml"
+    policy.write_text(Path(PERMISSIVE["policy"]).read_text() + "\n[points]\nfarthest = inf\n")
+    config = {**world.site("ada")._config, "policy": str(policy)}
+    world.site = lambda name: Site(world.study, lambda given: world.data[name], config)
+    found = asking.answered(asking.first("after"), shared=np.array([[[0.0, 0.0], [1e9, 0.0]]]))
+    assert np.all(np.isfinite(found["total/0"]))
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.only_locals])
+def test_methods_say_where_they_ask(name):
+    """All but merges, whose clients look for their own posteriors."""
+
+    def model(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+    with computing():
+        roster = make_problem(model, {name: {"y": np.arange(6.0)} for name in "abcde"}, rows=True).roster
+        phases = METHODS[name]().phases(roster)
+    silent = [phase.algorithm.name for phase in phases if phase.algorithm.asked_at is None]
+    assert silent == {"one_shot": ["consensus"], "fedpa": ["merge"]}.get(name, [])
