@@ -85,6 +85,7 @@ class ResultCode(IntEnum):
     NOISY = 9
     LOST = 10
     NO_CAVITY = 11
+    NOT_SUMMED = 12
 
     @property
     def meaning(self) -> str:
@@ -115,6 +116,7 @@ _MEANINGS = {
     ResultCode.NOISY: "used; more than its share of the Monte Carlo noise that a fit should have in all",
     ResultCode.LOST: "it has lost what it kept, with its disk or its process: the clients' sites are counted anew",
     ResultCode.NO_CAVITY: "the others' sites leave it an improper cavity: it proposes no change, and its site stays",
+    ResultCode.NOT_SUMMED: "another site had nothing to add to the secure sum: dropped, its last message stays",
     ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",
     ResultCode.NO_REPLY: "did not answer before the deadline; its last message stays",
     ResultCode.FAILED: "its program failed, and its own log says why; its last message stays",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from fedbayes.network.client.vault import Vault
     from fedbayes.network.site import Site
 
 NodeConfig = Annotated[
@@ -76,7 +77,12 @@ def disclosure(
         raise typer.Exit(1)
 
 
-def keys(config: NodeConfig) -> None:
+def keys(
+    config: NodeConfig,
+    trust: Annotated[
+        list[str] | None, typer.Option(help="NAME=FINGERPRINT of a site to add up with; may be given several times.")
+    ] = None,
+) -> None:
     """At a site: the fingerprint of its key for secure sums, and of those of the sites that it knows.
 
     A site's owner compares them with what the other owners see, by another way than through the server.
@@ -85,19 +91,38 @@ def keys(config: NodeConfig) -> None:
         from fedbayes.flower.sites import read_config
         from fedbayes.network.client.masks import fingerprint
         from fedbayes.network.client.naming import site_folder, site_name
+        from fedbayes.network.client.partners import known_partners, own_key
         from fedbayes.network.client.policy import read_policy
-        from fedbayes.network.client.secure import own_key
         from fedbayes.network.client.vault import Vault
         from fedbayes.owner.text import aligned
 
         settings = read_config(config)
-        name, vault, partners = site_name(settings), Vault(site_folder(settings)), read_policy(settings).sums.partners
+        name, vault, policy = site_name(settings), Vault(site_folder(settings)), read_policy(settings)
         vault.claim(name)
-        mine = fingerprint(own_key(vault))
-    known = vault.known_keys() if partners is None else partners
-    whence = "seen first through the server" if partners is None else "written down by the owner"
-    rows = [(name, mine, "this site"), *((other, key, whence) for other, key in sorted(known.items()))]
+        if not (public := own_key(vault)):
+            raise ModuleNotFoundError("No module named 'cryptography', which secure sums need")
+        if trust:
+            _trust(vault, trust, policy.sums.partners is not None)
+    whence = "seen first through the server, or trusted since" if policy.sums.partners is None else "in the policy"
+    known = sorted(known_partners(vault, policy.sums).items())
+    rows = [(name, fingerprint(public), "this site"), *((ascii(other)[1:-1], key, whence) for other, key in known)]
     typer.echo("\n".join(aligned([("site", "key for secure sums", ""), *rows])))
+
+
+def _trust(vault: "Vault", told: list[str], has_partners: bool) -> None:
+    """Add up with these sites, too."""
+    from fedbayes.errors import ClientDataError
+    from fedbayes.network.client.policy import is_key
+
+    if has_partners:
+        raise ClientDataError("The policy names this site's partners: write the new one there, under [sums.partners].")
+    pairs = [each.partition("=") for each in told]
+    if wrong := [each for each, (name, _, key) in zip(told, pairs, strict=True) if not name or not is_key(key)]:
+        raise ClientDataError(
+            f"`--trust` is {wrong[0]!r}. Write a site's name and the fingerprint that `fedbayes keys` shows there, "
+            "--trust 'zurich=SHA256:...'."
+        )
+    vault.keep_keys({**vault.known_keys(), **{name: key for name, _, key in pairs}})
 
 
 def log(

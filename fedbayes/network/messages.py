@@ -34,10 +34,13 @@ class Refusal(Enum):
     POLICY = "has a policy that can't be read; its own log says why"
     PRIVATE = "was asked for what never leaves a client"
     SINGLE = (
-        "lets only terms of secure sums leave, over at least as many sites as its policy asks for, and was asked for a "
-        "message of its own; its owner allows that by `single = true` under `[sums]` of its policy"
+        "lets only terms of secure sums leave, and was asked for a message of its own; its owner allows that by "
+        "`single = true` under `[sums]` of its policy"
     )
-    PARTNERS = "was given other keys for a secure sum than it knows, its own or another site's; its own log says which"
+    FEWEST = "wants more sites in a secure sum than this one has; its owner sets that by `fewest` under `[sums]`"
+    PARTNERS = "was given keys for a secure sum that it does not know; its own log says which"
+    TICKET = "was asked to use the masks of a secure sum twice, which would take them off"
+    CHARTER = "was told of other sites than when this run began; a sum over others needs a new run"
     DRAWS = "makes other draws from the same seed, since its NumPy or SciPy is of another version; it is sent the draws"
     FAILED = "has a program that failed; its own log says why"
 

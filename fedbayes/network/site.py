@@ -12,9 +12,9 @@ from fedbayes.network.charter import Hello, Seat
 from fedbayes.network.client import journal
 from fedbayes.network.client.journal import Journal
 from fedbayes.network.client.naming import Config, site_folder, site_name
+from fedbayes.network.client.partners import own_key
 from fedbayes.network.client.policy import Policy, read_policy
 from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
-from fedbayes.network.client.secure import own_key
 from fedbayes.network.client.session import Session
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.draws import with_draws
@@ -126,9 +126,9 @@ class Site:
             return self._reply(header, asdict(self._own(Seat.read(header["seat"])).joined))
         session = self.session(header)
         if kind == "round":
-            return self._reply(header, {}, session.round(message, policy))
+            return self._reply(header, *session.round(message, policy))
         if kind == "after":
-            return self._reply(header, {}, session.after(message, policy))
+            return self._reply(header, *session.after(message, policy))
         if kind == "conclude":
             return self._conclude(session, message)
         raise Refused(Refusal.FORMAT)
@@ -213,7 +213,9 @@ class Site:
         """The client in the run of a message."""
         run = str(header["run"])
         if run not in self._sessions:
-            self._sessions = {run: Session(self.study, self._own(Seat.read(header["seat"])), header, self.vault)}
+            self._sessions = {
+                run: Session(self.study, self.name, self._own(Seat.read(header["seat"])), header, self.vault)
+            }
         return self._sessions[run]
 
     def _conclude(self, session: Session, message: Message) -> bytes:

@@ -2,7 +2,10 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -30,6 +33,21 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
 def replace_private_file(path: Path, content: bytes) -> None:
     """The same for a file that its owner alone may read."""
     replace_file(path, content, 0o600)
+
+
+@contextmanager
+def alone(file: IO) -> Iterator[None]:
+    """Keep other processes from the file meanwhile, where the system can."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _user(status: os.stat_result) -> int:

@@ -1,5 +1,6 @@
 """A site's policy: a file of its owner, and not of the study, that says what may leave."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fedbayes.errors import ClientDataError, did_you_mean
 from fedbayes.network.client.naming import Config, site_folder
+from fedbayes.network.fixed_point import FEWEST_SITES
 from fedbayes.owner.rules import DisclosureRules
 
 POLICY = "policy.toml"
@@ -22,15 +24,22 @@ class SumRules(NamedTuple):
     single
         Whether a message of this site alone may leave, and not only its term of a secure sum.
     fewest
-        Sites in a sum, this one among them.
+        Sites in a sum, this one among them; ``None``: all partners and this one, or three where none are named.
     partners
         The sites with which it adds up, each with the fingerprint of its key; ``None``: any, and a site is known again
         by the key that it had first.
     """
 
     single: bool = False
-    fewest: int = 3
+    fewest: int | None = None
     partners: Mapping[str, str] | None = None
+
+    @property
+    def least(self) -> int:
+        """The fewest sites in a sum."""
+        if self.fewest is not None:
+            return self.fewest
+        return max(FEWEST_SITES, 1 + len(self.partners or ()))
 
 
 class PointRules(NamedTuple):
@@ -45,7 +54,6 @@ class PointRules(NamedTuple):
     farthest: float = 50.0
 
 
-_FEWEST = 3
 _TABLES = {"disclosure": _LIMITS, "sums": SumRules._fields, "points": PointRules._fields}
 
 
@@ -117,20 +125,25 @@ def _sums(path: Path, told: Any) -> SumRules:
     found = SumRules(**told)
     if not isinstance(found.single, bool):
         raise ClientDataError(f"The site's policy, '{path}': `single` is {found.single!r}; write true or false.")
-    if type(found.fewest) is not int or found.fewest < _FEWEST:
+    if found.fewest is not None and (type(found.fewest) is not int or found.fewest < FEWEST_SITES):
         raise ClientDataError(
-            f"The site's policy, '{path}': `fewest` is {found.fewest!r}; write a whole number of sites from {_FEWEST} "
-            "on. Of the sum of two sites each can subtract its own term, and see the other's."
+            f"The site's policy, '{path}': `fewest` is {found.fewest!r}; write a whole number of sites from "
+            f"{FEWEST_SITES} on. Of the sum of two sites each can subtract its own term, and see the other's."
         )
-    partners = found.partners
-    if partners is not None and not (
-        isinstance(partners, Mapping) and all(str(key).startswith("SHA256:") for key in partners.values())
-    ):
+    partners = {} if found.partners is None else found.partners
+    wrong = [partners] if not isinstance(partners, Mapping) else [key for key in partners.values() if not is_key(key)]
+    if wrong:
         raise ClientDataError(
-            f"The site's policy, '{path}': write the other sites and the fingerprints of their keys as a table "
-            '[sums.partners], with lines such as south = "SHA256:…". `fedbayes keys` shows a site its own.'
+            f"The site's policy, '{path}', has {wrong[0]!r} for a partner's key. Write the other sites and the "
+            'fingerprints of their keys as a table [sums.partners], with lines such as "st. gallen" = "SHA256:…", as '
+            "`fedbayes keys` shows them at those sites."
         )
     return found
+
+
+def is_key(word: Any) -> bool:
+    """Whether this is the fingerprint of a key."""
+    return isinstance(word, str) and re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}", word) is not None
 
 
 def _points(path: Path, told: Any) -> PointRules:

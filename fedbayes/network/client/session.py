@@ -1,5 +1,7 @@
 """A client in one run: where it stands, and what it answers to the orders of that run."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +18,7 @@ from fedbayes.network.client.alone import Alone, after_template, told_template
 from fedbayes.network.client.points import Reach, reach_of
 from fedbayes.network.client.policy import Policy
 from fedbayes.network.client.reading import OwnProblem, digest_of
-from fedbayes.network.client.secure import Sums
+from fedbayes.network.client.secure import Sent, Sums
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.draws import with_draws
 from fedbayes.network.messages import Message, Refusal, Refused
@@ -40,11 +42,14 @@ class Session:
         The phase and the order after which its private state is; ``None`` without one.
     """
 
-    def __init__(self, study: Study, own: OwnProblem, header: Mapping[str, Any], vault: Vault) -> None:
+    def __init__(self, study: Study, name: str, own: OwnProblem, header: Mapping[str, Any], vault: Vault) -> None:
         run, charter, data = str(header["run"]), header["charter"], digest_of(own.client)
         self.vault = vault.run(run)
         if not self.vault.same_data(data):
             raise Refused(Refusal.CHANGED)
+        told = json.dumps([charter, header["seat"]], sort_keys=True)
+        if not self.vault.same_charter(hashlib.sha256(told.encode()).hexdigest()):
+            raise Refused(Refusal.CHARTER)
         roster = read_roster(charter, own.prior, own.seat.shapes())
         if roster.globals != own.bucket.clients.program.globals:
             log.error(
@@ -52,20 +57,23 @@ class Session:
             )
             raise Refused(Refusal.MODEL)
         self.study, self.place = study, own.seat.place
+        if not 0 <= self.place < roster.num_clients or roster.names[self.place] != name:
+            log.error("The server gives site %s the place %d among %s.", name, self.place, roster.names)
+            raise Refused(Refusal.FORMAT)
         self.problem: Problem = own.problem(roster)
         after = updates_after(study.configured, roster)
         self.programs: Programs = programs_for(study.configured, roster, self.problem.programs, after)
         self.executor = Alone(self.programs, self.problem, self.place, vault.secret(run, data), charter["impl"])
-        self.sums = Sums(vault, self.vault, roster.names, self.place, {"study": study.digest, "run": run})
+        self.sums = Sums(vault, roster.names, self.place, {"study": study.digest, "run": run})
         self.at: tuple[int, int] | None = None
         self._templates: dict[int, tuple[Any, Any]] = {}
         for warning in self.programs.warnings:
             log.warning("%s", warning)
 
-    def round(self, message: Message, policy: Policy) -> bytes:
+    def round(self, message: Message, policy: Policy) -> Sent:
         """One round: the private state before it, the reply, the state after it."""
         header = message.header
-        asked = self.sums.asked(header, policy.sums)
+        hiding = self.sums.hiding(message, policy.sums)
         phase, order = int(header["phase"]), int(header["order"])
         template = self._template(phase, begins=bool(header["begins"]))
         told = message.read({**template, "recorded": self._recorded(header)})
@@ -76,7 +84,7 @@ class Session:
             reply = _nothing(reply)
         self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
         self.at = (phase, order)
-        return self.sums.sent(reply._replace(info={}), asked)  # diagnostics of a single client stay with it
+        return self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
 
     def record_last(self, message: Message) -> None:
         """The client's own part of the last draws, of which the last message of a run tells."""
@@ -114,20 +122,20 @@ class Session:
         """Shapes of the broadcasts at the draws of which a message tells."""
         return [self._template(int(header["phase"]), begins=False)["shared"]] * len(header["records"])
 
-    def after(self, message: Message, policy: Policy) -> bytes:
+    def after(self, message: Message, policy: Policy) -> Sent:
         """What is asked once the rounds are over."""
-        name, asked = str(message.header["update"]), self.sums.asked(message.header, policy.sums)
+        name, hiding = str(message.header["update"]), self.sums.hiding(message, policy.sums)
         update = self.programs.after.get(name)
         if update is None or update.stays:
             raise Refused(Refusal.PRIVATE)
         order, reach = self._after(message, name), self._reach(policy)
         if not name.startswith("log_likelihood") or reach is None or order.shared.shape[-1] != len(reach.centre):
-            return self.sums.sent(self.executor.reply(order), asked, known=False)
+            return self.sums.sent(self.executor.reply(order), hiding, finite=False)
         far = reach.beyond(order.shared)
         if np.any(far):
             log.warning(_FAR, reach.farthest)
             order = order._replace(shared=np.where(far[..., None], reach.centre, order.shared))
-        return self.sums.sent(_without(self.executor.reply(order), far), asked, known=False)
+        return self.sums.sent(_without(self.executor.reply(order), far), hiding, finite=False)
 
     def _reach(self, policy: Policy) -> Reach | None:
         return reach_of(self.problem.prior, policy.points.farthest)

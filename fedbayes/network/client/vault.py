@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedbayes.errors import ClientDataError
-from fedbayes.runtime.files import private_folder, replace_private_file
+from fedbayes.runtime.files import alone, private_folder, replace_private_file
 
 _STATE = re.compile(r"state-(\d+)-(\d+)\.npz")
 _DRAW = re.compile(r"draw-(\d+)-(\d+)\.npz")
@@ -32,6 +32,8 @@ class Vault:
 
     def __init__(self, folder: Path) -> None:
         self.folder = private_folder(folder)
+        self._tickets: set[str] = set()  # of the file, as far as it was read
+        self._tickets_read = 0
 
     def claim(self, site: str) -> None:
         """Make the folder that of one site.
@@ -72,6 +74,21 @@ class Vault:
         """Fingerprints of the keys that other sites have had in secure sums, by name."""
         file = self.folder / _KNOWN_KEYS
         return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    def use_ticket(self, ticket: str) -> bool:
+        """Whether masks were never used before; from now on they were, also after a crash, and whatever is deleted."""
+        with (self.folder / "tickets").open("a+") as used:
+            with alone(used):
+                used.seek(self._tickets_read)
+                self._tickets.update(line.strip() for line in used)
+                fresh = ticket not in self._tickets
+                if fresh:
+                    used.write(f"{ticket}\n")
+                    used.flush()
+                    os.fsync(used.fileno())
+                    self._tickets.add(ticket)
+                self._tickets_read = used.seek(0, os.SEEK_END)
+        return fresh
 
     def keep_keys(self, known: Mapping[str, str]) -> None:
         """Remember them."""
@@ -140,20 +157,17 @@ class RunVault:
 
     def same_data(self, digest: str) -> bool:
         """Whether the client's data are those with which it came into the run."""
-        file = self.folder / "data"
+        return self._same("data", digest)
+
+    def same_charter(self, digest: str) -> bool:
+        """Whether the server tells of the same sites as at first in the run."""
+        return self._same("charter", digest)
+
+    def _same(self, name: str, digest: str) -> bool:
+        file = self.folder / name
         if not file.exists():
             replace_private_file(file, digest.encode())
         return file.read_text() == digest
-
-    def use_ticket(self, ticket: str) -> bool:
-        """Whether a mask has not been used before; from now on it has, also after a crash."""
-        file = self.folder / "tickets"
-        if file.exists() and f"{ticket}\n" in file.read_text():
-            return False
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "a") as used:
-            used.write(f"{ticket}\n")
-        return True
 
     def conclude(self, content: bytes) -> None:
         """Keep the server's last message, from which the client computes its own posterior."""

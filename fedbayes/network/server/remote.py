@@ -15,7 +15,7 @@ from fedbayes.contract.algorithm import Key, Reply, Shared, Teams
 from fedbayes.errors import UNREADABLE, FederatedError, ResultCode, are_codes
 from fedbayes.network.charter import Seat, written_roster
 from fedbayes.network.draws import by_recipe
-from fedbayes.network.messages import Refusal, pack, unpack
+from fedbayes.network.messages import HIDDEN, Message, Refusal, pack, unpack
 from fedbayes.network.replies import plausible
 from fedbayes.network.server import secure
 from fedbayes.network.server.described import elsewhere
@@ -30,6 +30,7 @@ from fedbayes.runtime.compiling import num_bytes
 
 log = logging.getLogger(__name__)
 
+_IN_VAIN = (Refusal.SINGLE, Refusal.FEWEST, Refusal.PARTNERS, Refusal.TICKET, Refusal.CHARTER)
 _MOST_DAMAGED = 3  # times that a site's answer may be useless to a sum that needs it
 # ``tell(place, made)``: a client's last message, header and arrays; ``made``: it makes the draws itself
 Tell = Callable[[int, bool], tuple[Mapping[str, Any], Mapping[str, Any]]]
@@ -176,21 +177,30 @@ class Remote(Executor):
         self._order += 1
         active = order.active.tolist()
         templates = {place: self._template(order, place) for place in active}
-        hidden = self._secure_sums and secure.is_sum(order, list(templates.values()))
-        answers = self._whole_sum(order, templates) if hidden else self._answers(order, templates)
+        self._no_sum = self._hindrance or secure.no_sum(order, list(templates.values()))
+        hidden = self._secure_sums and not self._no_sum
+        answers = self._terms(order, templates) if hidden else self._answers(order, templates)
         if order.phase is not None:
             self._heard_of({place for place in active if not isinstance(answers[place], ResultCode)})
         if hidden and not any(isinstance(answer, ResultCode) for answer in answers.values()):
             return self._added(order, answers, templates[active[0]])
         return self._collected(order, active, answers)
 
-    def _added(self, order: Round, answers: Mapping[int, Any], template: Reply) -> Heard:
-        """The sum of what all sites have hidden."""
+    def _added(self, order: Round, answers: Mapping[int, secure.Term], template: Reply) -> Heard:
+        """The sum of what all sites have hidden; where some have nothing to add, theirs alone.
+
+        Without them the sum would be over fewer sites, and its difference from another sum a single site's message.
+        """
         heard, places = Collected(order, len(self._problem.names)), np.asarray(sorted(answers))
         terms = [answers[place] for place in places]
-        codes: Any = np.stack([term["code"] for term in terms])
-        heard.add(places, Reply(total=secure.total(terms, template), code=codes))
-        return heard.finish()._replace(bytes_up=num_bytes(terms[0]))
+        idle = [term for term in terms if term.is_open]
+        if idle:
+            names = [self._problem.names[place] for place in places if answers[place].is_open]
+            log.warning("The sites %s have nothing to add to the sum, so there is none in this round.", names)
+        unused = np.full_like(terms[0].code, int(ResultCode.NOT_SUMMED))
+        codes: Any = np.stack([unused if idle and not term.is_open else term.code for term in terms])
+        heard.add(places, Reply(total=secure.total(idle or terms, template), code=codes))
+        return heard.finish()._replace(bytes_up=num_bytes(terms[0][:2]))
 
     def _collected(self, order: Round, active: list[int], answers: Mapping[int, Any]) -> Heard:
         """What each has answered by itself; nothing of those who have not."""
@@ -249,7 +259,8 @@ class Remote(Executor):
         if ticket is not None:
             header["ticket"] = ticket
         if order.phase is None:
-            if order.recipe is not None and place not in self._unlike:
+            # masks depend on what all are told: where one needs the draws themselves, all get them
+            if order.recipe is not None and not (self._unlike if ticket else place in self._unlike):
                 del arrays["shared"]
                 arrays |= by_recipe([order.recipe])
             return pack({"kind": "after", **header}, encode(arrays))
@@ -267,7 +278,7 @@ class Remote(Executor):
         numbers = self._unrecorded.get(place, [])
         return numbers, [_part(self._broadcasts[number], place) for number in numbers]
 
-    def _whole_sum(self, order: Round, templates: Mapping[int, Reply]) -> dict[int, Any | ResultCode]:
+    def _terms(self, order: Round, templates: Mapping[int, Reply]) -> dict[int, secure.Term | ResultCode]:
         """Each site's hidden term. Where one is missing all are asked again, since it would leave the others' masks.
 
         Raises
@@ -279,9 +290,9 @@ class Remote(Executor):
         started, damaged = time.monotonic(), 0
         while True:
             ticket, unlike = secrets.token_hex(16), len(self._unlike)
-            found: dict[int, Any | ResultCode] = dict.fromkeys(templates, ResultCode.NO_REPLY)
+            found: dict[int, secure.Term | ResultCode] = dict.fromkeys(templates, ResultCode.NO_REPLY)
             requests = {place: self._request(order, place, ticket) for place in templates}
-            for place, answer in self._send(requests, lambda place, content: self._read(place, content, hidden)):
+            for place, answer in self._send(requests, lambda place, content: self._term(place, content, hidden)):
                 found[place] = answer
             codes = {place: each for place, each in found.items() if isinstance(each, ResultCode)}
             if not codes:
@@ -296,7 +307,7 @@ class Remote(Executor):
                     "secure sum needs all sites: set them right, or begin a new run without them."
                 )
             if not self._wait(order, [place for place in templates if place not in codes], len(templates), started):
-                return found
+                return {place: codes.get(place, ResultCode.NO_REPLY) for place in templates}
 
     def _answers(self, order: Round, templates: Mapping[int, Reply]) -> dict[int, Reply | ResultCode]:
         """Each active client's reply, or why there is none; those without one are asked again where too few answer."""
@@ -367,7 +378,7 @@ class Remote(Executor):
                 log.warning("Site %s %s.", site, reason.value)
                 if reason is Refusal.DRAWS:
                     self._unlike.add(place)
-                self._stop_where_in_vain(site, reason)
+                self._stop_where_in_vain(site, reason, header.get("found"))
                 return ResultCode.FAILED
             if (header["run"], header["order"], header["site"]) != (self.run_name, self._order, site):
                 log.warning("Site %s has answered for another round, or another site; the answer is not used.", site)
@@ -377,12 +388,19 @@ class Remote(Executor):
             log.warning("The answer of site %s can't be read (%s); it is not used.", site, type(error).__name__)
             return ResultCode.REFUSED
 
-    def _stop_where_in_vain(self, site: str, reason: Refusal) -> None:
+    def _stop_where_in_vain(self, site: str, reason: Refusal, told: Any) -> None:
         """No other round would be answered."""
-        if reason in (Refusal.SINGLE, Refusal.PARTNERS):
-            why = [self._hindrance or secure.of_method(self._register.study.configured)]
-            causes = [each for each in why if each and reason is Refusal.SINGLE]
-            raise FederatedError(" ".join([f"Site '{site}' {reason.value}.", *causes]))
+        if reason in _IN_VAIN:
+            causes = [f"Site '{site}' {reason.value}."]
+            known = told if isinstance(told, dict) else {}
+            if reason is Refusal.PARTNERS and (names := [name for name in self._problem.names if name in known]):
+                causes.append(f"It does not know the keys of {names}.")
+            if reason is Refusal.FEWEST:
+                causes.append(f"It wants at least {known.get('fewest')} sites, and there are {known.get('sites')}.")
+            if reason is Refusal.SINGLE:
+                off = "" if self._secure_sums or self._hindrance else "The run has `secure_sums=False`."
+                causes += [off, self._no_sum, secure.of_method(self._register.study.configured)]
+            raise FederatedError(" ".join(filter(None, causes)))
         if reason is Refusal.CHANGED:
             raise FederatedError(
                 f"Site '{site}' has other data than when this run began: what it has said so far is of the old ones. "
@@ -398,11 +416,22 @@ class Remote(Executor):
             return ResultCode.REFUSED
         return reply
 
+    def _term(self, place: int, content: bytes, templates: Mapping[int, Any]) -> secure.Term | ResultCode:
+        """A hidden term, or why it can't be used."""
+        message = self._checked(place, content)
+        found = message if isinstance(message, ResultCode) else self._decoded(place, message, templates)
+        if isinstance(found, ResultCode):
+            return found
+        told = message.header.get("told")
+        is_open = isinstance(told, dict) and told.get("open") is True
+        return secure.Term(found[HIDDEN], found["code"], is_open)
+
     def _read(self, place: int, content: bytes, templates: Mapping[int, Any]) -> Any | ResultCode:
         """An answer that has the names, shapes and dtypes expected, or why it can't be used."""
         message = self._checked(place, content)
-        if isinstance(message, ResultCode):
-            return message
+        return message if isinstance(message, ResultCode) else self._decoded(place, message, templates)
+
+    def _decoded(self, place: int, message: Message, templates: Mapping[int, Any]) -> Any | ResultCode:
         try:
             found = decode(message.body, templates[place])
             if not are_codes(found["code"] if isinstance(found, dict) else found.code):

@@ -2,25 +2,52 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedbayes.contract.algorithm import Method, Reply, Teams
-from fedbayes.network.fixed_point import MOST_SITES, plus, to_numbers
+from fedbayes.errors import FederatedError
+from fedbayes.network.fixed_point import FEWEST_SITES, MOST_SITES, cancelled, plus, to_numbers
 from fedbayes.network.messages import HIDDEN
 from fedbayes.rounds.exchange import Round
 
-FEWEST = 3  # of the sum of two sites each can subtract its own term
+
+class Term(NamedTuple):
+    """What one site has answered.
+
+    Attributes
+    ----------
+    words
+        Integers, see :mod:`~fedbayes.network.fixed_point`; under masks where they are not open.
+    code
+        Result codes.
+    is_open
+        Whether the site has nothing to add that would have to be hidden.
+    """
+
+    words: np.ndarray
+    code: np.ndarray
+    is_open: bool
 
 
-def is_sum(order: Round, templates: Sequence[Reply]) -> bool:
-    """Whether all sites take part in an order, and nothing but the sum of their replies is asked for."""
-    everybody = len(order.active) == len(order.updates)
-    alike = len({str(jax.tree.map(_kind, each.total)) for each in templates}) == 1
-    sums = all(jax.tree.leaves(each.total) and not jax.tree.leaves(each.each) for each in templates)
-    return everybody and sums and alike and not isinstance(order.shared, Teams)
+def no_sum(order: Round, templates: Sequence[Reply]) -> str:
+    """Why an order is no sum over all sites, in a sentence; empty where it is one."""
+    if len(order.active) < len(order.updates):
+        return (
+            f"In this round {len(order.active)} of {len(order.updates)} sites take part, and a secure sum needs all: "
+            "leave out `participation`, or the method's scheme of participation."
+        )
+    if isinstance(order.shared, Teams):
+        return "The sites are in teams, of which the server needs the sums by themselves."
+    if any(jax.tree.leaves(each.each) or not jax.tree.leaves(each.total) for each in templates):
+        return "The server needs the sites' messages by themselves."
+    if len({str(jax.tree.map(_kind, each.total)) for each in templates}) > 1:
+        return "The sites' messages are of different shapes, and can't be added up."
+    if any(leaf.dtype.kind != "f" for each in templates for leaf in jax.tree.leaves(each.total)):
+        return "The sites' messages hold whole numbers, which are not added up under masks."
+    return ""
 
 
 def hindrance(keys: Mapping[str, str]) -> str:
@@ -31,10 +58,10 @@ def hindrance(keys: Mapping[str, str]) -> str:
     keys
         The public key of each site.
     """
-    if not FEWEST <= len(keys) <= MOST_SITES:
+    if not FEWEST_SITES <= len(keys) <= MOST_SITES:
         return (
-            f"Secure sums need {FEWEST} to {MOST_SITES} sites, and there are {len(keys)}: each site's messages are "
-            "asked for by themselves. Sites let them leave by `single = true` under `[sums]` of their policy."
+            f"Secure sums need {FEWEST_SITES} to {MOST_SITES} sites, and there are {len(keys)}: each site's messages "
+            "are asked for by themselves. Sites let them leave by `single = true` under `[sums]` of their policy."
         )
     if without := [name for name, key in keys.items() if not key]:
         return (
@@ -57,19 +84,26 @@ def masked(template: Reply) -> dict[str, Any]:
     return {HIDDEN: jax.ShapeDtypeStruct((num, 2), np.dtype(np.uint64)), "code": template.code}
 
 
-def total(answers: Sequence[dict[str, Any]], template: Reply) -> Any:
-    """The sum, with the structure of a reply's total."""
-    numbers = to_numbers(reduce(plus, (answer[HIDDEN] for answer in answers)))
+def total(terms: Sequence[Term], template: Reply) -> Any:
+    """The sum, with the structure of a reply's total.
+
+    Raises
+    ------
+    FederatedError
+        The masks do not cancel: the sites were not asked the same.
+    """
+    words = reduce(plus, (term.words for term in terms))
+    if not cancelled(words, len(terms)):
+        raise FederatedError(
+            "The sites' masks do not cancel in a secure sum, so they were not told the same, or one of them has "
+            "another version of fedbayes. Nothing of their answers is lost or known; start the run again."
+        )
     leaves, structure = jax.tree.flatten(template.total)
     ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])
-    parts = np.split(numbers, ends[:-1])
-    found = [_as(part.reshape(leaf.shape), leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    parts = np.split(to_numbers(words), ends[:-1])
+    found = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, found)
 
 
 def _kind(leaf: Any) -> str:
     return f"{leaf.shape} {leaf.dtype}"
-
-
-def _as(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return (np.rint(numbers) if np.dtype(dtype).kind != "f" else numbers).astype(dtype)

@@ -1,10 +1,11 @@
 """Secure sums: exact, the same posterior, and of a single site nothing but uniform bits; and what is refused."""
 
 import json
+import secrets
+import shutil
 from fractions import Fraction
 from functools import reduce
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,14 +13,14 @@ import fedbayes as fb
 from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
 from fedbayes.inference.mode import Laplace
 from fedbayes.network.client.masks import Masks, fingerprint, public_key
-from fedbayes.network.fixed_point import fits, largest, negative, plus, to_integers, to_numbers
+from fedbayes.network.fixed_point import cancelled, fits, largest, negative, plus, to_integers, to_numbers, unknown
 from fedbayes.network.messages import pack, unpack
 from fedbayes.network.server.remote import Patience
-from fedbayes.rounds.wire import arrays_of
+from fedbayes.rounds.wire import arrays_of, encode
 
 STRICT = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"
 EP = fb.EP(solver="laplace", num_replicates=1, tolerance=1e-7)
-TICKET = "0" * 32
+ASKED = b"this"
 
 
 def summed(terms) -> np.ndarray:
@@ -81,7 +82,7 @@ def agreed(run="a") -> list[Masks]:
 def test_the_masks_of_all_sites_cancel():
     rng = np.random.default_rng(2)
     terms = rng.normal(size=(4, 30))
-    hidden = [masks.hide(to_integers(term), TICKET) for masks, term in zip(agreed(), terms, strict=True)]
+    hidden = [masks.hide(to_integers(term), ASKED) for masks, term in zip(agreed(), terms, strict=True)]
     np.testing.assert_array_equal(reduce(plus, hidden), reduce(plus, map(to_integers, terms)))
     for left_out in range(4):  # with one missing nothing is left but masks
         rest = reduce(plus, [each for place, each in enumerate(hidden) if place != left_out])
@@ -93,11 +94,11 @@ def test_a_hidden_term_is_uniform_bits_whatever_it_is():
     masks = agreed()[1]
     zeros, ones = (to_integers(np.full(800, value)) for value in (0.0, 1.0))
     for term in (zeros, ones):
-        bits = np.unpackbits(masks.hide(term, TICKET).view(np.uint8))
+        bits = np.unpackbits(masks.hide(term, ASKED).view(np.uint8))
         assert abs(bits.sum() - len(bits) / 2.0) < 5.0 * np.sqrt(len(bits) / 4.0)
-    other_request, other_run = masks.hide(zeros, "1" * 32), agreed("b")[1].hide(zeros, TICKET)
+    other_request, other_run = masks.hide(zeros, b"another"), agreed("b")[1].hide(zeros, ASKED)
     for other in (other_request, other_run):
-        assert not np.any(other == masks.hide(zeros, TICKET))
+        assert not np.any(other == masks.hide(zeros, ASKED))
 
 
 def test_a_key_that_leads_to_a_known_secret_is_refused():
@@ -272,22 +273,121 @@ def test_what_a_dishonest_server_tries_is_refused(secure, caplog):
     server, site = Server(world), world.site("ada")
     fresh, stranger = "2" * 32, public_key("5" * 64)
     assert server.answered(site, ticket=fresh)["kind"] == "round"
-    assert server.answered(site, ticket=fresh)["reason"] == "FORMAT"  # twice the same masks: their difference is bare
-    assert server.answered(world.site("ada"), ticket=fresh)["reason"] == "FORMAT"  # nor after a restart
+    assert server.answered(site, ticket=fresh)["reason"] == "TICKET"  # twice the same masks: their difference is bare
+    assert server.answered(world.site("ada"), ticket=fresh)["reason"] == "TICKET"  # nor after a restart,
+    shutil.rmtree(world.folder / "ada" / "runs")
+    assert server.answered(world.site("ada"), ticket=fresh)["reason"] == "TICKET"  # nor when the run is forgotten
     assert server.answered(site, ticket="x")["reason"] == "FORMAT"
     assert server.answered(site, ticket=None)["reason"] == "SINGLE"
-    mine = server.request.header["charter"]["mask_keys"][0]
-    for charter in (
-        server.charter(p1=stranger),  # the server sits between two sites
-        server.charter(p1=stranger, p2=public_key("6" * 64)),
-        server.charter(p0=stranger),
-        server.charter(p1=mine),
-        server.charter(p1=""),
+    mine, theirs = server.request.header["charter"]["mask_keys"][:2]
+    twin = f"{int(theirs, 16) | 0x80:064x}"  # the last byte's first bit, which X25519 does not look at
+    for number, charter in enumerate(
+        (
+            server.charter(p1=stranger),  # the server sits between two sites
+            server.charter(p1=stranger, p2=public_key("6" * 64)),
+            server.charter(p0=stranger),
+            server.charter(p1=mine),
+            server.charter(p1=theirs, p2=theirs),
+            server.charter(p1=theirs, p2=twin),  # the masks of the two would cancel
+            server.charter(p1=""),
+        )
     ):
-        assert server.answered(site, ticket="3" * 32, charter=charter)["reason"] == "PARTNERS"
+        run = f"{number:016x}"  # in its own it would be another charter than before
+        assert server.answered(world.site("ada"), run=run, ticket="3" * 32, charter=charter)["reason"] == "PARTNERS"
+        assert server.answered(world.site("ada"), ticket="3" * 32, charter=charter)["reason"] == "CHARTER"
     assert fingerprint(stranger) in caplog.text
     short = {**server.charter(), "mask_keys": server.charter()["mask_keys"][:2]}
-    assert server.answered(site, ticket="4" * 32, charter=short)["reason"] == "FORMAT"
+    assert server.answered(site, run="f" * 16, ticket="4" * 32, charter=short)["reason"] == "FORMAT"
+
+
+def test_a_sum_with_one_site_less_is_refused_in_the_run(secure):
+    """Its difference from the sum over all is that site's term."""
+    world = secure()
+    world.data["dan"] = {"y": np.array([0.3, -0.2, 1.1])}
+    folder = world.folder / "dan"
+    folder.mkdir()
+    (folder / "policy.toml").write_text(STRICT)
+    network = world.network()
+    world.fit(network, num_clients=4, secure_sums=True)
+    request = next(each for each in map(unpack, network.sent) if each.header["kind"] == "round")
+    charter = dict(request.header["charter"])
+    fewer = {
+        name: values[:3] if isinstance(values, list) and len(values) == 4 else values
+        for name, values in charter.items()
+    }
+    header = {**request.header, "charter": fewer, "ticket": "7" * 32}
+    answer = unpack(world.site("ada").answer(pack(header, request.body)))
+    assert answer.header["reason"] == "CHARTER"
+
+
+def test_names_that_were_not_there_at_first_are_no_partners(secure):
+    """Two sites of the server's own beside one would leave that one's term."""
+    world = secure()
+    server = Server(world)
+    names = [*server.charter()["names"][:1], "x", "y"]
+    invented = {**server.charter(p1=public_key("5" * 64), p2=public_key("6" * 64)), "names": names}
+    answer = server.answered(world.site("ada"), run="a" * 16, ticket="5" * 32, charter=invented)
+    assert answer["reason"] == "PARTNERS"
+    assert set(answer["found"]) == {"x", "y"}
+
+
+def words_of(site, request, ticket, **arrays):
+    """A site's hidden term for a request with other arrays, and whether it is open."""
+    body = encode({**arrays_of(request.body), **arrays})
+    answer = unpack(site.answer(pack({**request.header, "ticket": ticket}, body)))
+    assert answer.header["kind"] == "round", answer.header
+    return arrays_of(answer.body)["masked"], answer.header["told"]["open"]
+
+
+def test_masks_of_sites_that_were_asked_different_things_do_not_cancel(secure):
+    """With the others asked where they have nothing to add the sum would be one site's term."""
+    world = secure(Laplace())
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    asked = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][:3]
+    same = [words_of(world.site(name), each, "8" * 32) for name, each in zip(world.data, asked, strict=True)]
+    assert cancelled(reduce(plus, [words for words, _ in same]), 3)
+    elsewhere = {
+        name: np.full_like(array, 0.1) for name, array in arrays_of(asked[0].body).items() if name == "shared/0"
+    }
+    first = words_of(world.site("ada"), asked[0], "9" * 32)
+    others = [
+        words_of(world.site(name), each, "9" * 32, **elsewhere)
+        for name, each in zip(("bo", "cy"), asked[1:], strict=True)
+    ]
+    assert not cancelled(reduce(plus, [words for words, _ in (first, *others)]), 3)
+    nowhere = {name: np.full_like(array, np.nan) for name, array in elsewhere.items()}
+    first = words_of(world.site("ada"), asked[0], "a" * 32)
+    others = [
+        words_of(world.site(name), each, "a" * 32, **nowhere)
+        for name, each in zip(("bo", "cy"), asked[1:], strict=True)
+    ]
+    assert [is_open for _, is_open in (first, *others)] == [False, True, True]
+    assert not cancelled(reduce(plus, [words for words, _ in (first, *others)]), 3)
+
+
+def test_where_a_site_has_nothing_to_add_there_is_no_sum(secure, caplog):
+    """The others' masks stay on, honest server or not: the sum would be one over fewer sites."""
+    world = secure(Laplace())
+    world.data["cy"] = {"y": np.full(9, 1e8)}  # a log-density of -1e17, which is no number of the sum
+    with pytest.raises(FederatedError, match=r"'ada': 'another site had nothing to add.*'cy': 'message not finite"):
+        world.fit(world.network(), secure_sums=True)
+    assert "give the model's arguments units in which its globals are near 1" in caplog.text
+    assert "The sites ['cy'] have nothing to add to the sum" in caplog.text
+
+
+def test_what_is_not_finite_hides_what_is_beside_it():
+    """Of a sum that is minus infinity, as one site says so, the integers still hold the others' sum."""
+    values = np.full(2000, -np.inf)
+    hidden = [unknown(to_integers(values), values, 3) for _ in range(2)]
+    total = reduce(plus, [*hidden, to_integers(np.full(2000, 5.0))])
+    assert np.all(np.isneginf(to_numbers(total)))
+    assert cancelled(total, 3)
+    bare = total.copy()
+    bare[:, 1] -= np.uint64(2 << 56)  # without the counts of the two
+    assert np.min(np.abs(to_numbers(bare) - 5.0)) > 1.0
+    spread = np.quantile(to_numbers(bare), [0.1, 0.9])
+    assert spread[0] < -largest(3) / 10 < largest(3) / 10 < spread[1]
 
 
 def test_partners_are_those_that_the_owner_has_written_down(secure):
@@ -299,7 +399,7 @@ def test_partners_are_those_that_the_owner_has_written_down(secure):
     def with_partners(**partners):
         lines = [f'{name} = "{key}"' for name, key in partners.items()]
         policy.write_text("\n".join([STRICT, "[sums.partners]", *lines]))
-        return server.answered(world.site("ada"), ticket=f"{len(lines)}{partners['bo'][-1].encode().hex():0>31}")
+        return server.answered(world.site("ada"), ticket=secrets.token_hex(16))
 
     assert with_partners(bo=keys["bo"], cy=keys["cy"])["kind"] == "round"
     assert with_partners(bo=keys["bo"])["reason"] == "PARTNERS"
@@ -308,7 +408,7 @@ def test_partners_are_those_that_the_owner_has_written_down(secure):
 
 def test_a_site_may_want_more_sites_in_a_sum(secure):
     world = secure(policy=f"{STRICT}[sums]\nfewest = 4\n")
-    with pytest.raises(FederatedError, match=r"Site 'ada' lets only terms of secure sums leave, over at least as many"):
+    with pytest.raises(FederatedError, match=r"Site 'ada' wants more sites in a secure sum than this one has.* 4 .* 3"):
         world.fit(world.network(), secure_sums=True)
 
 
@@ -321,18 +421,8 @@ def test_keys_are_known_again_and_private(secure):
         assert (folder / name).stat().st_mode & 0o777 == 0o600
     world.fit(world.network(), secure_sums=True)  # another run, the same keys
     (world.folder / "bo" / "mask-key").unlink()
-    with pytest.raises(FederatedError, match=r"Site 'ada' was given other keys for a secure sum"):
+    with pytest.raises(FederatedError, match=r"Site 'ada' was given keys.* does not know the keys of \['bo'\]"):
         world.fit(world.network(), secure_sums=True)
-
-
-def test_a_number_that_does_not_fit_counts_for_nothing(secure, caplog):
-    world = secure()
-    world.data["cy"] = {"y": np.full(9, 1e8)}  # a log-density of -1e17
-    with pytest.warns(NotConvergedWarning):
-        fit = world.fit(world.network(), secure_sums=True, num_rounds=2)
-    assert fit.rounds["code"].sel(client="cy").values.ravel()[0] == ResultCode.NOT_FINITE
-    assert np.isfinite(np.asarray(fit.theta)).all()
-    assert "give the model's arguments units in which its globals are near 1" in caplog.text
 
 
 def test_a_key_that_is_no_key_never_joins(secure):
@@ -345,6 +435,7 @@ def test_a_key_that_is_no_key_never_joins(secure):
 def test_keys_are_asked_for_in_the_order_of_the_run():
     """Planted: two sites that disagree on who adds and who subtracts."""
     terms = [to_integers(np.ones(4))] * 3
-    hidden = [masks.hide(term, TICKET) for masks, term in zip(agreed()[:3], terms, strict=True)]
+    hidden = [masks.hide(term, ASKED) for masks, term in zip(agreed()[:3], terms, strict=True)]
     assert not np.any(to_numbers(reduce(plus, hidden)) == 3.0)  # the fourth site's masks are missing
-    assert jax.tree.leaves(agreed()[0].added) == []
+    mine, yours = agreed()[0].hide(terms[0], ASKED), agreed()[1].hide(terms[1], ASKED)
+    assert not np.any(to_numbers(plus(mine, yours)) == 2.0)

@@ -1,0 +1,72 @@
+"""With whom a site adds up: the sites that its owner has named or, without names, those of its first secure sum."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from fedbayes.network.client.masks import fingerprint, public_key
+from fedbayes.network.client.policy import SumRules
+from fedbayes.network.client.vault import Vault
+from fedbayes.network.messages import Refusal, Refused
+
+log = logging.getLogger(__name__)
+
+
+def own_key(vault: Vault) -> str:
+    """A site's public key for secure sums, made when it is first asked for; empty without ``cryptography``."""
+    return public_key(vault.mask_key())
+
+
+def known_partners(vault: Vault, rules: SumRules) -> Mapping[str, str]:
+    """Fingerprints of the other sites' keys, by name: the owner's, or those that the site has seen first."""
+    return vault.known_keys() if rules.partners is None else rules.partners
+
+
+def check_partners(vault: Vault, rules: SumRules, names: Sequence[str], place: int, keys: Sequence[str]) -> None:
+    """The sites of a sum have the keys that this one knows, and are as many as its owner wants.
+
+    Parameters
+    ----------
+    vault, rules
+        Of this site.
+    names, place
+        All sites of the sum, and which of them this one is.
+    keys
+        Their public keys.
+
+    Raises
+    ------
+    Refused
+        Too few, or strangers.
+    """
+    fewest = rules.least
+    if len(keys) < fewest:
+        log.error("The sum is over %d sites; this site's policy wants at least %d.", len(keys), fewest)
+        raise Refused(Refusal.FEWEST, {"fewest": fewest, "sites": len(keys)})
+    try:
+        found = {name: fingerprint(key) for name, key in zip(names, keys, strict=True)}
+    except ValueError:
+        log.error("The server names a key that is none: %s.", dict(zip(names, keys, strict=True)))
+        raise Refused(Refusal.PARTNERS) from None
+    mine, known = found.pop(names[place]), known_partners(vault, rules)
+    if mine != fingerprint(own_key(vault)) or len({mine, *found.values()}) < len(keys):
+        log.error("The server gives this site another key than its own, %s, or one key to two sites.", mine)
+        raise Refused(Refusal.PARTNERS, {names[place]: 1})
+    first = rules.partners is None and not known
+    strange = {} if first else {name: key for name, key in found.items() if known.get(name) != key}
+    if strange:
+        log.error(_NOT_KNOWN, strange, dict(known))
+        raise Refused(Refusal.PARTNERS, dict.fromkeys(strange, 1))
+    if first:
+        log.warning(_FIRST_SEEN, found)
+        vault.keep_keys(found)
+
+
+_NOT_KNOWN = (
+    "The server names sites with the keys %s, and this site knows %s. Ask their owners for the fingerprints that "
+    "`fedbayes keys` shows them. If these are right, write them under [sums.partners] of the policy, or have them "
+    "known by `fedbayes keys --trust NAME=FINGERPRINT`."
+)
+_FIRST_SEEN = (
+    "This is the site's first secure sum. From now on it adds up with these sites alone: %s. Their keys came through "
+    "the server. Compare them with what `fedbayes keys` shows there, and write them into the policy, [sums.partners]."
+)
