@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ from fedbayes.runtime.compiling import num_bytes
 log = logging.getLogger(__name__)
 
 _IN_VAIN = (Refusal.SINGLE, Refusal.FEWEST, Refusal.PARTNERS, Refusal.TICKET, Refusal.CHARTER)
+_MOST_IDLE = 20  # rounds in a row without a sum: a search that is damped needs a few
 _MOST_DAMAGED = 3  # times that a site's answer may be useless to a sum that needs it
 # ``tell(place, made)``: a client's last message, header and arrays; ``made``: it makes the draws itself
 Tell = Callable[[int, bool], tuple[Mapping[str, Any], Mapping[str, Any]]]
@@ -90,7 +91,7 @@ class Remote(Executor):
         secure_sums: bool = True,
     ) -> None:
         self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
-        self._secure_sums = secure_sums
+        self._secure_sums, self._rounds_idle = secure_sums, 0
         self.run_name = secrets.token_hex(8)
         self._order = self._saved = self._phase = 0
         self._first: Shared = ()
@@ -182,8 +183,9 @@ class Remote(Executor):
         answers = self._terms(order, templates) if hidden else self._answers(order, templates)
         if order.phase is not None:
             self._heard_of({place for place in active if not isinstance(answers[place], ResultCode)})
-        if hidden and not any(isinstance(answer, ResultCode) for answer in answers.values()):
-            return self._added(order, answers, templates[active[0]])
+        terms = {place: answer for place, answer in answers.items() if isinstance(answer, secure.Term)}
+        if hidden and len(terms) == len(active):
+            return self._added(order, terms, templates[active[0]])
         return self._collected(order, active, answers)
 
     def _added(self, order: Round, answers: Mapping[int, secure.Term], template: Reply) -> Heard:
@@ -195,12 +197,22 @@ class Remote(Executor):
         terms = [answers[place] for place in places]
         idle = [term for term in terms if term.is_open]
         if idle:
-            names = [self._problem.names[place] for place in places if answers[place].is_open]
-            log.warning("The sites %s have nothing to add to the sum, so there is none in this round.", names)
+            self._tell_idle(place for place in places if answers[place].is_open)
+        self._rounds_idle = self._rounds_idle + 1 if idle else 0
         unused = np.full_like(terms[0].code, int(ResultCode.NOT_SUMMED))
         codes: Any = np.stack([unused if idle and not term.is_open else term.code for term in terms])
         heard.add(places, Reply(total=secure.total(idle or terms, template), code=codes))
         return heard.finish()._replace(bytes_up=num_bytes(terms[0][:2]))
+
+    def _tell_idle(self, places: Iterable[int]) -> None:
+        """Say why there is no sum; end a fit that has had none for many rounds."""
+        names = [self._problem.names[place] for place in places]
+        log.warning("The sites %s have nothing to add to the sum, so there is none in this round.", names)
+        if self._rounds_idle >= _MOST_IDLE:
+            raise FederatedError(
+                f"There was no secure sum for {self._rounds_idle} rounds, as the sites {names} have nothing to add; "
+                "their own logs say why. A secure sum needs all sites: set them right, or begin a new run without them."
+            )
 
     def _collected(self, order: Round, active: list[int], answers: Mapping[int, Any]) -> Heard:
         """What each has answered by itself; nothing of those who have not."""

@@ -439,3 +439,21 @@ def test_keys_are_asked_for_in_the_order_of_the_run():
     assert not np.any(to_numbers(reduce(plus, hidden)) == 3.0)  # the fourth site's masks are missing
     mine, yours = agreed()[0].hide(terms[0], ASKED), agreed()[1].hide(terms[1], ASKED)
     assert not np.any(to_numbers(plus(mine, yours)) == 2.0)
+
+
+def test_a_site_that_never_has_anything_to_add_ends_the_fit_by_name(secure, monkeypatch):
+    monkeypatch.setattr("fedbayes.network.client.secure._holds_nothing", lambda reply, numbers: True)
+    monkeypatch.setattr("fedbayes.network.server.remote._MOST_IDLE", 2)
+    with pytest.raises(FederatedError, match=r"no secure sum for 2 rounds, as the sites \['ada', 'bo', 'cy'\] have"):
+        secure().fit(secure_sums=True)
+
+
+def test_an_end_without_a_site_is_a_fit_without_its_check(secure, caplog):
+    """Two of three have answered after the rounds, and their masks stay on."""
+    world = secure()
+    network = world.network(
+        disturb=lambda count, sender, answer: [] if b'"after"' in answer and sender == 3 else answer
+    )
+    fit = world.fit(network, secure_sums=True, correct=True)
+    assert "The posterior is not checked" in caplog.text
+    assert np.isfinite(np.asarray(fit.theta)).all()
