@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.contract.algorithm import Key, Reply, Shared, Teams
+from fedbayes.contract.algorithm import Key, Reply, Shared
 from fedbayes.errors import UNREADABLE, FederatedError, ResultCode, are_codes
 from fedbayes.network.charter import Seat, written_roster
 from fedbayes.network.draws import by_recipe
@@ -20,9 +20,10 @@ from fedbayes.network.replies import plausible
 from fedbayes.network.server import secure
 from fedbayes.network.server.described import elsewhere
 from fedbayes.network.server.register import Register
+from fedbayes.network.server.replies import nothing, part_of, reply_template
 from fedbayes.network.transport import Failure
 from fedbayes.problem.problem import Problem
-from fedbayes.rounds.exchange import Collected, Heard, Round, told
+from fedbayes.rounds.exchange import Collected, Heard, Round
 from fedbayes.rounds.executors import Executor, summed
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.wire import arrays_of, decode, encode, from_arrays
@@ -112,6 +113,8 @@ class Remote(Executor):
         self._hindrance = secure.hindrance(dict(zip(problem.names, keys, strict=True)))
         if self._secure_sums and self._hindrance:
             log.warning("%s", self._hindrance)
+        elif why := secure.of_method(self._register.study.configured):
+            log.warning("%s Each site's owner has to let them leave: `single = true` under [sums] of its policy.", why)
         self._secure_sums = self._secure_sums and not self._hindrance
 
     def begin(self, phase: int, shared: Shared, key: Key) -> None:
@@ -177,7 +180,10 @@ class Remote(Executor):
             self._refuse_private(order)
         self._order += 1
         active = order.active.tolist()
-        templates = {place: self._template(order, place) for place in active}
+        templates = {
+            place: reply_template(self._programs, self._problem, order, place, self._phase, self._first)
+            for place in active
+        }
         self._no_sum = self._hindrance or secure.no_sum(order, list(templates.values()))
         hidden = self._secure_sums and not self._no_sum
         answers = self._terms(order, templates) if hidden else self._answers(order, templates)
@@ -186,7 +192,7 @@ class Remote(Executor):
         terms = {place: answer for place, answer in answers.items() if isinstance(answer, secure.Term)}
         if hidden and len(terms) == len(active):
             return self._added(order, terms, templates[active[0]])
-        return self._collected(order, active, answers)
+        return self._collected(order, answers, templates)
 
     def _added(self, order: Round, answers: Mapping[int, secure.Term], template: Reply) -> Heard:
         """The sum of what all sites have hidden; where some have nothing to add, theirs alone.
@@ -214,12 +220,12 @@ class Remote(Executor):
                 "their own logs say why. A secure sum needs all sites: set them right, or begin a new run without them."
             )
 
-    def _collected(self, order: Round, active: list[int], answers: Mapping[int, Any]) -> Heard:
+    def _collected(self, order: Round, answers: Mapping[int, Any], templates: Mapping[int, Reply]) -> Heard:
         """What each has answered by itself; nothing of those who have not."""
         heard = Collected(order, len(self._problem.names))
-        for place in active:
+        for place, template in templates.items():
             reply, places = answers[place], np.asarray([place])
-            alone = self._nothing(order, place, reply) if isinstance(reply, ResultCode) else reply
+            alone = nothing(template, order, reply) if isinstance(reply, ResultCode) else reply
             alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
             heard.add(places, alone._replace(total=summed(alone, np.ones(1, bool), order.shared, places)))
         return heard.finish()
@@ -247,7 +253,7 @@ class Remote(Executor):
         requests = {}
         for place in sorted(places):
             header, arrays = tell(place, place not in self._unlike)
-            told_last = {"phase_key": jax.random.key_data(self._phase_key), "broadcast": _part(self._first, place)}
+            told_last = {"phase_key": jax.random.key_data(self._phase_key), "broadcast": part_of(self._first, place)}
             about = {**self._about(place), "phase": self._phase, "begun": place in self._begun, **header}
             about["records"], told_last["recorded"] = self._draws_for(place)
             requests[place] = pack({"kind": "conclude", **about}, encode({**arrays, **told_last}))
@@ -266,7 +272,7 @@ class Remote(Executor):
     def _request(self, order: Round, place: int, ticket: str | None = None) -> bytes:
         """All that a client needs for a round, also one that has just been started."""
         personal = jax.tree.map(lambda leaf: np.asarray(leaf)[place], order.personal)
-        arrays = {"shared": _part(order.shared, place), "personal": personal, "key": jax.random.key_data(order.key)}
+        arrays = {"shared": part_of(order.shared, place), "personal": personal, "key": jax.random.key_data(order.key)}
         header = {**self._about(place), "update": order.updates[place]}
         if ticket is not None:
             header["ticket"] = ticket
@@ -278,7 +284,7 @@ class Remote(Executor):
             return pack({"kind": "after", **header}, encode(arrays))
         begins = place not in self._begun
         if begins:
-            arrays["first"] = _part(self._first, place)
+            arrays["first"] = part_of(self._first, place)
         oldest = self._saved if self._resumable else self._order - 1
         header |= {"phase": order.phase, "begins": begins, "oldest": oldest}
         header["records"], arrays["recorded"] = self._draws_for(place)
@@ -288,7 +294,7 @@ class Remote(Executor):
     def _draws_for(self, place: int) -> tuple[list[int], list[Shared]]:
         """The draws of which a client has yet to hear: their numbers, and the broadcasts there."""
         numbers = self._unrecorded.get(place, [])
-        return numbers, [_part(self._broadcasts[number], place) for number in numbers]
+        return numbers, [part_of(self._broadcasts[number], place) for number in numbers]
 
     def _terms(self, order: Round, templates: Mapping[int, Reply]) -> dict[int, secure.Term | ResultCode]:
         """Each site's hidden term. Where one is missing all are asked again, since it would leave the others' masks.
@@ -452,49 +458,3 @@ class Remote(Executor):
         except ValueError as error:
             log.warning("The answer of site %s is not what was asked for: %s", self._problem.names[place], error)
             return ResultCode.REFUSED
-
-    def _template(self, order: Round, place: int) -> Reply:
-        """Names, shapes and dtypes of a reply."""
-        client = self._problem.client(self._problem.names[place])
-        asked = (
-            jax.tree.structure((order.shared, order.personal)),
-            str(jax.tree.map(np.shape, (order.shared, order.personal))),
-        )
-        key = ("reply", order.phase, order.updates[place], client.program, *asked)
-        return self._programs.kept(key, lambda: self._made_template(order, place))
-
-    def _made_template(self, order: Round, place: int) -> Reply:
-        client = self._problem.client(self._problem.names[place])
-        shared = _part(order.shared, place)
-        personal = jax.tree.map(lambda leaf: np.asarray(leaf)[place], order.personal)
-        update = self._programs.update(order.phase, order.updates[place])
-        private: Any = ()
-        if order.phase is not None or update.private:
-            told_first = shared if order.phase is not None else _part(self._first, place)
-            begin = self._programs.phases[self._phase].algorithm.init_client
-            private = jax.eval_shape(begin, client, told_first, order.key)
-        inputs = jax.eval_shape(lambda key, shared: update.inputs(key, shared, client.num_locals), order.key, shared)
-        reply, _ = jax.eval_shape(update.run, shared, personal, private, client, inputs)
-        found: Reply = reply if order.phase is None else reply._replace(info={})
-        return found
-
-    def _nothing(self, order: Round, place: int, code: ResultCode) -> Reply:
-        """The reply of a client that has not answered: zeros, and the reason."""
-        template = self._template(order, place)
-        zero = 0.0 if order.phase is not None else np.nan  # of which no result may be made unnoticed
-        nothing = jax.tree.map(
-            lambda leaf: np.full(leaf.shape, zero if leaf.dtype.kind == "f" else 0, leaf.dtype), template
-        )
-        info = {
-            name: np.full_like(value, np.nan) if value.dtype.kind == "f" else value
-            for name, value in nothing.info.items()
-        }
-        codes: Any = np.full_like(nothing.code, int(code))
-        return Reply(nothing.total, nothing.each, codes, info)
-
-
-def _part(shared: Shared, place: int) -> Shared:
-    """What one client is told of a broadcast."""
-    if isinstance(shared, Teams):
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[0], told(shared, np.asarray([place])))
-    return shared

@@ -11,38 +11,58 @@ pytest.importorskip("flwr")
 from echoes import assert_one_worker_answers_each_site
 from fits import EP, LONG, app_with, assert_same_file, draws, draws_in, here, nodes, settings
 
+from fedbayes.network.client.journal import Journal
+
 pytestmark = [
     pytest.mark.timeout(2400),
     pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning"),
 ]
-TWO = 2  # sites
+_NUMBERS = ("round", "after")  # requests whose answers hold numbers
+THREE = 3  # sites, whose terms are hidden where sums are enough
 
 
 @pytest.fixture
 def secure(shared, tmp_path_factory):
-    return shared(lambda: {"sites": nodes(tmp_path_factory.mktemp("secure") / "data", TWO), "tls": True, "keys": True})
+    return shared(
+        lambda: {"sites": nodes(tmp_path_factory.mktemp("secure") / "data", THREE), "tls": True, "keys": True}
+    )
 
 
 def test_real_processes_give_the_answer_of_one_process(secure, tmp_path):
     """The one test over real processes that is not slow. Two rounds tell as much as all: the tests below make them."""
     short = {"num-rounds": 2, "correct": False}
-    run = secure.run(app_with(EP, tmp_path / "app"), settings(TWO, tmp_path / "fit", **short))
+    run = secure.run(app_with(EP, tmp_path / "app"), settings(THREE, tmp_path / "fit", **short))
     assert run.wait(LONG) == "finished:completed", run.log()
-    assert_same_file(tmp_path / "fit", here(EP, TWO, num_rounds=2, correct=False), rtol=1e-10, atol=1e-10)
-    assert "round 1: 2 of 2 clients" in run.log()
+    assert_same_file(tmp_path / "fit", here(EP, THREE, num_rounds=2, correct=False), rtol=1e-10, atol=1e-10)
+    assert "round 1: 3 of 3 clients" in run.log()
+    assert forms(secure) == {"hidden"}
+
+
+def forms(secure) -> set[str]:
+    """How the sites have answered the rounds of the last run, by their own logs."""
+    found = set()
+    for name in secure.names:
+        entries = list(Journal(secure.folder / "state" / name).entries())
+        found |= {entry.result for entry in entries if entry.kind in _NUMBERS and entry.run == entries[-1].run}
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method",
-    ['fb.OneShot(combine="laplace", num_replicates=1)', "fb.FedAvg(max_rounds=4)"],
-    ids=["a merge", "FedAvg"],
+    ("method", "expected"),
+    [
+        ("'laplace'", {"hidden"}),
+        ('fb.OneShot(combine="laplace", num_replicates=1)', {"answered", "hidden"}),
+        ("fb.FedAvg(max_rounds=4)", {"answered", "hidden"}),
+    ],
+    ids=["Laplace", "a merge", "FedAvg"],
 )
-def test_other_methods_give_the_answer_of_one_process(method, secure, tmp_path):
-    run = secure.run(app_with(method, tmp_path / "app"), settings(TWO, tmp_path / "fit"))
+def test_other_methods_give_the_answer_of_one_process(method, expected, secure, tmp_path):
+    run = secure.run(app_with(method, tmp_path / "app"), settings(THREE, tmp_path / "fit"))
     assert run.wait(LONG) == "finished:completed", run.log()
-    assert_same_file(tmp_path / "fit", here(method, TWO), rtol=1e-10, atol=1e-10)
-    assert "round 1: 2 of 2 clients" in run.log()
+    assert_same_file(tmp_path / "fit", here(method, THREE), rtol=1e-10, atol=1e-10)
+    assert "round 1: 3 of 3 clients" in run.log()
+    assert forms(secure) == expected  # the check after a merge, and the rounds of FedAvg, are sums
 
 
 @pytest.mark.slow
@@ -51,9 +71,10 @@ def test_chains_run_over_real_processes(secure, tmp_path):
     """FA-LD: clients' noise is their own, so that the chains are other ones, about the same mode."""
     method = "fb.FALD(num_chains=2, local_steps=5, num_warmup=0, thinning=1)"
     few = {"num-rounds": 4, "num-draws": 4}
-    run = secure.run(app_with(method, tmp_path / "app"), settings(TWO, tmp_path / "fit", **few))
+    run = secure.run(app_with(method, tmp_path / "app"), settings(THREE, tmp_path / "fit", **few))
     assert run.wait(LONG) == "finished:completed", run.log()
-    mode = draws(here("'laplace'", TWO).idata)
+    assert forms(secure) == {"answered", "hidden"}  # the search for the mode, and the chains
+    mode = draws(here("'laplace'", THREE).idata)
     for name, values in draws_in(tmp_path / "fit").items():
         assert values.shape[:2] == (2, 4)
         centre, sd = mode[name].mean((0, 1)), mode[name].std((0, 1))
@@ -65,13 +86,13 @@ def test_chains_run_over_real_processes(secure, tmp_path):
 def test_every_site_answers_every_round_by_one_worker(secure, echo, rounds, output):
     assert_one_worker_answers_each_site(secure, echo, rounds, output | {"node-keys": "named"})
     for answers in rounds():
-        assert len({answer["key"] for answer in answers} - {None}) == TWO
+        assert len({answer["key"] for answer in answers} - {None}) == THREE
 
 
 @pytest.mark.slow
 def test_a_node_killed_in_mid_run_and_restarted(secure, tmp_path):
     """With its key it comes back under the same address. See the faults for one without."""
-    run = secure.run(app_with(EP, tmp_path / "app"), settings(TWO, tmp_path / "fit", **{"round-timeout": 40.0}))
+    run = secure.run(app_with(EP, tmp_path / "app"), settings(THREE, tmp_path / "fit", **{"round-timeout": 40.0}))
     run.wait_for("Phase EP, round 1", LONG)
     worker = secure.workers()["site-1"]
     secure.kill(1)
@@ -79,13 +100,13 @@ def test_a_node_killed_in_mid_run_and_restarted(secure, tmp_path):
     assert run.wait(LONG) == "finished:completed", run.log()
     assert "is back as another node" not in run.log()
     assert secure.workers()["site-1"] == worker  # it has outlived the node
-    assert_same_file(tmp_path / "fit", here(EP, TWO), rtol=1e-10, atol=1e-10)
+    assert_same_file(tmp_path / "fit", here(EP, THREE), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.slow
 def test_a_server_killed_in_mid_run_and_started_again(secure, tmp_path):
     """The run goes on from its checkpoint."""
-    folder, told = app_with(EP, tmp_path / "app"), settings(TWO, tmp_path / "fit")
+    folder, told = app_with(EP, tmp_path / "app"), settings(THREE, tmp_path / "fit")
     run = secure.run(folder, told)
     run.wait_for("Phase EP, round 2", LONG)
     secure.kill_server()
@@ -94,4 +115,4 @@ def test_a_server_killed_in_mid_run_and_started_again(secure, tmp_path):
     again = secure.run(folder, told)
     assert again.wait(LONG) == "finished:completed", again.log()
     assert "Phase EP, round 1:" not in again.log()
-    assert_same_file(tmp_path / "fit", here(EP, TWO), rtol=1e-10, atol=1e-10)
+    assert_same_file(tmp_path / "fit", here(EP, THREE), rtol=1e-10, atol=1e-10)

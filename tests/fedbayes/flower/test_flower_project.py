@@ -309,10 +309,17 @@ def test_a_site_shows_its_key_for_secure_sums(project):
     code, text = told[0]
     assert code == 0
     assert re.fullmatch(r"site key for secure sums cleveland (SHA256:\S{43}) this site", text)
-    (project / "sites" / "cleveland" / "known-keys.json").write_text('{"zurich": "SHA256:abc"}')
-    assert "zurich SHA256:abc seen first through the server" in run("keys", "--config", as_text(config))[1]
-    (project / "sites" / "cleveland" / "policy.toml").write_text('[sums.partners]\nzurich = "SHA256:def"\n')
-    assert "zurich SHA256:def written down by the owner" in run("keys", "--config", as_text(config))[1]
+    new, other = f"SHA256:{'a' * 43}", f"SHA256:{'b' * 43}"
+    assert f"zurich {new} seen first" in run("keys", "--trust", f"zurich={new}", "--config", as_text(config))[1]
+    assert f"zurich {new} seen first" in run("keys", "--config", as_text(config))[1]
+    code, text = run("keys", "--trust", "zurich=SHA256:abc", "--config", as_text(config))
+    assert code == 1
+    assert "`--trust` is 'zurich=SHA256:abc'. Write a site's name and the fingerprint" in text
+    (project / "sites" / "cleveland" / "policy.toml").write_text(f'[sums.partners]\nzurich = "{other}"\n')
+    assert f"zurich {other} in the policy" in run("keys", "--config", as_text(config))[1]
+    code, text = run("keys", "--trust", f"zurich={new}", "--config", as_text(config))
+    assert code == 1
+    assert "write the new one there, under [sums.partners]" in text
 
 
 def test_a_site_that_has_kept_nothing(project):
