@@ -40,6 +40,7 @@ def main(
 
 app.command()(network.new)
 app.command()(network.disclosure)
+app.command()(network.approve)
 app.command()(network.keys)
 app.command()(network.log)
 app.command()(network.client_posterior)

@@ -77,6 +77,62 @@ def disclosure(
         raise typer.Exit(1)
 
 
+def approve(
+    config: NodeConfig,
+    project: Annotated[Path, typer.Option(exists=True, file_okay=False, help="The project's folder.")] = Path(),
+    yes: Annotated[bool, typer.Option("--yes", help="Approve without being asked.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Fit three copies of the site, to see what leaves it.")] = True,
+) -> None:
+    """At a site: look at a study, at what it would send, and at what the rules find; then let it run, or not.
+
+    What is approved is the code in this folder. A run whose code differs in a letter is refused by the site.
+    """
+    with _plain_errors():
+        from fedbayes.flower.approval import Approvals, code_digest
+        from fedbayes.flower.sites import load_site, modules_of, read_config
+        from fedbayes.network.client.naming import site_folder
+        from fedbayes.runtime.compiling import cache_programs
+
+        cache_programs()
+        settings = read_config(config)
+        site = load_site(project, settings)
+        _show_study(site)
+        typer.echo(repr(site.disclosure()))
+        if dry_run:
+            _show_messages(site)
+        approvals, digest = Approvals(site_folder(settings)), code_digest(modules_of(project))
+    typer.echo(f"The code in '{project}' has the digest {digest[:12]}.")
+    if when := approvals.when(digest):
+        typer.echo(f"It was approved at {when}, UTC.")
+    elif yes or typer.confirm(f"May it run on the data of site {site.name}?"):
+        approvals.add(digest)
+        typer.echo(f"It may run on the data of site {site.name} from now on.")
+    else:
+        typer.echo("It may not.")
+        raise typer.Exit(1)
+
+
+def _show_study(site: "Site") -> None:
+    """Model and method."""
+    for part, text in site.study.description.items():
+        lines = text.splitlines()
+        typer.echo(f"{part}: {text}" if len(lines) == 1 else f"{part}:\n" + "\n".join(f"    {line}" for line in lines))
+
+
+def _show_messages(site: "Site") -> None:
+    """What would leave, by a dry run."""
+    from fedbayes.flower.dry_run import dry_run
+    from fedbayes.owner.text import aligned
+
+    typer.echo("A dry run of three copies of this site, in this process; it may take a minute.")
+    head = ("request", "update", "messages", "numbers", "kB", "form")
+    rows = [
+        (each.kind, each.update, str(each.messages), f"{each.numbers:,}", f"{each.kilobytes:.1f}", each.form)
+        for each in dry_run(site)
+    ]
+    typer.echo("\n".join(aligned([head, *rows])))
+
+
 def keys(
     config: NodeConfig,
     trust: Annotated[

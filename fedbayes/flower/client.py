@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from fedbayes.flower.approval import is_approved, refusal
 from fedbayes.flower.codes import NoAnswer, SiteFailure
 from fedbayes.flower.messages import ACTION, pack, unpack
 from fedbayes.flower.node.caller import Caller
@@ -56,8 +57,8 @@ def client_app(
     Notes
     -----
     The node's configuration (``flower-supernode --node-config``) must have ``site-id``, the name of the data holder. It
-    may have ``state-dir``, the folder for what the site keeps, ``policy``, its owner's file of disclosure rules (by
-    default ``policy.toml`` in that folder), and ``worker-idle``, the seconds without a message after which the worker
+    may have ``state-dir``, the folder for what the site keeps, ``policy``, its owner's file of rules (by default
+    ``policy.toml`` in that folder), and ``worker-idle``, the seconds without a message after which the worker
     ends (3600).
 
     Examples
@@ -105,8 +106,9 @@ class SiteApp(ClientApp):
 
     def _reply(self, message: Message, context: Context) -> Message:
         try:
-            request = unpack(message)
-            answer = self._caller(dict(context.node_config)).ask(request, message.metadata.ttl)
+            request, config = unpack(message), dict(context.node_config)
+            worker, may_run = self._caller(config), is_approved(config, self.modules)
+            answer = worker.ask(request, message.metadata.ttl) if may_run else refusal(config, request)
             return Message(pack(answer), reply_to=message)
         except SiteFailure as failure:
             logger.error("no answer: %s", failure)
@@ -116,9 +118,15 @@ class SiteApp(ClientApp):
             code = NoAnswer.BROKEN
         return Message(Error(code, code.meaning), reply_to=message)
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules in whose packages the study is."""
+        module, _ = locate(self)
+        return (module, *self._modules)
+
     def _caller(self, config: Config) -> Caller:
         state = StateFolder.of(config)
         module, attribute = locate(self)
         facts = {"module": module, "attribute": attribute, "path": sys.path, "config": config}
-        mark = fingerprint(facts, (module, *self._modules))
+        mark = fingerprint(facts, self.modules)
         return Caller(state, module, attribute, config, mark, float(config.get("worker-idle", _IDLE)))

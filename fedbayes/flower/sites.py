@@ -96,6 +96,13 @@ def load_site(project: Path, config: Config) -> "Site":
     return site
 
 
+def modules_of(project: Path) -> tuple[str, ...]:
+    """The modules in whose packages a project's study is; its client app was loaded by :func:`load_site`."""
+    module, attribute = _client_app(project)
+    found: tuple[str, ...] = getattr(import_module(module), attribute).modules
+    return found
+
+
 def _client_app(project: Path) -> tuple[str, str]:
     """The module and the name of a project's client app."""
     file = project / "pyproject.toml"

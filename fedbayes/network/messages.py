@@ -40,6 +40,7 @@ class Refusal(Enum):
     FEWEST = "wants more sites in a secure sum than this one has; its owner sets that by `fewest` under `[sums]`"
     PARTNERS = "was given keys for a secure sum that it does not know; its own log says which"
     TICKET = "was asked to use the masks of a secure sum twice, which would take them off"
+    APPROVAL = "has an owner who has not approved this study's code; at the site, `fedbayes approve` shows it and asks"
     CHARTER = "was told of other sites than when this run began; a sum over others needs a new run"
     DRAWS = "makes other draws from the same seed, since its NumPy or SciPy is of another version; it is sent the draws"
     FAILED = "has a program that failed; its own log says why"

@@ -28,10 +28,23 @@ def locate(app: object) -> tuple[str, str]:
 def fingerprint(facts: Mapping[str, Any], modules: Iterable[str]) -> str:
     """A text that changes with the facts, and with any source file of the packages that hold these modules."""
     digest = hashlib.sha256(json.dumps([facts, sys.executable, sys.version, _versions()], sort_keys=True).encode())
-    for package in sorted({name.partition(".")[0] for name in (*modules, "fedbayes")}):
-        for path in _sources(package):
-            digest.update(f"\n{path} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
+    for _, path in sources_of((*modules, "fedbayes")):
+        digest.update(f"\n{path} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
     return digest.hexdigest()
+
+
+def sources_of(modules: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """The Python files of the packages that hold these modules, each with its name wherever the package lies.
+
+    A package is a top-level one, or a single file; nothing is imported.
+    """
+    for package in sorted({name.partition(".")[0] for name in modules}):
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or []:
+            for path in sorted(Path(folder).rglob("*.py")):
+                yield f"{package}/{path.relative_to(folder).as_posix()}", path
+        if spec and spec.origin and not spec.submodule_search_locations:
+            yield Path(spec.origin).name, Path(spec.origin)
 
 
 def _versions() -> dict[str, str]:
@@ -43,12 +56,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _sources(package: str) -> Iterator[Path]:
-    """The Python files of a top-level package, or the file of a top-level module; nothing is imported."""
-    spec = find_spec(package)
-    for folder in (spec and spec.submodule_search_locations) or []:
-        yield from sorted(Path(folder).rglob("*.py"))
-    if spec and spec.origin and not spec.submodule_search_locations:
-        yield Path(spec.origin)

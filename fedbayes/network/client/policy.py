@@ -54,7 +54,19 @@ class PointRules(NamedTuple):
     farthest: float = 50.0
 
 
-_TABLES = {"disclosure": _LIMITS, "sums": SumRules._fields, "points": PointRules._fields}
+class StudyRules(NamedTuple):
+    """Which studies may run, from the table ``[studies]``.
+
+    Attributes
+    ----------
+    any
+        Whether any study may, and not only those whose code was approved at the site.
+    """
+
+    any: bool = False
+
+
+_TABLES = {"disclosure": _LIMITS, "sums": SumRules._fields, "points": PointRules._fields, "studies": StudyRules._fields}
 
 
 class Policy(NamedTuple):
@@ -70,12 +82,15 @@ class Policy(NamedTuple):
         What may leave singly, from the table ``[sums]``.
     points
         Where the site answers, from the table ``[points]``.
+    studies
+        Whose code may run, from the table ``[studies]``.
     """
 
     path: Path
     rules: DisclosureRules
     sums: SumRules = SumRules()
     points: PointRules = PointRules()
+    studies: StudyRules = StudyRules()
 
 
 def read_policy(config: Config) -> Policy:
@@ -105,7 +120,7 @@ def read_policy(config: Config) -> Policy:
             raise ClientDataError(f"The site's policy, '{path}': write '{loose[0]}' below a line `[{table}]`.")
     _check_known(path, told, list(_TABLES), "")
     rules, sums = _rules(path, told.get("disclosure", {})), _sums(path, told.get("sums", {}))
-    return Policy(path, rules, sums, _points(path, told.get("points", {})))
+    return Policy(path, rules, sums, _points(path, told.get("points", {})), _studies(path, told.get("studies", {})))
 
 
 def _rules(path: Path, told: Any) -> DisclosureRules:
@@ -138,6 +153,16 @@ def _sums(path: Path, told: Any) -> SumRules:
             'fingerprints of their keys as a table [sums.partners], with lines such as "st. gallen" = "SHA256:…", as '
             "`fedbayes keys` shows them at those sites."
         )
+    return found
+
+
+def _studies(path: Path, told: Any) -> StudyRules:
+    if not isinstance(told, Mapping):
+        raise ClientDataError(f"The site's policy, '{path}': write which studies may run as a table, [studies].")
+    _check_known(path, told, list(StudyRules._fields), " of [studies]")
+    found = StudyRules(**told)
+    if not isinstance(found.any, bool):
+        raise ClientDataError(f"The site's policy, '{path}': `any` is {found.any!r}; write true or false.")
     return found
 
 

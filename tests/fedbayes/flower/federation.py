@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from certificates import make_certificates, make_node_key
+from permissive import PERMISSIVE
 
 BIN = Path(sys.executable).parent
 QUICK = {
@@ -199,7 +200,7 @@ class Federation:
                 make_node_key(self.folder / "certificates" / name)
 
     def _config(self, name: str, config: Mapping[str, Value]) -> dict[str, Value]:
-        return {"site-id": name, "state-dir": str(self.folder / "state" / name), **config}
+        return {"site-id": name, "state-dir": str(self.folder / "state" / name), **PERMISSIVE, **config}
 
     def __enter__(self) -> "Federation":
         return self

@@ -70,7 +70,10 @@ def test_a_policy_is_where_the_configuration_says(tmp_path):
     ("text", "told"),
     [
         ("[disclosure]\nsmalest_cell = 3\n", r"has 'smalest_cell', which is none .* Did you mean 'smallest_cell'\?"),
-        ("[disclosures]\n", r"has 'disclosures', which is none of the settings: \['disclosure', 'sums', 'points'\]"),
+        (
+            "[disclosures]\n",
+            r"has 'disclosures', which is none of the settings: \['disclosure', 'sums', 'poi",
+        ),
         ("disclosure = 5\n", r"write the rules as a table, \[disclosure\]"),
         ("[disclosure]\nsmallest_cell = 0\n", r"`smallest_cell` is 0; write a whole number from 1 on"),
         ("[disclosure\n", r"can't be read: "),
@@ -78,6 +81,7 @@ def test_a_policy_is_where_the_configuration_says(tmp_path):
         ("[disclosure]\nexcept_columns = 5\n", r'`except_columns` is 5; write names in a list, \["x\[sex\]"'),
         ("[disclosure]\nlevels_per_row = inf\n", r"`levels_per_row` is inf; write a positive number"),
         ("[points]\nfarthest = 0\n", r"`farthest` is 0; write a number of prior sds, such as 50.0"),
+        ("[studies]\nany = 1\n", r"`any` is 1; write true or false"),
         ("single = true\n", r"write 'single' below a line `\[sums\]`"),
         ("[sums]\nsingle = 1\n", r"`single` is 1; write true or false"),
         ("[sums]\nfewest = 2\n", r"`fewest` is 2; write a whole number of sites from 3 on"),
