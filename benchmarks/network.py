@@ -31,7 +31,14 @@ HARNESS = HERE.parent / "tests" / "fedbayes" / "flower"
 METHOD = "fb.EP(num_replicates=1)"
 KEY = jax.random.key(0)
 TIMED = 200  # messages that are packed and unpacked
-POLICY = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n[studies]\nany = true\n"  # the patients are public
+# the patients are public
+POLICY = """[disclosure]
+smallest_cell = 1
+globals_per_row = 1e9
+separation = false
+[studies]
+any = true
+"""
 
 
 class Cost(NamedTuple):
