@@ -83,6 +83,7 @@ def local_update(
 ) -> tuple[Reply, Private]:
     """The steps of one round; the reply is the contribution to the server's means."""
     weight, rho, size = weights[client.index], config.noise_correlation, prior.size
+    count = count * weight if config.scheme == "full" else count
     energy = Energy(
         prior, weight, weight, client, shared.coordinates, private.coordinates, config.batch_size, config.clip
     )

@@ -80,7 +80,8 @@ def langevin(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
             round=state.round,
             noise=state.noise,
         )
-        return shared, state.counts
+        # with all clients taking part each knows its own weight, and all are told the same: the replies are secure sums
+        return shared, jnp.ones_like(state.counts) if config.scheme == "full" else state.counts
 
     return Algorithm(
         name="FALD",

@@ -25,7 +25,9 @@ from fedbayes.rounds.wire import arrays_of, encode
 log = logging.getLogger(__name__)
 
 _TICKET = re.compile(r"[0-9a-f]{32}")
-_ALIKE = ("shared", "recipes", "places", "key", "phase_key")  # arrays that all sites of a sum are told
+# what all sites of a sum are told alike: by what is addressed to one alone its term could be changed, and so be seen
+_WORDS = ("kind", "order", "phase", "begins")
+_ARRAYS = ("shared", "recipes", "places", "key", "phase_key", "first", "personal")
 _IDLE = (ResultCode.LOST, ResultCode.NO_CAVITY)  # replies that count and hold nothing of the data
 
 
@@ -142,7 +144,11 @@ class Sums:
         return Sent({"open": is_open}, encode({HIDDEN: term, "code": np.asarray(reply.code)}))
 
     def _fitting(self, reply: Reply) -> Reply:
-        """The reply with a code that says so where not all of it counts: a term is hidden as a whole, or not at all."""
+        """The reply if all of it holds something of the data; else what of it does not, and a code for the rest.
+
+        A term is hidden as a whole, or goes openly as a whole: of one with noughts in some replicates the sum would be
+        one over fewer sites there.
+        """
         limit = largest(len(self._names))
         if not plausible(reply, limit):
             log.warning(
@@ -151,36 +157,43 @@ class Sums:
                 limit,
             )
             return reply._replace(code=jnp.full_like(reply.code, int(ResultCode.NOT_FINITE)))
-        used = usable(reply.code)
-        if np.all(used):
+        used, idle = np.asarray(usable(reply.code)), np.isin(reply.code, _IDLE)
+        if np.all(used) and not np.any(idle):
             return reply
-        worst = jnp.max(jnp.where(used, 0, reply.code))
-        return reply._replace(code=jnp.where(used, worst, reply.code))
+        constant = jax.tree.map(lambda leaf: _kept(idle, leaf), reply.total)
+        if not all(np.all(np.isin(leaf, (0.0, 1.0))) for leaf in jax.tree.leaves(constant)):
+            constant, idle = jax.tree.map(np.zeros_like, constant), np.zeros_like(idle)
+        code = jnp.where(used & ~idle, int(ResultCode.NOT_SUMMED), reply.code)
+        return reply._replace(total=constant, code=code)
 
     def _numbers(self, reply: Reply) -> np.ndarray:
         """All numbers of the total; zeros where the reply does not count."""
         leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(reply.total)]
         numbers = np.concatenate(leaves)
-        if not np.all(usable(reply.code)):
+        if not np.any(usable(reply.code)):
             return np.zeros_like(numbers)
         outside = np.where(numbers < 0.0, -np.inf, np.nan)  # as a density that is zero, or an overflow
         return np.where(fits(numbers, len(self._names)), numbers, outside)
 
 
 def _holds_nothing(reply: Reply, numbers: np.ndarray) -> bool:
-    """Whether a reply is the same whatever the data are: noughts, and ones that count what the code says."""
-    codes = np.asarray(reply.code)
-    if not np.all(usable(codes)):
-        return True
-    return bool(np.all(np.isin(codes, _IDLE)) and np.all(np.isin(numbers, (0.0, 1.0))))
+    """Whether a reply is the same whatever the data are: noughts, and ones that count what the codes say."""
+    is_constant = ~np.asarray(usable(reply.code)) | np.isin(reply.code, _IDLE)
+    return bool(np.all(is_constant) and np.all(np.isin(numbers, (0.0, 1.0))))
+
+
+def _kept(idle: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+    """A leaf's numbers in the replicates that are idle, noughts in the others."""
+    leaf = np.asarray(leaf)
+    return np.where(idle.reshape(idle.shape + (1,) * (leaf.ndim - idle.ndim)), leaf, 0)
 
 
 def _digest(message: Message, ticket: str) -> bytes:
     """What stands for a request: all that the sites of a sum are told alike."""
     header = message.header
-    words = [ticket, *(header.get(name) for name in ("kind", "order", "phase")), header["charter"]]
+    words = [ticket, *(header.get(name) for name in _WORDS), header["charter"]]
     found = hashlib.sha256(json.dumps(words, sort_keys=True).encode())
     for name, array in sorted(arrays_of(message.body).items()):
-        if name.split("/")[0] in _ALIKE:
+        if name.split("/")[0] in _ARRAYS:
             found.update(repr((name, array.shape, array.dtype.str)).encode() + array.tobytes())
     return found.digest()

@@ -41,6 +41,11 @@ def no_sum(order: Round, templates: Sequence[Reply]) -> str:
         )
     if isinstance(order.shared, Teams):
         return "The sites are in teams, of which the server needs the sums by themselves."
+    if any(np.any(leaf != leaf[:1]) for leaf in map(np.asarray, jax.tree.leaves(order.personal))):
+        return (
+            "The sites are told different things in this round, as after one of them has lost what it kept, and single "
+            "terms could be seen by that. Begin a new run."
+        )
     if any(jax.tree.leaves(each.each) or not jax.tree.leaves(each.total) for each in templates):
         return "The server needs the sites' messages by themselves."
     if len({str(jax.tree.map(_kind, each.total)) for each in templates}) > 1:

@@ -6,13 +6,17 @@ import shutil
 from fractions import Fraction
 from functools import reduce
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedbayes as fb
+from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
 from fedbayes.inference.mode import Laplace
 from fedbayes.network.client.masks import Masks, fingerprint, public_key
+from fedbayes.network.client.secure import Hiding, Sums
+from fedbayes.network.client.vault import Vault
 from fedbayes.network.fixed_point import cancelled, fits, largest, negative, plus, to_integers, to_numbers, unknown
 from fedbayes.network.messages import pack, unpack
 from fedbayes.network.server.remote import Patience
@@ -228,9 +232,9 @@ def test_answers_that_can_not_be_used_end_the_fit_by_name(secure):
         world.fit(network, secure_sums=True, patience=Patience(round_timeout=1.0, give_up_after=30.0))
 
 
-def test_a_site_that_loses_its_states_is_counted_anew(secure):
+def test_a_site_that_loses_its_states_ends_the_fit(secure):
+    """It would be told something else than the others, and single terms could be seen by that."""
     world = secure()
-    undisturbed = world.fit(world.network(), secure_sums=True)
     network = world.network()
 
     def lose(count):
@@ -240,10 +244,68 @@ def test_a_site_that_loses_its_states_is_counted_anew(secure):
             network.sites[1] = world.site("ada")
 
     network.before = lose
-    fit = world.fit(network, secure_sums=True)
-    assert ResultCode.LOST in fit.rounds["code"].sel(client="ada")
-    one, two = (each.fitted.answer.posterior for each in (fit, undisturbed))
-    np.testing.assert_allclose(one.precision, two.precision, rtol=1e-5)
+    with pytest.raises(FederatedError, match=r"told different things in this round, as after one.*Begin a new run"):
+        world.fit(network, secure_sums=True)
+    refused = {unpack(each).header.get("reason") for each in network.answered}
+    assert refused == {None, "SINGLE"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"personal/whole": np.array([True]), "shared/recount": np.array([True])},
+        {"personal/counted/step": np.array([0.5])},
+        {"personal/counted/round": np.array([-1.0])},
+    ],
+    ids=["whole sites", "steps", "rounds"],
+)
+def test_a_sum_in_which_one_site_was_told_something_else_does_not_come_out(secure, changed):
+    """Its difference from the honest sum would be about that site alone."""
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    rounds = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"]
+    last = rounds[-3:]
+    honest = [words_of(world.site(name), each, "8" * 32) for name, each in zip(world.data, last, strict=True)]
+    assert cancelled(reduce(plus, [words for words, _ in honest]), 3)
+    recounts = {name: array for name, array in changed.items() if name.startswith("shared")}  # of all sites
+    lied = [
+        words_of(world.site(name), each, "9" * 32, **(changed if name == "ada" else recounts))
+        for name, each in zip(world.data, last, strict=True)
+    ]
+    hidden = [words for words, is_open in lied if not is_open]
+    assert len(hidden) < 3 or not cancelled(reduce(plus, hidden), 3)
+
+
+def replies(codes, lost):
+    """A reply of two replicates."""
+    change = {"site": jnp.array([[1.5], [2.5]]), "lost": jnp.array(lost)}
+    change["site"] = jnp.where(jnp.array(codes)[:, None] == ResultCode.LOST, 0.0, change["site"])
+    return Reply(total=change, code=jnp.array(codes))
+
+
+@pytest.mark.parametrize(
+    ("codes", "lost", "leave", "numbers"),
+    [
+        ([0, 0], [0.0, 0.0], [0, 0], None),
+        ([0, 10], [0.0, 1.0], [12, 10], [0.0, 1.0, 0.0, 0.0]),
+        ([10, 10], [1.0, 1.0], [10, 10], [1.0, 1.0, 0.0, 0.0]),
+        ([0, 2], [0.0, 0.0], [12, 2], [0.0] * 4),
+        ([2, 3], [0.0, 0.0], [2, 3], [0.0] * 4),
+        ([10, 0], [7.0, 0.0], [12, 12], [0.0] * 4),
+    ],
+    ids=["sound", "one lost", "lost", "one not finite", "useless", "no count"],
+)
+def test_a_term_is_hidden_in_all_replicates_or_open_in_all(tmp_path, codes, lost, leave, numbers):
+    """In some of them alone the sum would be one over fewer sites; and what is open holds nothing of the data."""
+    sums = Sums(Vault(tmp_path / "site"), ("ada", "bo", "cy"), 0, {})
+    masks = Masks.agreed(PRIVATE[0], 0, PUBLIC[:3], {})
+    told, body = sums.sent(replies(codes, lost), Hiding(masks, ASKED))
+    arrays = arrays_of(body)
+    np.testing.assert_array_equal(arrays["code"], leave)
+    assert told["open"] == (numbers is not None)
+    if numbers is not None:
+        np.testing.assert_array_equal(to_numbers(arrays["masked"]), numbers)
 
 
 class Server:
