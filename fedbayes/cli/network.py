@@ -138,6 +138,9 @@ def keys(
     trust: Annotated[
         list[str] | None, typer.Option(help="NAME=FINGERPRINT of a site to add up with; may be given several times.")
     ] = None,
+    forget: Annotated[
+        list[str] | None, typer.Option(help="NAME of a site to add up with no more; may be given several times.")
+    ] = None,
 ) -> None:
     """At a site: the fingerprint of its key for secure sums, and of those of the sites that it knows.
 
@@ -157,28 +160,32 @@ def keys(
         vault.claim(name)
         if not (public := own_key(vault)):
             raise ModuleNotFoundError("No module named 'cryptography', which secure sums need")
-        if trust:
-            _trust(vault, trust, policy.sums.partners is not None)
+        if trust or forget:
+            _change_known(vault, trust or [], forget or [], has_partners=policy.sums.partners is not None)
     whence = "seen first through the server, or trusted since" if policy.sums.partners is None else "in the policy"
     known = sorted(known_partners(vault, policy.sums).items())
     rows = [(name, fingerprint(public), "this site"), *((ascii(other)[1:-1], key, whence) for other, key in known)]
     typer.echo("\n".join(aligned([("site", "key for secure sums", ""), *rows])))
 
 
-def _trust(vault: "Vault", told: list[str], has_partners: bool) -> None:
-    """Add up with these sites, too."""
+def _change_known(vault: "Vault", told: list[str], forgotten: list[str], *, has_partners: bool) -> None:
+    """Add up with some sites, too, and with others no more."""
     from fedbayes.errors import ClientDataError
     from fedbayes.network.client.policy import is_key
 
     if has_partners:
-        raise ClientDataError("The policy names this site's partners: write the new one there, under [sums.partners].")
+        raise ClientDataError("The policy names this site's partners: change them there, under [sums.partners].")
     pairs = [each.partition("=") for each in told]
     if wrong := [each for each, (name, _, key) in zip(told, pairs, strict=True) if not name or not is_key(key)]:
         raise ClientDataError(
             f"`--trust` is {wrong[0]!r}. Write a site's name and the fingerprint that `fedbayes keys` shows there, "
             "--trust 'zurich=SHA256:...'."
         )
-    vault.keep_keys({**vault.known_keys(), **{name: key for name, _, key in pairs}})
+    known = vault.known_keys()
+    if missing := [name for name in forgotten if name not in known]:
+        raise ClientDataError(f"`--forget` names {missing[0]!r}, and the site knows {sorted(known)}.")
+    left = {name: key for name, key in known.items() if name not in forgotten}
+    vault.keep_keys({**left, **{name: key for name, _, key in pairs}})
 
 
 def log(

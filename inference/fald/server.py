@@ -91,7 +91,7 @@ def langevin(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
         updates={"langevin": Update(partial(local_update, config, prior, everybody))},
         aggregate=partial(_aggregate, config, everybody),
         participants=lambda state: state.counts > 0,
-        asked_at=lambda shared: shared.coordinates.globals_at(shared.position),
+        asked_at=_asked_at,
     )
 
 
@@ -129,6 +129,11 @@ def _aggregate(
         "slope_position": state.position * everything.slope / (config.temperature or 1.0),
     }
     return new, info
+
+
+def _asked_at(shared: Shared) -> Array:
+    """The position, and the anchor in the origin of the coordinates."""
+    return jnp.stack([shared.coordinates.globals_at(shared.position), shared.coordinates.center])
 
 
 def _counts(config: Options, weights: Array, key: Array) -> Array:

@@ -43,12 +43,17 @@ def check_partners(vault: Vault, rules: SumRules, names: Sequence[str], place: i
         log.error("The sum is over %d sites; this site's policy wants at least %d.", len(keys), fewest)
         raise Refused(Refusal.FEWEST, {"fewest": fewest, "sites": len(keys)})
     try:
-        found = {name: fingerprint(key) for name, key in zip(names, keys, strict=True)}
+        found, own = (
+            {name: fingerprint(key) for name, key in zip(names, keys, strict=True)},
+            fingerprint(own_key(vault)),
+        )
     except ValueError:
-        log.error("The server names a key that is none: %s.", dict(zip(names, keys, strict=True)))
+        log.error(
+            "The server names a key that is none, or this site has none: %s.", dict(zip(names, keys, strict=True))
+        )
         raise Refused(Refusal.PARTNERS) from None
     mine, known = found.pop(names[place]), known_partners(vault, rules)
-    if mine != fingerprint(own_key(vault)) or len({mine, *found.values()}) < len(keys):
+    if mine != own or len({mine, *found.values()}) < len(keys):
         log.error("The server gives this site another key than its own, %s, or one key to two sites.", mine)
         raise Refused(Refusal.PARTNERS, {names[place]: 1})
     first = rules.partners is None and not known
@@ -64,7 +69,7 @@ def check_partners(vault: Vault, rules: SumRules, names: Sequence[str], place: i
 _NOT_KNOWN = (
     "The server names sites with the keys %s, and this site knows %s. Ask their owners for the fingerprints that "
     "`fedbayes keys` shows them. If these are right, write them under [sums.partners] of the policy, or have them "
-    "known by `fedbayes keys --trust NAME=FINGERPRINT`."
+    "known by `fedbayes keys --trust NAME=FINGERPRINT`, and strike by `--forget NAME` whom they do not know."
 )
 _FIRST_SEEN = (
     "This is the site's first secure sum. From now on it adds up with these sites alone: %s. Their keys came through "

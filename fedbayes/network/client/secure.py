@@ -78,8 +78,18 @@ class Sums:
         self._vault, self._names, self._place, self._about = vault, names, place, about
         self._agreed: dict[tuple[str, ...], Masks] = {}
 
-    def hiding(self, message: Message, rules: SumRules) -> Hiding | None:
+    def hiding(self, message: Message, rules: SumRules, history: str) -> Hiding | None:
         """How a request wants its answer hidden, if the owner allows that; looked at before anything is computed.
+
+        Parameters
+        ----------
+        message
+            The request.
+        rules
+            The owner's.
+        history
+            What stands for all that this site's private state comes from. Masks of sites with another past do not
+            cancel either: such a site could be one whose term is known.
 
         Returns
         -------
@@ -105,7 +115,7 @@ class Sums:
         if not self._vault.use_ticket(f"{self._about['run']} {ticket}"):
             log.error("The server asks for masks that it was given before.")
             raise Refused(Refusal.TICKET)
-        return Hiding(masks, _digest(message, str(ticket)))
+        return Hiding(masks, _digest(message, f"{ticket} {history}"))
 
     def _masks(self, keys: tuple[str, ...]) -> Masks:
         if keys not in self._agreed:
@@ -188,12 +198,21 @@ def _kept(idle: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.where(idle.reshape(idle.shape + (1,) * (leaf.ndim - idle.ndim)), leaf, 0)
 
 
-def _digest(message: Message, ticket: str) -> bytes:
+def history_after(message: Message, before: str) -> str:
+    """What stands for all that a private state comes from, once a request was answered.
+
+    Where no masks were asked for, what is addressed to this site alone is left out: it may differ.
+    """
+    arrays = _ARRAYS if "ticket" in message.header else _ARRAYS[:-1]
+    return _digest(message, before, arrays).hex()
+
+
+def _digest(message: Message, about: str, arrays: Sequence[str] = _ARRAYS) -> bytes:
     """What stands for a request: all that the sites of a sum are told alike."""
     header = message.header
-    words = [ticket, *(header.get(name) for name in _WORDS), header["charter"]]
+    words = [about, *(header.get(name) for name in _WORDS), header["charter"]]
     found = hashlib.sha256(json.dumps(words, sort_keys=True).encode())
     for name, array in sorted(arrays_of(message.body).items()):
-        if name.split("/")[0] in _ARRAYS:
+        if name.split("/")[0] in arrays:
             found.update(repr((name, array.shape, array.dtype.str)).encode() + array.tobytes())
     return found.digest()

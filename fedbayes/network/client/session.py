@@ -18,7 +18,7 @@ from fedbayes.network.client.alone import Alone, after_template, told_template
 from fedbayes.network.client.points import Reach, reach_of
 from fedbayes.network.client.policy import Policy
 from fedbayes.network.client.reading import OwnProblem, digest_of
-from fedbayes.network.client.secure import Sent, Sums
+from fedbayes.network.client.secure import Sent, Sums, history_after
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.draws import with_draws
 from fedbayes.network.messages import Message, Refusal, Refused
@@ -73,15 +73,17 @@ class Session:
     def round(self, message: Message, policy: Policy) -> Sent:
         """One round: the private state before it, the reply, the state after it."""
         header = message.header
-        hiding = self.sums.hiding(message, policy.sums)
         phase, order = int(header["phase"]), int(header["order"])
+        history = self.vault.history_before(phase, order)
+        hiding = self.sums.hiding(message, policy.sums, history)
         template = self._template(phase, begins=bool(header["begins"]))
         told = message.read({**template, "recorded": self._recorded(header)})
         self._go_to(phase, order, told)
         self._record(header, told["recorded"])
         reply = self.executor.reply(self._round(phase, told, str(header["update"])))
-        if self._is_far(phase, told["shared"], policy):
+        if self._is_far(phase, told, policy):
             reply = _nothing(reply)
+        self.vault.keep_history(phase, order, history_after(message, history))
         self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
         self.at = (phase, order)
         return self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
@@ -124,10 +126,12 @@ class Session:
 
     def after(self, message: Message, policy: Policy) -> Sent:
         """What is asked once the rounds are over."""
-        name, hiding = str(message.header["update"]), self.sums.hiding(message, policy.sums)
+        name = str(message.header["update"])
         update = self.programs.after.get(name)
         if update is None or update.stays:
             raise Refused(Refusal.PRIVATE)
+        last = (len(self.programs.phases) - 1, int(message.header["order"]))
+        hiding = self.sums.hiding(message, policy.sums, self.vault.history_before(*last) if update.private else "")
         order, reach = self._after(message, name), self._reach(policy)
         if not name.startswith("log_likelihood") or reach is None or order.shared.shape[-1] != len(reach.centre):
             return self.sums.sent(self.executor.reply(order), hiding, finite=False)
@@ -140,11 +144,14 @@ class Session:
     def _reach(self, policy: Policy) -> Reach | None:
         return reach_of(self.problem.prior, policy.points.farthest)
 
-    def _is_far(self, phase: int, shared: Any, policy: Policy) -> bool:
+    def _is_far(self, phase: int, told: Mapping[str, Any], policy: Policy) -> bool:
         """Whether an order asks about values of the globals at which this site does not answer."""
         asked_at = self.programs.phases[phase].algorithm.asked_at
         reach = None if asked_at is None else self._reach(policy)
-        if asked_at is None or reach is None or not np.any(reach.beyond(np.asarray(asked_at(shared)))):
+        if asked_at is None or reach is None:
+            return False
+        broadcasts = [told[name] for name in ("shared", "first") if name in told]
+        if not any(np.any(reach.beyond(np.asarray(asked_at(each)))) for each in broadcasts):
             return False
         log.warning(_FAR, reach.farthest)
         return True

@@ -83,7 +83,7 @@ class Vault:
                 self._tickets.update(line.strip() for line in used)
                 fresh = ticket not in self._tickets
                 if fresh:
-                    used.write(f"{ticket}\n")
+                    used.write(f"\n{ticket}\n")  # a line that a crash has cut short stays by itself
                     used.flush()
                     os.fsync(used.fileno())
                     self._tickets.add(ticket)
@@ -139,6 +139,24 @@ class RunVault:
         for at, seq, file in self._states():
             if seq > order or (at, seq) < before:
                 file.unlink(missing_ok=True)
+
+    def history_before(self, phase: int, order: int) -> str:
+        """What stands for all that the state before an order comes from; empty where there is no state."""
+        last = self.last_order(phase, order)
+        if last is None:
+            return self.history_before(phase - 1, order) if phase > 0 else ""
+        return str(self._histories().get(f"{phase}-{last}", ""))
+
+    def keep_history(self, phase: int, order: int, digest: str) -> None:
+        """The same for the state after an order; written before that is."""
+        kept = {f"{at}-{seq}" for at, seq, _ in self._states()}
+        found = {name: each for name, each in self._histories().items() if name in kept}
+        content = json.dumps({**found, f"{phase}-{order}": digest})
+        replace_private_file(self.folder / "history", content.encode())
+
+    def _histories(self) -> dict[str, str]:
+        file = self.folder / "history"
+        return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def keep_draw(self, number: int, order: int, content: bytes) -> None:
         """Write the client's own part of a draw, of which an order has told; what an earlier one has told of stays."""

@@ -411,7 +411,9 @@ class Remote(Executor):
         if reason in _IN_VAIN:
             causes = [f"Site '{site}' {reason.value}."]
             known = told if isinstance(told, dict) else {}
-            if reason is Refusal.PARTNERS and (names := [name for name in self._problem.names if name in known]):
+            if reason is Refusal.PARTNERS and site in known:
+                causes.append("Its own key is another by now: its state folder was lost. Begin a new run.")
+            elif reason is Refusal.PARTNERS and (names := [name for name in self._problem.names if name in known]):
                 causes.append(f"It does not know the keys of {names}.")
             if reason is Refusal.FEWEST:
                 causes.append(f"It wants at least {known.get('fewest')} sites, and there are {known.get('sites')}.")

@@ -100,8 +100,8 @@ def total(terms: Sequence[Term], template: Reply) -> Any:
     words = reduce(plus, (term.words for term in terms))
     if not cancelled(words, len(terms)):
         raise FederatedError(
-            "The sites' masks do not cancel in a secure sum, so they were not told the same, or one of them has "
-            "another version of fedbayes. Nothing of their answers is lost or known; start the run again."
+            "The sites' masks do not cancel in a secure sum, so they were not told the same in this round or an "
+            "earlier one, or one has lost what it kept. Nothing of their answers is lost or known; start the run again."
         )
     leaves, structure = jax.tree.flatten(template.total)
     ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])

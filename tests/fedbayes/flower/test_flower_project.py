@@ -312,6 +312,9 @@ def test_a_site_shows_its_key_for_secure_sums(project):
     new, other = f"SHA256:{'a' * 43}", f"SHA256:{'b' * 43}"
     assert f"zurich {new} seen first" in run("keys", "--trust", f"zurich={new}", "--config", as_text(config))[1]
     assert f"zurich {new} seen first" in run("keys", "--config", as_text(config))[1]
+    assert "zurich" not in run("keys", "--forget", "zurich", "--config", as_text(config))[1]
+    code, text = run("keys", "--forget", "basel", "--config", as_text(config))
+    assert (code, "`--forget` names 'basel', and the site knows []" in text) == (1, True)
     code, text = run("keys", "--trust", "zurich=SHA256:abc", "--config", as_text(config))
     assert code == 1
     assert "`--trust` is 'zurich=SHA256:abc'. Write a site's name and the fingerprint" in text
@@ -319,7 +322,7 @@ def test_a_site_shows_its_key_for_secure_sums(project):
     assert f"zurich {other} in the policy" in run("keys", "--config", as_text(config))[1]
     code, text = run("keys", "--trust", f"zurich={new}", "--config", as_text(config))
     assert code == 1
-    assert "write the new one there, under [sums.partners]" in text
+    assert "change them there, under [sums.partners]" in text
 
 
 def test_a_site_that_has_kept_nothing(project):

@@ -18,7 +18,7 @@ from fedbayes.network.client.masks import Masks, fingerprint, public_key
 from fedbayes.network.client.secure import Hiding, Sums
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.fixed_point import cancelled, fits, largest, negative, plus, to_integers, to_numbers, unknown
-from fedbayes.network.messages import pack, unpack
+from fedbayes.network.messages import Message, pack, unpack
 from fedbayes.network.server.remote import Patience
 from fedbayes.rounds.wire import arrays_of, encode
 
@@ -275,6 +275,28 @@ def test_a_sum_in_which_one_site_was_told_something_else_does_not_come_out(secur
     ]
     hidden = [words for words, is_open in lied if not is_open]
     assert len(hidden) < 3 or not cancelled(reduce(plus, hidden), 3)
+
+
+def test_masks_of_sites_with_another_past_do_not_cancel(secure):
+    """A site that was asked before may have a known term: with Gaussian outcomes it has nothing more to propose."""
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    last = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][-3:]
+
+    def cancel(ticket, order, sites) -> bool:
+        found = [
+            words_of(world.site(name), Message({**each.header, "order": order, "oldest": 0}, each.body), ticket)[0]
+            for name, each in zip(world.data, last, strict=True)
+            if name in sites
+        ]
+        return cancelled(reduce(plus, found), len(found))
+
+    order = last[0].header["order"]
+    assert cancel("1" * 32, order, world.data)
+    assert cancel("2" * 32, order + 1, world.data)
+    assert not cancel("3" * 32, order + 2, ("bo", "cy"))
+    assert not cancel("4" * 32, order + 3, world.data)
 
 
 def replies(codes, lost):
