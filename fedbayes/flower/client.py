@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedbayes.flower.approval import is_approved, refusal
 from fedbayes.flower.codes import NoAnswer, SiteFailure
-from fedbayes.flower.messages import ACTION, pack, unpack
+from fedbayes.flower.messages import ACTION, NUDGE, pack, unpack
 from fedbayes.flower.node.caller import Caller
 from fedbayes.flower.node.source import fingerprint, locate
 from fedbayes.flower.node.state import StateFolder
@@ -107,6 +107,8 @@ class SiteApp(ClientApp):
     def _reply(self, message: Message, context: Context) -> Message:
         try:
             request, config = unpack(message), dict(context.node_config)
+            if request == NUDGE:
+                return Message(pack(NUDGE), reply_to=message)
             worker, may_run = self._caller(config), is_approved(config, self.modules)
             answer = worker.ask(request, message.metadata.ttl) if may_run else refusal(config, request)
             return Message(pack(answer), reply_to=message)

@@ -11,6 +11,7 @@ from fedbayes.runtime.npy import read_array
 
 ACTION = "fedbayes"
 MESSAGE_TYPE = f"query.{ACTION}"
+NUDGE = b""  # asks for nothing: a node that is one answer behind sends that when the next message comes
 _RECORD, _ARRAY = "message", "bytes"
 _STYPE = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
 _SHOWN = 40  # characters of a text that came with a message

@@ -306,7 +306,15 @@ class Remote(Executor):
         """
         hidden = {place: secure.masked(template) for place, template in templates.items()}
         started, damaged = time.monotonic(), 0
+        names = self._problem.names
         while True:
+            there = self._register.look()
+            if absent := [place for place in templates if names[place] not in there]:  # the others compute in vain
+                if not self._wait(
+                    order, [place for place in templates if place not in absent], len(templates), started
+                ):
+                    return dict.fromkeys(templates, ResultCode.NO_REPLY)
+                continue
             ticket, unlike = secrets.token_hex(16), len(self._unlike)
             found: dict[int, secure.Term | ResultCode] = dict.fromkeys(templates, ResultCode.NO_REPLY)
             requests = {place: self._request(order, place, ticket) for place in templates}
@@ -317,7 +325,7 @@ class Remote(Executor):
                 return found
             if len(self._unlike) > unlike:
                 continue
-            bad = [self._problem.names[place] for place, code in codes.items() if code != ResultCode.NO_REPLY]
+            bad = [names[place] for place, code in codes.items() if code != ResultCode.NO_REPLY]
             damaged = damaged + 1 if bad else 0
             if damaged >= _MOST_DAMAGED:
                 raise FederatedError(

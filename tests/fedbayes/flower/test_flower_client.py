@@ -9,7 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedbayes.flower import client_app
 from fedbayes.flower.codes import NoAnswer
-from fedbayes.flower.messages import MESSAGE_TYPE, pack
+from fedbayes.flower.messages import MESSAGE_TYPE, NUDGE, pack, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +20,13 @@ def _as_in_a_run(monkeypatch):
 
 
 app = client_app("a_study_that_is_not_there")
+
+
+def test_a_nudge_is_answered_without_a_site():
+    message = Message(pack(NUDGE), 1, MESSAGE_TYPE)
+    answer = app(message, Context(run_id=7, node_id=1, node_config={}, state=RecordDict(), run_config={}))
+    assert not answer.has_error()
+    assert unpack(answer) == NUDGE
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,24 @@ def test_an_error_of_the_connection_is_told():
         collect(grid)
 
 
+def test_a_node_that_is_one_answer_behind_is_nudged(monkeypatch):
+    """It sends an answer once the next message has come."""
+    grid = FakeGrid({1: (0.0, b"one"), 2: (0.0, b"two")})
+    look = grid.pull_messages
+
+    def behind(names):
+        """The second node's answers, if it was sent something later."""
+        last = {message.metadata.dst_node_id: name for name, (message, _) in grid.sent.items()}
+        return look([name for name in names if grid.sent[name][0].metadata.dst_node_id == 1 or name != last[2]])
+
+    monkeypatch.setattr(grid, "pull_messages", behind)
+    assert collect(grid, timeout=0.3) == {1: b"one", 2: Failure.LATE}
+    before = len(grid.sent)
+    assert collect(grid, timeout=5.0, nudge_after=0.1) == {1: b"one", 2: b"two"}
+    nudges = [message for message, _ in list(grid.sent.values())[before + 2 :]]
+    assert [(each.metadata.dst_node_id, unpack(each)) for each in nudges] == [(2, b"")]
+
+
 def test_a_node_can_not_answer_for_another():
     grid = FakeGrid({1: (0.2, b"one"), 2: (0.0, b"two")})
     transport = GridTransport(grid, pause=0.01)

@@ -225,6 +225,34 @@ def test_a_site_that_stays_away_ends_the_fit_and_its_sum_is_never_done_without_i
             assert request.header["charter"]["names"] == ["ada", "bo", "cy"]
 
 
+def test_nobody_is_asked_while_a_site_is_away(secure):
+    """The others' terms would be of no use, and cost them their time."""
+    world = secure()
+    undisturbed = world.fit(usual := world.network(), secure_sums=True)
+    network = world.network()
+    away = {}
+
+    def leave(count):
+        if count == 6:
+            away[3] = network.sites.pop(3)
+
+    network.before = leave
+    look, looks = network.addresses, []
+
+    def addresses():
+        looks.append(len(network.sent))
+        if away and looks.count(len(network.sent)) > 4:  # it comes back after some looks
+            network.sites |= away
+            away.clear()
+        return look()
+
+    network.addresses = addresses
+    fit = world.fit(network, secure_sums=True, patience=Patience(round_timeout=1.0, give_up_after=5.0))
+    np.testing.assert_array_equal(fit.fitted.answer.posterior.shift, undisturbed.fitted.answer.posterior.shift)
+    rounds = [[unpack(each).header["kind"] for each in sent].count("round") for sent in (usual.sent, network.sent)]
+    assert rounds[1] <= rounds[0] + 3
+
+
 def test_answers_that_can_not_be_used_end_the_fit_by_name(secure):
     world = secure()
     network = world.network(disturb=lambda count, sender, answer: b"?" if count > 3 and sender == 2 else answer)
