@@ -123,7 +123,7 @@ class GridTransport:
             yield from ((address, Failure.LATE if address in here else Failure.GONE) for address in waiting.values())
 
     def _nudge(self, addresses: Iterable[int]) -> None:
-        """Have nodes that are one answer behind send it."""
+        """Make nodes that are one answer behind send that answer."""
         nudges = [Message(pack(NUDGE), address, MESSAGE_TYPE, ttl=_NUDGE_LIVES) for address in addresses]
         self._grid.push_messages(nudges)
 

@@ -85,6 +85,6 @@ def plus(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def negative(words: np.ndarray) -> np.ndarray:
-    """What gives zero when it is added."""
+    """The integers that give zero when they are added to these, shapes ``(n, 2)``."""
     lower = ~words[:, 0] + np.uint64(1)
     return np.stack([lower, ~words[:, 1] + (words[:, 0] == 0)], axis=-1)

@@ -1,4 +1,4 @@
-"""At which values of the globals a site answers: not farther from the prior than its owner allows.
+"""At which values of the globals a site answers: its owner says how far from the prior's centre they may be.
 
 At points far from all that the prior expects a log-density is nearly a sum of straight lines, one for each row, and a
 server that chooses such points reads the rows off where they bend, also off a sum over all sites. Points of an honest

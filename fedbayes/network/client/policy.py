@@ -119,24 +119,27 @@ def read_policy(config: Config) -> Policy:
         if loose := [name for name in told if name in known]:
             raise ClientDataError(f"The site's policy, '{path}': write '{loose[0]}' below a line `[{table}]`.")
     _check_known(path, told, list(_TABLES), "")
-    rules, sums = _rules(path, told.get("disclosure", {})), _sums(path, told.get("sums", {}))
-    return Policy(path, rules, sums, _points(path, told.get("points", {})), _studies(path, told.get("studies", {})))
+    disclosure, sums, points, studies = (_table(path, told, name) for name in _TABLES)
+    return Policy(path, _rules(path, disclosure), _sums(path, sums), _points(path, points), _studies(path, studies))
 
 
-def _rules(path: Path, told: Any) -> DisclosureRules:
-    if not isinstance(told, Mapping):
-        raise ClientDataError(f"The site's policy, '{path}': write the rules as a table, [disclosure].")
-    _check_known(path, told, _LIMITS, " of [disclosure]")
+def _table(path: Path, told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """One of the policy's tables, with no setting that it does not have; empty where it is not there."""
+    table = told.get(name, {})
+    if not isinstance(table, Mapping):
+        raise ClientDataError(f"The site's policy, '{path}': write the rules as a table, [{name}].")
+    _check_known(path, table, list(_TABLES[name]), f" of [{name}]")
+    return table
+
+
+def _rules(path: Path, told: Mapping[str, Any]) -> DisclosureRules:
     try:
         return DisclosureRules(**told)
     except (TypeError, ValueError) as error:
         raise ClientDataError(f"The site's policy, '{path}': {error}") from None
 
 
-def _sums(path: Path, told: Any) -> SumRules:
-    if not isinstance(told, Mapping):
-        raise ClientDataError(f"The site's policy, '{path}': write what may leave singly as a table, [sums].")
-    _check_known(path, told, list(SumRules._fields), " of [sums]")
+def _sums(path: Path, told: Mapping[str, Any]) -> SumRules:
     found = SumRules(**told)
     if not isinstance(found.single, bool):
         raise ClientDataError(f"The site's policy, '{path}': `single` is {found.single!r}; write true or false.")
@@ -156,10 +159,7 @@ def _sums(path: Path, told: Any) -> SumRules:
     return found
 
 
-def _studies(path: Path, told: Any) -> StudyRules:
-    if not isinstance(told, Mapping):
-        raise ClientDataError(f"The site's policy, '{path}': write which studies may run as a table, [studies].")
-    _check_known(path, told, list(StudyRules._fields), " of [studies]")
+def _studies(path: Path, told: Mapping[str, Any]) -> StudyRules:
     found = StudyRules(**told)
     if not isinstance(found.any, bool):
         raise ClientDataError(f"The site's policy, '{path}': `any` is {found.any!r}; write true or false.")
@@ -171,10 +171,7 @@ def is_key(word: Any) -> bool:
     return isinstance(word, str) and re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}", word) is not None
 
 
-def _points(path: Path, told: Any) -> PointRules:
-    if not isinstance(told, Mapping):
-        raise ClientDataError(f"The site's policy, '{path}': write where the site answers as a table, [points].")
-    _check_known(path, told, list(PointRules._fields), " of [points]")
+def _points(path: Path, told: Mapping[str, Any]) -> PointRules:
     found = PointRules(**told)
     if isinstance(found.farthest, bool) or not isinstance(found.farthest, int | float) or not found.farthest > 0.0:
         raise ClientDataError(

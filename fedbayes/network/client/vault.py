@@ -76,8 +76,9 @@ class Vault:
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def use_ticket(self, ticket: str) -> bool:
-        """Whether masks were never used before; from now on they were, also after a crash, and whatever is deleted."""
-        with (self.folder / "tickets").open("a+") as used:
+        """Whether a ticket is new. It is written down for good, so that its masks are used once, even after a crash."""
+        descriptor = os.open(self.folder / "tickets", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "a+") as used:
             with alone(used):
                 used.seek(self._tickets_read)
                 self._tickets.update(line.strip() for line in used)

@@ -309,10 +309,9 @@ class Remote(Executor):
         names = self._problem.names
         while True:
             there = self._register.look()
-            if absent := [place for place in templates if names[place] not in there]:  # the others compute in vain
-                if not self._wait(
-                    order, [place for place in templates if place not in absent], len(templates), started
-                ):
+            present = [place for place in templates if names[place] in there]
+            if len(present) < len(templates):  # they would compute in vain
+                if not self._wait(order, present, len(templates), started):
                     return dict.fromkeys(templates, ResultCode.NO_REPLY)
                 continue
             ticket, unlike = secrets.token_hex(16), len(self._unlike)

@@ -82,6 +82,8 @@ def test_a_policy_is_where_the_configuration_says(tmp_path):
         ("[disclosure]\nlevels_per_row = inf\n", r"`levels_per_row` is inf; write a positive number"),
         ("[points]\nfarthest = 0\n", r"`farthest` is 0; write a number of prior sds, such as 50.0"),
         ("[studies]\nany = 1\n", r"`any` is 1; write true or false"),
+        ("sums = 5\n", r"write the rules as a table, \[sums\]"),
+        ("[points]\nfurthest = 5\n", r"has 'furthest', which is none of the settings of \[points\].*'farthest'"),
         ("single = true\n", r"write 'single' below a line `\[sums\]`"),
         ("[sums]\nsingle = 1\n", r"`single` is 1; write true or false"),
         ("[sums]\nfewest = 2\n", r"`fewest` is 2; write a whole number of sites from 3 on"),

@@ -529,7 +529,7 @@ def test_keys_are_known_again_and_private(secure):
     world.fit(world.network(), secure_sums=True)
     folder = world.folder / "ada"
     assert set(json.loads((folder / "known-keys.json").read_text())) == {"bo", "cy"}
-    for name in ("mask-key", "known-keys.json"):
+    for name in ("mask-key", "known-keys.json", "tickets"):
         assert (folder / name).stat().st_mode & 0o777 == 0o600
     world.fit(world.network(), secure_sums=True)  # another run, the same keys
     (world.folder / "bo" / "mask-key").unlink()
