@@ -279,7 +279,8 @@ def problem_for(
 
 def updates_after(method: Method, roster: Roster) -> Mapping[str, Update]:
     """What clients can be asked once the rounds are over; a method that couples their locals adds its own."""
-    found = {**{name: forming_cavities(update, method) for name, update in AFTER.items()}, **method.after(roster)}
+    told = method.told_at_end(roster)
+    found = {**{name: forming_cavities(update, method, told) for name, update in AFTER.items()}, **method.after(roster)}
     sums = {f"{name}_sum": in_sum(found[name]) for name in ("log_likelihood", "log_likelihood_finer")}
     return {**found, **sums}
 

@@ -118,8 +118,8 @@ class Needs(NamedTuple):
     convex
         Whether these are their convex parts, with the product of these at the server.
     single
-        Whether the server sees the expansions client by client. FA-LD and FedPA ask for that: the largest curvature of
-        any client bounds their step, and a largest one is no sum.
+        Whether the server sees the expansions client by client. FedPA asks for that, and FA-LD where not all clients
+        take part: what that does depends on each client's curvature.
     """
 
     own_sites: bool = False
@@ -159,7 +159,6 @@ class Laplace(Method):
     tolerance: float = 1e-3
     num_samples: int = 256
     needs_rows: ClassVar[bool] = False
-    told_at_end: ClassVar[Any] = EVERYBODY
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def __post_init__(self) -> None:
@@ -189,6 +188,10 @@ class Laplace(Method):
         posterior = product_of(state.prior, state.sites)
         told = told_everybody(posterior, np.where(state.heard, state.best_round[:, None], NEVER), 1.0 * state.heard)
         return GaussianAnswer(posterior, FromCavity(told, posterior), run)
+
+    def told_at_end(self, roster: Roster) -> Everybody:
+        """See :class:`~fedbayes.contract.algorithm.Method`."""
+        return EVERYBODY
 
     def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
         """See :class:`~fedbayes.contract.algorithm.Method`."""

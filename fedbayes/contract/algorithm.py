@@ -253,24 +253,17 @@ class Method(ABC):
     ----------
     only_locals
         Whether the method couples the clients' local latents, so that a program may have no globals.
-    single_messages
-        Why the server reads messages client by client, in a sentence; empty where sums and result codes are all that it
-        sees in the rounds and in the check after them.
     progress
         The diagnostics of which a picture of the rounds draws the first that has numbers. The first of all is what
         :attr:`tolerance` is compared with, and falls to zero.
     judged_by
         What else a fit needs to have converged, or instead where there is no tolerance: words that go on "Judged by" in
         that picture.
-    told_at_end
-        The structure of what a client forms its cavity from (:meth:`own_cavity`), whatever the leaves.
     """
 
     only_locals: ClassVar[bool] = False
-    single_messages: ClassVar[str] = ""
     progress: ClassVar[tuple[str, ...]] = ("change",)
     judged_by: ClassVar[str] = ""
-    told_at_end: ClassVar[Any] = STRUCTURE
 
     @property
     @abstractmethod
@@ -281,6 +274,14 @@ class Method(ABC):
     @abstractmethod
     def needs_rows(self) -> bool:
         """Whether single rows of the clients' data are asked for, as by mini-batches."""
+
+    @property
+    def single_messages(self) -> str:
+        """Why the server reads messages client by client, in a sentence.
+
+        Empty where sums and result codes are all that it sees in the rounds and in the check after them.
+        """
+        return ""
 
     @property
     @abstractmethod
@@ -307,13 +308,17 @@ class Method(ABC):
         """What clients can be asked once the rounds are over, by name, beside what all methods ask or in its place.
 
         Such an update forms its cavity itself where clients keep their own sites: it then has ``private`` set, and
-        :attr:`told_at_end` for ``personal``.
+        :meth:`told_at_end` for ``personal``.
         """
         return {}
 
     def for_one_client(self) -> Self:
         """The same method for a single client: without options that only several clients give a meaning."""
         return self
+
+    def told_at_end(self, roster: Roster) -> Any:
+        """The structure of what a client forms its cavity from (:meth:`own_cavity`), whatever the leaves."""
+        return STRUCTURE
 
     def own_cavity(self, told: Any, private: Private) -> Gaussian:
         """A client's cavity, from what it is told at the end and from what it has kept; pure, jit- and vmap-able.

@@ -16,7 +16,7 @@ and how far, a client learns with the next broadcast (:mod:`fedbayes.inference.o
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -91,7 +91,6 @@ class EP(Options, Method):
 
     needs_rows: ClassVar[bool] = False
     judged_by: ClassVar[str] = "the distance that is left; Monte Carlo noise may end the rounds above the tolerance"
-    told_at_end: ClassVar[Any] = EVERYBODY
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def phases(self, roster: Roster) -> list[Phase]:
@@ -109,6 +108,10 @@ class EP(Options, Method):
         """Prior times sites."""
         has_locals = bool(np.any(roster.num_locals))
         return EPAnswer(run, self.tolerance, has_locals=has_locals, prior=roster.prior)
+
+    def told_at_end(self, roster: Roster) -> Everybody:
+        """See :class:`~fedbayes.contract.algorithm.Method`."""
+        return EVERYBODY
 
     def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
         """See :class:`~fedbayes.contract.algorithm.Method`."""

@@ -22,6 +22,7 @@ from fedbayes.contract.client_locals import FromRecord
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.fald.bias import predicted_too_large
+from fedbayes.inference.fald.differences import DIAGNOSTICS as DIFFERENCES
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.mode import DIAGNOSTICS as MODE
 from fedbayes.numerics.chains import chain_diagnostics
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 DIAGNOSTICS: Mapping[str, Diagnostic] = {
     **MODE,
+    **DIFFERENCES,
     "gradient_norm": Diagnostic(
         (CLIENT, REPLICATE),
         "norm of the gradient of the client's energy where its steps begin",

@@ -23,6 +23,7 @@ from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
+from fedbayes.inference.fald.differences import differences_phase
 from fedbayes.inference.fald.options import Options, check_roster
 from fedbayes.inference.fald.recording import plan_of, recording
 from fedbayes.inference.fald.server import langevin
@@ -112,10 +113,6 @@ class FALD(Options, Method):
     True
     """
 
-    single_messages: ClassVar[str] = (
-        "The largest curvature of any client at the mode bounds the step, and a largest one is no sum: the "
-        "search for the mode sends each client's expansion. The chains themselves are sums."
-    )
     judged_by: ClassVar[str] = "R-hat and the bias of the chains, which come after these rounds"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
@@ -129,6 +126,16 @@ class FALD(Options, Method):
         """Whether gradients are taken row by row."""
         return self.batch_size is not None or self.clip is not None
 
+    @property
+    def single_messages(self) -> str:
+        """With partial participation the server sees single expansions, and single rounds."""
+        if self.scheme == "full":
+            return ""
+        return (
+            "In a round with some of the clients the sum is over these alone, and what that does to the posterior "
+            "depends on each client's own expansion at the mode. With `scheme='full'` sums are enough."
+        )
+
     def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds to the federated mode where the start asks for them, then the chains."""
         weights = client_weights(self.weights, roster)
@@ -141,7 +148,9 @@ class FALD(Options, Method):
         )
         if self.init == "zero":
             return [chains]
-        return [mode_phase(roster, Needs(single=True), tolerance=1e-3, max_rounds=50), chains]
+        everybody = self.scheme == "full"
+        mode = mode_phase(roster, Needs(single=not everybody), tolerance=1e-3, max_rounds=50)
+        return [mode, *([differences_phase(self, roster, weights)] if everybody else []), chains]
 
     def answer(self, roster: Roster, run: RunState) -> ChainsAnswer:
         """The draws."""

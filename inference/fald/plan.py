@@ -16,17 +16,15 @@ choose the step; what is then predicted of partial participation is exact for qu
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from fedbayes.inference.curvature import client_energies, largest_eigenvalue
+from fedbayes.inference.fald.differences import Known
 from fedbayes.inference.fald.law import Quadratics, stationary
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.participation import average_weights, share_of
-from fedbayes.inference.local.steps.coordinates import Coordinates
-from fedbayes.inference.mode import ModeState
 from fedbayes.numerics.gaussian import whitener
 
 _MOST_STEPS = 100  # local steps of the default
@@ -40,9 +38,8 @@ class Plan(NamedTuple):
     step_size, local_steps, rounds_per_draw
         ``eta`` (of a schedule the first one), ``K``, and rounds from one draw to the next.
     smoothness, convexity
-        Largest and smallest curvature L and m over the clients.
-    curvatures
-        Largest curvature of each client, shape ``(N,)``.
+        Largest and smallest curvature L and m over the clients, see
+        :class:`~fedbayes.inference.fald.differences.Differences`.
     mean_bias
         Predicted bias of the means, in posterior sds (root mean square).
     sd_bias
@@ -60,13 +57,12 @@ class Plan(NamedTuple):
     rounds_per_draw: Array
     smoothness: Array
     convexity: Array
-    curvatures: Array
     mean_bias: Array
     sd_bias: Array
     participation_bias: Array
 
 
-def no_plan(config: Options, weights: np.ndarray) -> Plan:
+def no_plan(config: Options) -> Plan:
     """The user's own numbers, with nothing known of the curvature."""
     unknown = jnp.full((), jnp.nan)
     eta = _first_step(config, unknown, unknown)
@@ -77,42 +73,34 @@ def no_plan(config: Options, weights: np.ndarray) -> Plan:
         rounds_per_draw=jnp.ones(()),
         smoothness=unknown,
         convexity=unknown,
-        curvatures=jnp.full(len(weights), jnp.nan),
         mean_bias=unknown,
         sd_bias=unknown,
         participation_bias=jnp.asarray(0.0 if config.scheme == "full" else np.nan),
     )
 
 
-def make_plan(
-    config: Options, mode: ModeState, coordinates: Coordinates, weights: np.ndarray, *, has_locals: bool
-) -> Plan:
+def make_plan(config: Options, known: Known, weights: np.ndarray, *, has_locals: bool) -> Plan:
     """Choose what the user left open, with a predicted bias of at most ``config.bias``.
 
     With local latents a round is also kept short, ``eta K <= 5 bias``: a client's locals follow its own copy of the
     globals, which its data pull by ``1 / p_c``, and beyond quadratic energies that widens them by an amount linear in
     ``eta K`` (8 clients with a common scale: 9 percent in the sds at ``eta K = 0.4``, 3 percent at 0.1).
     """
-    p = jnp.asarray(weights)
-    hessians, slopes = client_energies(mode, coordinates, p)
-    mean, square = jnp.einsum("c,cij->ij", p, hessians), jnp.einsum("c,cij,cjk->ik", p, hessians, hessians)
-    largest = jax.vmap(largest_eigenvalue)(hessians)
-    shifted = jax.vmap(lambda h, top: top - largest_eigenvalue(top * jnp.eye(len(h)) - h))(hessians, largest)
-    smooth, convex = jnp.max(largest), jnp.min(shifted)
-
+    mode, coordinates, (square, pull, smooth, convex) = known
+    mean = coordinates.curvature(mode.global_().precision)  # of the energies, by their weights
     best = jnp.where(convex > 0, jnp.ceil(jnp.sqrt(1.0 + smooth / convex)), _MOST_STEPS)
     steps = jnp.asarray(float(config.local_steps)) if config.local_steps else jnp.clip(best, 1.0, _MOST_STEPS)
     white = whitener(mean)
     drift = largest_eigenvalue(mean + (steps - 1.0) * white @ (square - mean @ mean) @ white.T)
     inverse = white.T @ white
-    shift = 0.5 * (steps - 1.0) * inverse @ jnp.einsum("c,cij,cj->i", p, hessians, slopes)
+    shift = 0.5 * (steps - 1.0) * inverse @ pull
     lean = jnp.sqrt(jnp.mean(shift**2 / jnp.diagonal(inverse)))
     lean = jnp.where(bool(config.control_variate), 0.0, lean / np.sqrt(config.temperature or 1.0))
 
-    share, heat = share_of(config, weights), config.temperature or 1.0
-    pulls = jnp.zeros_like(slopes) if config.control_variate else slopes
-    apart = square - mean @ mean + jnp.einsum("c,ci,cj->ij", p, pulls, pulls) / heat
-    absence = share * steps * largest_eigenvalue(white @ apart @ white.T)
+    share, absence, clients = share_of(config, weights), jnp.zeros(()), None
+    if share > 0.0:
+        clients = _clients(config, known, weights)
+        absence = share * steps * largest_eigenvalue(white @ _apart(config, clients, mean, square) @ white.T)
 
     eta = jnp.minimum(0.5 / smooth, config.bias / jnp.maximum(0.25 * jnp.maximum(drift, absence), lean))
     if has_locals:
@@ -122,8 +110,7 @@ def make_plan(
     stride = jnp.maximum(1.0, jnp.ceil(jnp.log(2.0) / rate))
     kept = _kept_step(config, smooth, convex, eta, config.num_warmup * (config.thinning or stride) * steps)
     mean_bias, participation = kept * lean, jnp.zeros(())
-    if share > 0.0:
-        clients = Quadratics(hessians, pulls, p, jnp.asarray(average_weights(config, weights)))
+    if clients is not None:
         mean_bias, participation = _by_participation(config, clients, kept, steps, inverse, share)
         participation = jnp.full((), jnp.nan) if has_locals else participation
     return Plan(
@@ -132,11 +119,24 @@ def make_plan(
         rounds_per_draw=stride,
         smoothness=smooth,
         convexity=convex,
-        curvatures=largest,
         mean_bias=mean_bias,
         sd_bias=0.25 * kept * drift,
         participation_bias=participation,
     )
+
+
+def _clients(config: Options, known: Known, weights: np.ndarray) -> Quadratics:
+    """The clients one by one; with the control variate none is pulled at the mode."""
+    p = jnp.asarray(weights)
+    hessians, slopes = client_energies(known.mode, known.coordinates, p)
+    pulls = jnp.zeros_like(slopes) if config.control_variate else slopes
+    return Quadratics(hessians, pulls, p, jnp.asarray(average_weights(config, weights)))
+
+
+def _apart(config: Options, clients: Quadratics, mean: Array, square: Array) -> Array:
+    """How far the clients' curvatures and pulls are apart, shape ``(d, d)``."""
+    pulls = jnp.einsum("c,ci,cj->ij", clients.weights, clients.slopes, clients.slopes)
+    return square - mean @ mean + pulls / (config.temperature or 1.0)
 
 
 def _by_participation(

@@ -11,6 +11,7 @@ from fedbayes.inference.fald.client import locals_of
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.plan import Plan
 from fedbayes.inference.fald.server import position
+from fedbayes.inference.largest import largest_curvature_of
 from fedbayes.problem.roster import Roster
 
 _DIVERGED = {True: 1e6, False: 1e30}  # in posterior sds where coordinates are whitened, else in the model's units
@@ -47,21 +48,23 @@ def _first(plan: Plan) -> Plan:
 def _check_start(current: RunState, roster: Roster, config: Options, plan: Plan) -> None:
     """Refuse chains that can't start: a mode without curvature, an unstable step."""
     _check_curvature(current, config, plan)
-    step, worst = _step_at(config, plan, 0.0), int(np.argmax(plan.curvatures))
+    step = _step_at(config, plan, 0.0)
     if not 0.0 <= step < np.inf:
         raise ValueError(f"`step_size` gives {step} at iteration 0; a schedule gives positive numbers.")
-    limit = 2.0 / float(np.max(plan.curvatures))
+    whose, curvature = largest_curvature_of(current, roster, float(plan.smoothness))
+    limit = 2.0 / curvature
     if step > limit:
         raise ValueError(
-            f"`step_size` is {step:.3g}, beyond stability: client '{roster.names[worst]}' has curvature "
-            f"{float(plan.curvatures[worst]):.3g} in the shared coordinates, which diverges above {limit:.3g}. Theory "
-            f"asks for at most {limit / 4:.3g}."
+            f"`step_size` is {step:.3g}, beyond stability: {whose} has curvature {curvature:.3g} in the shared "
+            f"coordinates, which diverges above {limit:.3g}. Theory asks for at most {limit / 4:.3g}."
         )
 
 
 def _check_curvature(current: RunState, config: Options, plan: Plan) -> None:
     known = (current.state.coordinates.white, current.state.position, plan.rounds_per_draw)
-    if not all(np.all(np.isfinite(value)) for value in known):
+    # in whitened coordinates all directions have the curvature one: if not, it was all rounding
+    flat = config.preconditioner == "dense" and config.step_size is None and plan.rounds_per_draw > config.max_rounds
+    if flat or not all(np.all(np.isfinite(value)) for value in known):
         raise FederatedError(
             "The Newton rounds found no mode with positive curvature to start from. Give the globals proper priors, or "
             "write `FALD(init='zero', step_size=...)`."
@@ -101,6 +104,6 @@ def _check_alive(current: RunState, roster: Roster, config: Options, plan: Plan)
     done = current.rounds_in_phase
     step = _step_at(config, plan, float(done * plan.local_steps))
     advice = "Write a smaller schedule" if callable(config.step_size) else f"Try `FALD(step_size={step / 4:.2g})`"
-    worst = roster.names[int(np.argmax(plan.curvatures))]
-    known = f"the client with the largest curvature is '{worst}'" if config.init == "mode" else "or `init='mode'`"
+    whose, _ = largest_curvature_of(current, roster, np.nan)
+    known = f"the largest curvature is that of {whose}" if config.init == "mode" else "or `init='mode'`"
     raise FederatedError(f"The chain diverged by round {done}, with step size {step:.3g}. {advice}; {known}.")

@@ -11,6 +11,7 @@ from jax import Array
 from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.inference.curvature import shared_coordinates
 from fedbayes.inference.fald.client import Message, Shared, anchor_moves, init_client, local_update
+from fedbayes.inference.fald.differences import Known, known_of
 from fedbayes.inference.fald.options import Options
 from fedbayes.inference.fald.plan import Plan, make_plan, no_plan
 from fedbayes.inference.local.steps.coordinates import Coordinates
@@ -54,14 +55,17 @@ def langevin(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
     everybody = jnp.asarray(weights)
     has_locals = bool(np.any(roster.num_locals))
 
-    def init(key: Array, previous: ModeState | None) -> FALDState:
+    def init(key: Array, previous: ModeState | Known | None) -> FALDState:
         start_key, noise_key, choose_key = jax.random.split(key, 3)
-        coordinates = shared_coordinates(previous, size, config.preconditioner, config.init)
-        plan, position = no_plan(config, weights), jnp.zeros(size)
-        if previous is not None:
-            plan = make_plan(config, previous, coordinates, weights, has_locals=has_locals)
+        known = known_of(config, previous, everybody) if isinstance(previous, ModeState) else previous
+        if known is None:
+            coordinates = shared_coordinates(None, size, config.preconditioner, config.init)
+            plan, position = no_plan(config), jnp.zeros(size)
+        else:
+            coordinates = known.coordinates
+            plan = make_plan(config, known, weights, has_locals=has_locals)
             spread = jax.random.normal(start_key, (size,)) * jnp.sqrt(config.temperature)
-            position = coordinates.from_whitened(spread, previous.global_().precision)
+            position = coordinates.from_whitened(spread, known.mode.global_().precision)
         # all clients contribute to the total at the anchor
         counts = everybody if config.control_variate else _counts(config, everybody, choose_key)
         noise = jax.random.key_data(noise_key)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 from jax import Array
 
@@ -13,10 +12,11 @@ from fedbayes.contract.client_locals import FromCavity, FromOwnPoint, FromStart
 from fedbayes.contract.locals_from import LocalsFrom
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fedavg.client import Own
+from fedbayes.inference.fedavg.curvature import told_at_end
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.optimum import distances_from_optimum
 from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.numerics.host import cavities_of, log_joint, product_of, spread_of_means
+from fedbayes.numerics.host import log_joint, product_of, spread_of_means
 from fedbayes.problem.roster import Roster
 
 if TYPE_CHECKING:
@@ -199,8 +199,8 @@ class LaplaceAnswer(GaussianAnswer):
     def __init__(self, run: RunState, tolerance: float, *, steady: bool = True) -> None:
         state = run.state
         self._ended = _Ended(run, tolerance, steady=steady)
-        posterior = product_of(state.prior, jax.tree.map(lambda leaf: np.sum(leaf, axis=1), state.sites))
-        super().__init__(posterior, FromCavity.known(cavities_of(state.prior, state.sites), posterior), run)
+        posterior = product_of(state.prior, state.sites)
+        super().__init__(posterior, FromCavity(told_at_end(state, posterior), posterior), run)
 
     @property
     def gap(self) -> float:

@@ -14,7 +14,7 @@ model's rounds end at ``(sum_c p_c C_c)^-1 sum_c p_c C_c optimum_c`` with ``C_c 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,12 +23,13 @@ from fedbayes.contract.answer import Diagnostic
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer, own_point
 from fedbayes.inference.fedavg.client import is_personalised
-from fedbayes.inference.fedavg.curvature import expanding
+from fedbayes.inference.fedavg.curvature import ENDED, Ended, Expanded, cavity_of, expanding
 from fedbayes.inference.fedavg.fairness import Fairness
 from fedbayes.inference.fedavg.options import Options, check_dense, check_roster
 from fedbayes.inference.fedavg.probe import probed
 from fedbayes.inference.fedavg.server import averaging
 from fedbayes.inference.options import DENSE_LIMIT, check_choices, check_whole, client_weights
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.roster import Roster
 
 
@@ -123,11 +124,6 @@ class FedAvg(Options, Method):
 
     laplace: bool | None = None
     num_replicates: int = 1
-    single_messages: ClassVar[str] = (
-        "The largest curvature of any client bounds the steps, and a largest one is no sum; the expansions at "
-        "the end are sent one by one, as the slope that is left is taken from each. The rounds themselves are "
-        "sums."
-    )
     progress: ClassVar[tuple[str, ...]] = ("left", "objective")
     judged_by: ClassVar[str] = "the distance from the mode or the optimum at the end, if known"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
@@ -142,8 +138,18 @@ class FedAvg(Options, Method):
                 "posterior, which a Laplace approximation could stand for. Leave one of them out."
             )
 
+    @property
+    def single_messages(self) -> str:
+        """With ``fairness`` the last round asks for single expansions."""
+        if self.fairness is None or self.laplace is False:
+            return ""
+        return (
+            "With `fairness` each client's expansion at the end is sent by itself, as the distance from the optimum "
+            "weighs each. Without that, `laplace=False`, sums are enough."
+        )
+
     def phases(self, roster: Roster) -> list[Phase]:
-        """The clients' curvature at the start where steps need it, the rounds, and the curvature at the end."""
+        """The largest curvature at the start where steps need it, the rounds, and the curvature at the end."""
         check_roster(self, roster)
         if self.laplace:
             check_dense(self, "laplace", roster)
@@ -163,6 +169,15 @@ class FedAvg(Options, Method):
             fairness = Fairness(self.fairness, roster, client_weights(self.weights, roster))
         personalised = is_personalised(self)
         return PointAnswer(roster, run, self.tolerance, steady=steady, personalised=personalised, fairness=fairness)
+
+    def told_at_end(self, roster: Roster) -> Any:
+        """See :class:`~fedbayes.contract.algorithm.Method`."""
+        centred = self.fairness is None and self._asks_for_curvature(roster)
+        return ENDED if centred else super().told_at_end(roster)
+
+    def own_cavity(self, told: Ended, private: Expanded) -> Gaussian:
+        """See :class:`~fedbayes.contract.algorithm.Method`."""
+        return cavity_of(told, private)
 
     def own_draws(self, private: Private) -> np.ndarray:
         """A client's own point as its only draw, see :class:`GIFAIR`."""

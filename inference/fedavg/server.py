@@ -36,10 +36,10 @@ _SLOWEST = 0.999  # ratio of two rounds' moves that counts as getting nearer
 
 
 class ProbeState(NamedTuple):
-    """The start, ``(d,)``, and the clients' largest curvatures there, ``(K,)``."""
+    """The start, ``(d,)``, and the largest curvature of any client there; zero where nothing is known of it."""
 
     position: Array
-    curvatures: Array
+    curvature: Array
 
 
 class FedAvgState(NamedTuple):
@@ -216,13 +216,12 @@ def _averaged(
 
 
 def _first_step(config: Options, probed: ProbeState | None) -> Array:
-    """Of plain gradient steps, from the clients' curvatures; one where they have an optimiser of their own."""
+    """Of plain gradient steps, from the largest curvature; one where clients have an optimiser of their own."""
     if probed is None:
         return jnp.ones(())
     if config.step_size is not None:
         return jnp.asarray(config.step_size)
-    most = jnp.nanmax(probed.curvatures)
-    return _STEP / jnp.where(most > 0.0, most, 1.0)  # a flat start tells nothing
+    return _STEP / jnp.where(probed.curvature > 0.0, probed.curvature, 1.0)  # a flat start tells nothing
 
 
 class _Way(NamedTuple):

@@ -121,12 +121,12 @@ AFTER: Mapping[str, Update] = {
 }
 
 
-def forming_cavities(update: Update, method: Method) -> Update:
-    """An update for after the rounds, addressed by a cavity, for clients that form their cavities themselves.
+def forming_cavities(update: Update, method: Method, told: Any) -> Update:
+    """An update for after the rounds, addressed by a cavity, for clients that form their cavities from what is told.
 
     A newcomer, who has kept nothing, is told its cavity; without locals a client may be told nothing.
     """
-    if method.told_at_end is STRUCTURE:
+    if told is STRUCTURE:
         return update
 
     def run(shared: Shared, personal: Any, private: Private, client: Client, inputs: Inputs) -> Any:
@@ -134,7 +134,7 @@ def forming_cavities(update: Update, method: Method) -> Update:
         cavity = personal if formed else method.own_cavity(personal, private)
         return update.run(shared, cavity, (), client, inputs)
 
-    return update._replace(run=run, personal=method.told_at_end, private=True)
+    return update._replace(run=run, personal=told, private=True)
 
 
 def in_sum(update: Update) -> Update:

@@ -102,7 +102,7 @@ def test_rounds_and_what_the_sampler_chose(fit) -> None:
 def test_repr_says_rounds_mixing_and_bias(fit) -> None:
     assert repr(fit).startswith("FederatedFit by FALD: ")
     for text in (
-        "mode + 5,040 FALD rounds",
+        "mode + 1 curvature + 5,040 FALD rounds",
         "6 of 400 draws: R-hat at most",
         "bias      predicted sds +",
         "4 local ones a round, 12 rounds a draw",
@@ -205,7 +205,7 @@ def test_one_chain_has_no_r_hat(clients) -> None:
 
 
 def test_a_schedule_is_not_saved_by_halves(clients, tmp_path) -> None:
-    method = fb.FALD(step_size=lambda k: 0.05 + 0.0 * k, local_steps=5, num_warmup=5, thinning=20)
+    method = fb.FALD(step_size=lambda k: 0.05 + 0.0 * k, local_steps=5, num_warmup=5, thinning=40)
     fit = fb.fit_federated(model, clients, method=method, key=KEY, num_draws=100, progress=False)
     assert fit.rounds.attrs["step_size"] == pytest.approx(0.05)
     with pytest.raises(ValueError, match="`step_size` of the method is or holds a function, which can't be saved"):
@@ -215,7 +215,7 @@ def test_a_schedule_is_not_saved_by_halves(clients, tmp_path) -> None:
 
 def test_a_checkpoint_knows_a_schedule_again(clients, tmp_path) -> None:
     def run():
-        method = fb.FALD(step_size=lambda k: 0.05 + 0.0 * k, local_steps=5, num_warmup=5, thinning=20)
+        method = fb.FALD(step_size=lambda k: 0.05 + 0.0 * k, local_steps=5, num_warmup=5, thinning=40)
         path = tmp_path / "fit.npz"
         return fb.fit_federated(
             model, clients, method=method, key=KEY, num_draws=100, checkpoint=path, progress=False

@@ -143,7 +143,8 @@ def test_a_point_whose_curvature_was_not_asked_for_has_no_distance() -> None:
 
 def test_a_distance_that_can_not_be_known_is_not_told() -> None:
     sites = Gaussian(np.ones((1, 2, 1)), -np.ones((1, 2, 1, 1)), np.zeros((1, 2)))
-    state = LaplaceState(np.zeros((1, 1)), sites, Gaussian.neutral(1, (1,)))
+    heard = np.ones((1, 2), bool)
+    state = LaplaceState(np.zeros((1, 1)), sites, Gaussian.neutral(1, (1,)), np.zeros((1, 1)), heard)
     fairness = Fairness(fb.GIFAIR(), roster_of("ab"), np.full(2, 0.5))
     assert np.isnan(distances_from_optimum(state, fairness))
     proper = state._replace(sites=Gaussian(sites.shift, -sites.precision, sites.log_scale))

@@ -26,6 +26,7 @@ from fedbayes.inference.local.sampling import draws, nested, nuts, resampling
 from fedbayes.inference.local.steps import coordinates, descent, energy, sgd
 from fedbayes.inference.local.steps.coordinates import Coordinates, LocalCoordinates
 from fedbayes.inference.local.subposterior import Subposterior
+from fedbayes.inference.own_site import EVERYBODY
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.client import Client
 from fedbayes.problem.problem import make_problem
@@ -125,7 +126,7 @@ def ask(name: str, shared: Any, model=grouped) -> Any:
 
 
 def asked_later() -> Any:
-    update = after.in_sum(after.forming_cavities(after.AFTER["log_likelihood"], fb.EP()))
+    update = after.in_sum(after.forming_cavities(after.AFTER["log_likelihood"], fb.EP(), EVERYBODY))
     return update.run(jnp.ones((N, D)), cavity(), (), client(), update.inputs(KEY, jnp.ones((N, D)), M))
 
 
