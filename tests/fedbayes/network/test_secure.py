@@ -134,7 +134,7 @@ def secure(federation):
     return of
 
 
-@pytest.mark.parametrize("method", [EP, Laplace()], ids=["EP", "Laplace"])
+@pytest.mark.parametrize("method", [EP, Laplace(), fb.FedAvg(local_steps=2)], ids=["EP", "Laplace", "FedAvg"])
 def test_the_posterior_is_that_without_masks(secure, method):
     world = secure(method)
     network = world.network()
@@ -144,11 +144,29 @@ def test_the_posterior_is_that_without_masks(secure, method):
     means = [np.linalg.solve(each.precision, each.shift[..., None])[..., 0] for each in (one, two)]
     assert np.max(np.abs(means[0] - means[1]) / sds) < 1e-9
     np.testing.assert_allclose(one.precision, two.precision, rtol=1e-9, atol=1e-9 * np.abs(two.precision).max())
-    sent = [unpack(each) for each in network.answered if unpack(each).header["kind"] in ("round", "after")]
-    assert {each.header["kind"] for each in sent} == {"round", "after"}
-    assert all(set(arrays_of(each.body)) == {"masked", "code"} for each in sent)
-    masked = {arrays_of(each.body)["masked"].nbytes for each in sent if each.header["kind"] == "round"}
+    masked = all_hidden(network, {"round", "after"})
     assert fit.communication.bytes_up > len(fit.rounds["round"]) * min(masked)
+
+
+def all_hidden(network, kinds) -> set[int]:
+    """That every answer of these kinds was a hidden term, and the sizes of those of rounds."""
+    sent = [unpack(each) for each in network.answered if unpack(each).header["kind"] in ("round", "after")]
+    assert {each.header["kind"] for each in sent} == kinds
+    assert all(set(arrays_of(each.body)) == {"masked", "code"} for each in sent)
+    return {arrays_of(each.body)["masked"].nbytes for each in sent if each.header["kind"] == "round"}
+
+
+def test_the_chains_of_fald_and_what_their_step_is_chosen_by_are_sums(secure):
+    """The search for the mode, and how the clients differ there, are as without masks; locals move by secret noise."""
+    world = secure(fb.FALD(num_chains=2, num_warmup=2, thinning=1))
+    network = world.network()
+    with pytest.warns(NotConvergedWarning, match="not mixed"):
+        fit, plain = world.fit(network, num_draws=4, secure_sums=True), world.here(num_draws=4)
+    for name in ("step_size", "smoothness", "convexity", "sd_bias"):
+        assert fit.rounds.attrs[name] == pytest.approx(plain.rounds.attrs[name], rel=1e-9)
+    assert "curvature" in plain.rounds
+    assert "curvature" not in fit.rounds  # of a single client: it stays there
+    all_hidden(network, {"round", "after"})
 
 
 def test_who_lets_only_sums_leave_refuses_all_else(secure, caplog):
@@ -171,20 +189,9 @@ def test_two_sites_are_too_few_for_a_sum(secure, caplog):
 
 
 def test_a_method_that_needs_single_messages_says_so(secure):
-    world = secure(fb.FALD(num_chains=2, num_warmup=2, thinning=1))
-    with pytest.raises(FederatedError, match=r"`single = true`.*FALD needs such messages: The largest curvature"):
+    world = secure(fb.OneShot(combine="laplace", num_replicates=1))
+    with pytest.raises(FederatedError, match=r"`single = true`.*OneShot needs such messages: "):
         world.fit(world.network(), secure_sums=True)
-
-
-def test_the_chains_of_fald_are_sums_once_single_messages_may_leave(secure):
-    world = secure(fb.FALD(num_chains=2, num_warmup=2, thinning=1), f"{STRICT}[sums]\nsingle = true\n")
-    network = world.network()
-    with pytest.warns(NotConvergedWarning, match="not mixed"):
-        world.fit(network, num_draws=4, secure_sums=True)
-    rounds = [unpack(each) for each in network.answered if unpack(each).header["kind"] == "round"]
-    hidden = ["masked" in arrays_of(each.body) for each in rounds]
-    assert hidden == sorted(hidden)  # first the search for the mode, then the chains
-    assert sum(hidden) > len(hidden) / 2
 
 
 def lost_once(at, address):
