@@ -9,8 +9,10 @@ import pytest
 pytest.importorskip("flwr")
 
 from echoes import assert_one_worker_answers_each_site
-from fits import EP, LONG, app_with, assert_same_file, draws, draws_in, here, nodes, settings
+from fits import EP, LONG, app_with, assert_same_file, draws, draws_in, here, hospitals, nodes, settings
+from recording import Recording, assert_nothing_of_a_site, expansions, numbers_in, record, seen_in
 
+from fedbayes.models import heart_disease
 from fedbayes.network.client.journal import Journal
 
 pytestmark = [
@@ -38,6 +40,12 @@ def test_real_processes_give_the_answer_of_one_process(secure, tmp_path):
     assert forms(secure) == {"hidden"}
 
 
+@pytest.fixture(scope="module")
+def summaries():
+    """What is looked for in recordings: the sites' own Gaussian summaries."""
+    return expansions(heart_disease.model, hospitals(THREE))
+
+
 def forms(secure) -> set[str]:
     """How the sites have answered the rounds of the last run, by their own logs."""
     found = set()
@@ -51,29 +59,51 @@ def forms(secure) -> set[str]:
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
+        (EP, {"hidden"}),
         ("'laplace'", {"hidden"}),
         ('fb.OneShot(combine="laplace", num_replicates=1)', {"answered", "hidden"}),
         ("fb.FedAvg(max_rounds=4)", {"hidden"}),
     ],
-    ids=["Laplace", "a merge", "FedAvg"],
+    ids=["EP", "Laplace", "a merge", "FedAvg"],
 )
-def test_other_methods_give_the_answer_of_one_process(method, expected, secure, tmp_path):
-    run = secure.run(app_with(method, tmp_path / "app"), settings(THREE, tmp_path / "fit"))
+def test_other_methods_give_the_answer_of_one_process(method, expected, secure, tmp_path, summaries):
+    app = app_with(method, tmp_path / "app")
+    folder = record(app)
+    run = secure.run(app, settings(THREE, tmp_path / "fit"))
     assert run.wait(LONG) == "finished:completed", run.log()
     assert_same_file(tmp_path / "fit", here(method, THREE), rtol=1e-10, atol=1e-10)
     assert "round 1: 3 of 3 clients" in run.log()
     assert forms(secure) == expected  # of a merge the check alone is a sum
+    if expected == {"hidden"}:
+        assert_nothing_of_a_site(Recording(folder), hospitals(THREE), summaries)
+
+
+@pytest.mark.slow
+def test_without_secure_sums_a_recording_holds_each_sites_summary(secure, tmp_path, summaries):
+    """The attack works where there is something: the first answers are the sites' Gaussians, to the last digits."""
+    app = app_with("'laplace'", tmp_path / "app")
+    folder = record(app)
+    run = secure.run(app, settings(THREE, tmp_path / "fit", **{"secure-sums": False}))
+    assert run.wait(LONG) == "finished:completed", run.log()
+    found = Recording(folder)
+    for name, summary in summaries.items():
+        assert seen_in(numbers_in(found.of(name)[0]), summary) == 1.0
+    with pytest.raises(AssertionError):
+        assert_nothing_of_a_site(found, hospitals(THREE), summaries)
 
 
 @pytest.mark.slow
 @pytest.mark.statistical(key="the sites' own secrets", numbers=112, errors=5.0)  # chains are up to 1.2 times as wide
-def test_chains_run_over_real_processes(secure, tmp_path):
+def test_chains_run_over_real_processes(secure, tmp_path, summaries):
     """FA-LD: clients' noise is their own, so that the chains are other ones, about the same mode."""
     method = "fb.FALD(num_chains=2, local_steps=5, num_warmup=0, thinning=1)"
     few = {"num-rounds": 4, "num-draws": 4}
-    run = secure.run(app_with(method, tmp_path / "app"), settings(THREE, tmp_path / "fit", **few))
+    app = app_with(method, tmp_path / "app")
+    folder = record(app)
+    run = secure.run(app, settings(THREE, tmp_path / "fit", **few))
     assert run.wait(LONG) == "finished:completed", run.log()
     assert forms(secure) == {"hidden"}
+    assert_nothing_of_a_site(Recording(folder), hospitals(THREE), summaries)
     mode = draws(here("'laplace'", THREE).idata)
     for name, values in draws_in(tmp_path / "fit").items():
         assert values.shape[:2] == (2, 4)

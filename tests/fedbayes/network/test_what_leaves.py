@@ -211,8 +211,8 @@ NUMBERS = {  # of the page's table, for each kind of round that a fit has
     "EP": {REPLICATES * (D + TRIANGLE + 5)},
     "EP, hidden": {REPLICATES * (2 * (D + TRIANGLE + 4) + 1)},  # of two words, but for the codes
     "EP with locals": {2 * MODE - 2, REPLICATES * (D + TRIANGLE + 5)},
-    "FA-LD": {MODE, REPLICATES * (3 * D + 2)},
-    "FedAvg": {2, 2 * D + 3, MODE - 1},
+    "FA-LD": {MODE, D * D + D + 1284, REPLICATES * (3 * D + 2)},
+    "FedAvg": {642, 2 * D + 3, MODE - 1},
     "one shot": {4 * (1024 * D + D + TRIANGLE + 2), 4 * 513},
 }
 
