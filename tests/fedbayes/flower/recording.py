@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.mode import expansion
-from fedbayes.network.fixed_point import cancelled, plus, to_numbers
+from fedbayes.network.fixed_point import FRACTION, cancelled, plus
 from fedbayes.network.messages import Message, unpack
 from fedbayes.numerics.gaussian import packed
 from fedbayes.problem.problem import make_problem
@@ -63,7 +63,9 @@ def numbers_in(answer: Message) -> np.ndarray:
     """The numbers of an answer; of a hidden one those that its bits would be."""
     told = arrays_of(answer.body)
     if "masked" in told:
-        return to_numbers(told["masked"])
+        lower, upper = told["masked"].T
+        value = (upper << np.uint64(16)).view(np.int64) >> np.int64(16)  # without the bits that count
+        return (value * 2.0**64 + lower) * 2.0**-FRACTION
     return np.concatenate([np.ravel(told[name]) for name in told if name.startswith("total")])
 
 
