@@ -11,7 +11,7 @@ import email.utils
 import hashlib
 import re
 import ssl
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ class Admission(NamedTuple):
             raise FederatedError(self._still_alive())
 
     def _wrong_clock(self, told: "_Answer") -> str:
-        here, there = datetime.now(UTC), told.date
+        here, there = _now(), told.date
         off = 0 if there is None else round((here - there).total_seconds())
         if there is None or -_BEHIND < off < _AHEAD:
             return (
@@ -120,7 +120,7 @@ class Admission(NamedTuple):
                 f"The server at {self.server} has a certificate that '{self.certificate}' does not vouch for: "
                 f"{_reason(error)}. Get `ca.crt` from whoever runs the server, call the server by the name for which "
                 f"its certificate was made, and see whether this machine's clock is right: here it is "
-                f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC."
+                f"{_now():%Y-%m-%d %H:%M:%S} UTC."
             )
         return (
             f"Nobody answers at {self.server}, where the node of site '{self.site}' looks for its server: "
@@ -145,7 +145,7 @@ class _Answer(NamedTuple):
 
 def _activate(client: Any, public: ec.EllipticCurvePublicKey, interval: float) -> _Answer:
     """Ask to be let in, and leave at once."""
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest  # type: ignore[attr-defined]
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 
     request = ActivateNodeRequest(public_key=_as_pem(public), heartbeat_interval=interval)
     try:
@@ -165,6 +165,14 @@ def _read(response: httpx.Response) -> _Answer:
     except ValueError:
         date = None
     return _Answer(response.status_code, int(error.code) if error else 0, date)
+
+
+def _now() -> datetime:
+    """By the clock that signatures bear."""
+    from flwr.supercore.date import now
+
+    found: datetime = now()
+    return found
 
 
 def _client(node: Admission, private: ec.EllipticCurvePrivateKey) -> Any:
