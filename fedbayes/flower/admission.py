@@ -60,12 +60,14 @@ class Admission(NamedTuple):
             The node would not be let in; or nobody answers who could say.
         """
         private = _private_key(self.key)
-        if not self.certificate.is_file():
+        try:
+            known = _client(self, private)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ClientDataError(
-                f"The server's authority, '{self.certificate}', is not there. Get `ca.crt` from whoever runs the "
-                "server, and put it there."
-            )
-        with _client(self, private) as client:
+                f"The server's authority, '{self.certificate}', can't be read ({_reason(error)}). Get `ca.crt` from "
+                "whoever runs the server, and put it there."
+            ) from None
+        with known as client:
             try:
                 self._ask(client, private.public_key())
             except httpx.TransportError as error:
@@ -183,7 +185,8 @@ def _client(node: Admission, private: ec.EllipticCurvePrivateKey) -> Any:
 
     signing = NodeAuthHttpInterceptor(private, private.public_key())
     interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signing]
-    return FleetHttpClient.from_server_address(node.server, False, str(node.certificate), interceptors=interceptors)
+    authority = node.certificate.read_bytes()
+    return FleetHttpClient.from_server_address(node.server, False, authority, interceptors=interceptors)
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:

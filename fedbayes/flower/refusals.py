@@ -31,7 +31,7 @@ def tell_refusal(answer: bytes, log: Path) -> None:
     reason = Refusal[header["reason"]]
     if reason is Refusal.DRAWS:  # is settled with the server
         return
-    logger.error("Site %s %s. Its log is '%s'.", header["site"], reason.value, log)
+    logger.error("Site %s %s. Its worker's log is '%s'.", header["site"], reason.value, log)
 
 
 def _header(answer: bytes) -> dict[str, str]:

@@ -7,6 +7,9 @@ from fedbayes.errors import ClientDataError
 from fedbayes.network.charter import Hello
 from fedbayes.problem.data.reading import check_like
 
+_AXIS = "axis "  # how a label begins that names an array's axis and no column
+_MOST = 30  # columns that are listed
+
 
 def differences(hellos: Sequence[Hello]) -> str:
     """What differs, and at whom, in sentences; empty where all are alike.
@@ -35,23 +38,34 @@ def _difference(expected: Hello, hello: Hello) -> str:
 def _of_columns(expected: Hello, hello: Hello) -> str:
     """Which named columns one has and the other has not."""
     for argument, kind in expected.arrays.items():
-        other = hello.arrays.get(argument)
-        if other is None or kind.labels is None or other.labels is None or set(kind.labels) == set(other.labels):
+        told = hello.arrays[argument].labels if argument in hello.arrays else None
+        if kind.labels is None or told is None:
             continue
-        lacks = [name for name in kind.labels if name not in other.labels]
-        more = [name for name in other.labels if name not in kind.labels]
-        parts = [f"lacks the column{_s(lacks)} {lacks}"] if lacks else []
-        parts += [f"has the column{_s(more)} {more} that nobody else has"] if more else []
+        mine, theirs = _columns(told), _columns(kind.labels)
+        if set(mine) == set(theirs):
+            continue
+        lacks = [name for name in theirs if name not in mine]
+        more = [name for name in mine if name not in theirs]
+        parts = [f"lacks {_listed(lacks)}"] if lacks else []
+        parts += [f"has {_listed(more)}, which site '{expected.site}' has not"] if more else []
         return (
-            f"Site '{hello.site}': its `{argument}` {' and '.join(parts)}. Site '{expected.site}' has the columns "
-            f"{list(kind.labels)}, and all sites need the same ones in one order: correct the file of site "
+            f"Site '{hello.site}': of the columns of `{argument}` it {' and '.join(parts)}. Site '{expected.site}' has "
+            f"{_listed(theirs)}, and all sites need the same ones in one order: correct the file of site "
             f"'{hello.site}', or what its `load_data` reads."
         )
     return ""
 
 
-def _s(names: Sequence[str]) -> str:
-    return "s" * (len(names) != 1)
+def _columns(labels: Sequence[str]) -> list[str]:
+    """Columns as files name them; those of an array bear the name of their axis."""
+    if not any(label.startswith(_AXIS) for label in labels):
+        return list(labels)
+    return [label.partition("=")[2] for label in labels if not label.startswith(_AXIS)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
+    return ", ".join(map(repr, names[:_MOST])) + more
 
 
 def _layout(hello: Hello) -> tuple:

@@ -46,7 +46,10 @@ def enrolled(register: Register, num: int, sites: Sequence[str], timeout: float)
                 log.warning(
                     "The sites %s are there and take no part: the run begins with %s, as asked.", left_out, there[:num]
                 )
-            return [register.hellos[name] for name in there[:num]]
+            chosen = [register.hellos[name] for name in there[:num]]
+            if told := differences(chosen):
+                raise ClientDataError(told)
+            return chosen
         _refuse_contradictions(register, num, sites, there)
         if time.monotonic() > deadline:
             raise FederatedError(

@@ -215,7 +215,7 @@ def test_mistakes_are_told_within_seconds(study):
     assert "cholesterol" not in told  # what else the file has stays there
     assert "`worker.log` in the site's state folder" in told
     where = study.folder / "sites" / "budapest" / "worker.log"
-    study.says("budapest", f"Its log is '{where}'.")
+    study.says("budapest", f"Its worker's log is '{where}'.")
     assert "has no column 'chol'; it has ['age'," in study.worker_log("budapest")
 
     with changed(source, "Normal(0.0, 5.0)", "Normal(0.0, 2.5)"):
@@ -232,7 +232,7 @@ def test_mistakes_are_told_within_seconds(study):
     assert seconds < SOON
     assert "Site 'long-beach' takes no part: it has a policy that can't be read" in told
     where = study.folder / "sites" / "long-beach" / "worker.log"
-    study.says("long-beach", f"Its log is '{where}'.")
+    study.says("long-beach", f"Its worker's log is '{where}'.")
     assert f"The site's policy, '{settings}', has 'smalest_cell'" in study.worker_log("long-beach")
     assert "Did you mean 'smallest_cell'?" in study.worker_log("long-beach")
 
