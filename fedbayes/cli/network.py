@@ -179,7 +179,7 @@ def check_node(
     It is for before a node starts, as `node.sh` uses it: a node that runs already counts as an earlier one.
     """
     with _plain_errors():
-        from fedbayes.flower.admission import Admission
+        from fedbayes.flower.node.admission import Admission
 
         Admission(site, server, certificate, key or Path("certificates") / site).ask()
     typer.echo(f"The server at {server} lets the node of site {site} in.")

@@ -13,10 +13,10 @@ from fedbayes.flower.approval import is_approved, refusal
 from fedbayes.flower.codes import NoAnswer, SiteFailure
 from fedbayes.flower.messages import ACTION, NUDGE, pack, unpack
 from fedbayes.flower.node.caller import Caller
+from fedbayes.flower.node.refusals import tell_refusal
 from fedbayes.flower.node.source import fingerprint, locate
 from fedbayes.flower.node.state import StateFolder
 from fedbayes.flower.programs import parts
-from fedbayes.flower.refusals import tell_refusal
 from fedbayes.network.client.naming import Config
 
 logger = logging.getLogger(__name__)

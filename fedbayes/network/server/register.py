@@ -113,7 +113,7 @@ class Register:
                 self._leave_out(address, _AGAIN if self.closed else 0.0)  # in which no round waits for it
                 self._note_failure(addresses[address], answer)
                 continue
-            hello = self._understood(address, answer)
+            hello = self._understood(address, answer, addresses[address])
             if hello is not None:
                 found[address] = hello
         return found
@@ -126,11 +126,11 @@ class Register:
         if self._failures[key.name] >= _MOST_FAILURES:
             self.refused[key.name] = Refusal.FAILED.value
 
-    def _understood(self, address: Address, answer: bytes) -> Hello | None:
+    def _understood(self, address: Address, answer: bytes, key: NodeKey | None = None) -> Hello | None:
         try:
             header = unpack(answer).header
             if header["kind"] == "refusal":
-                self._explain(header)
+                self._explain(header, key)
                 self._leave_out(address)
                 return None
             return Hello.read(header["told"])
@@ -144,9 +144,14 @@ class Register:
             self._leave_out(address)
             return None
 
-    def _explain(self, header: Mapping[str, object]) -> None:
-        """Why a node takes no part."""
+    def _explain(self, header: Mapping[str, object], key: NodeKey | None) -> None:
+        """Why a node takes no part. One whose key has a name refuses for the site of that name, whatever it says."""
         site, reason = plain_name(header["site"]), Refusal[header["reason"]]  # type: ignore[misc]
+        if key is not None and key.name:
+            site = key.name
+        elif site in self.hellos:
+            log.error("A node refuses, and says that it speaks for site %s, which has joined; it takes no part.", site)
+            return
         self.differing.pop(site, None)
         self.refused[site] = f"{reason.value}{_counts(header)}{_missing(header)}"
         where = f" {LOG}" if "own log" in reason.value else ""

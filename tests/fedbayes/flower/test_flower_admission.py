@@ -16,10 +16,10 @@ from federation import free_ports
 
 from fedbayes.cli.main import app
 from fedbayes.errors import ClientDataError, FederatedError
-from fedbayes.flower import admission
-from fedbayes.flower.admission import Admission
+from fedbayes.flower.node import admission
+from fedbayes.flower.node.admission import Admission
+from fedbayes.flower.node.refusals import tell_refusal
 from fedbayes.flower.programs import optional
-from fedbayes.flower.refusals import tell_refusal
 from fedbayes.network.messages import pack
 
 

@@ -179,3 +179,21 @@ def test_the_terminal_says_that_sites_compile(caplog):
     assert (
         "Phase EP begins: 40 rounds. The sites are compiling its first one, which takes about a minute." in caplog.text
     )
+
+
+@pytest.mark.parametrize("name", ["mal", ""])
+def test_a_node_can_not_refuse_for_another_site(federation, name):
+    """A named key says who it is; without names, who has joined stays."""
+    world = federation()
+    network = world.network()
+    told = {"kind": "refusal", "site": "ada", "reason": "DATA", "study": {}, "found": {}}
+    network.disturb = lambda count, address, answer: pack(told) if address == 9 else answer
+    network.sites[9] = world.site("mal", load=lambda config: 1 / 0)
+    network.keys = {1: NodeKey("a", "ada"), 2: NodeKey("b", "bo"), CY: NodeKey("c", "cy"), 9: NodeKey("m", "mal")}
+    if not name:
+        network.keys = {}
+    register = Register(network, world.study, 5.0)
+    register.look()
+    register.look()
+    assert set(register.hellos) == {"ada", "bo", "cy"}
+    assert set(register.refused) == ({"mal"} if name else set())
