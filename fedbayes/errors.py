@@ -24,6 +24,22 @@ class ClientDataError(FedbayesError, ValueError):
     """The clients' data cannot be used; the message names the client, the argument and the value seen."""
 
 
+class MissingColumnsError(ClientDataError):
+    """A client's file lacks columns that the study reads.
+
+    Parameters
+    ----------
+    text
+        For the client: it may name what else the file has.
+    missing
+        The columns that are not there. These are the study's words, and may be told to others.
+    """
+
+    def __init__(self, text: str, missing: Iterable[str]) -> None:
+        super().__init__(text)
+        self.missing = tuple(missing)
+
+
 class ModelError(FedbayesError, ValueError):
     """The program cannot be fitted by federation; the message names the site and what to write instead."""
 

@@ -42,6 +42,7 @@ app.command()(network.new)
 app.command()(network.disclosure)
 app.command()(network.approve)
 app.command()(network.keys)
+app.command()(network.check_node)
 app.command()(network.log)
 app.command()(network.client_posterior)
 

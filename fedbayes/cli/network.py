@@ -168,6 +168,23 @@ def keys(
     typer.echo("\n".join(aligned([("site", "key for secure sums", ""), *rows])))
 
 
+def check_node(
+    site: Annotated[str, typer.Argument(help="The site's name, its `site-id`.")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server, as for `flower-supernode --superlink`.")],
+    key: Annotated[Path | None, typer.Option(help="The node's private key; by default certificates/SITE.")] = None,
+    certificate: Annotated[Path, typer.Option(help="The server's authority.")] = Path("certificates/ca.crt"),
+) -> None:
+    """At a site: whether the server lets its node in; if not, whether clock, key or an earlier node is the cause.
+
+    It is for before a node starts, as `node.sh` uses it: a node that runs already counts as an earlier one.
+    """
+    with _plain_errors():
+        from fedbayes.flower.node.admission import Admission
+
+        Admission(site, server, certificate, key or Path("certificates") / site).ask()
+    typer.echo(f"The server at {server} lets the node of site {site} in.")
+
+
 def _change_known(vault: "Vault", told: list[str], forgotten: list[str], *, has_partners: bool) -> None:
     """Add up with some sites, too, and with others no more."""
     from fedbayes.errors import ClientDataError

@@ -13,6 +13,7 @@ from fedbayes.flower.approval import is_approved, refusal
 from fedbayes.flower.codes import NoAnswer, SiteFailure
 from fedbayes.flower.messages import ACTION, NUDGE, pack, unpack
 from fedbayes.flower.node.caller import Caller
+from fedbayes.flower.node.refusals import tell_refusal
 from fedbayes.flower.node.source import fingerprint, locate
 from fedbayes.flower.node.state import StateFolder
 from fedbayes.flower.programs import parts
@@ -109,8 +110,11 @@ class SiteApp(ClientApp):
             request, config = unpack(message), dict(context.node_config)
             if request == NUDGE:
                 return Message(pack(NUDGE), reply_to=message)
-            worker, may_run = self._caller(config), is_approved(config, self.modules)
-            answer = worker.ask(request, message.metadata.ttl) if may_run else refusal(config, request)
+            worker = self._caller(config)
+            if not is_approved(config, self.modules):
+                return Message(pack(refusal(config, request)), reply_to=message)
+            answer = worker.ask(request, message.metadata.ttl)
+            tell_refusal(answer, worker.state.log)
             return Message(pack(answer), reply_to=message)
         except SiteFailure as failure:
             logger.error("no answer: %s", failure)

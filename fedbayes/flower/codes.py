@@ -37,11 +37,12 @@ class SiteFailure(FedbayesError):
         self.code = code
 
 
+_WORKER_LOG = "`worker.log` in its state folder (`state-dir` of its node)"
 _MEANINGS = {
     NoAnswer.BROKEN: "the client app failed; the node's log says how",
     NoAnswer.NO_SITE_ID: "the node's configuration does not name its site",
     NoAnswer.NO_STATE_FOLDER: "the site's state folder can't be used; the node's log says why",
-    NoAnswer.NO_WORKER: "the site's worker did not start; its log says why",
-    NoAnswer.WORKER_DIED: "the site's worker died of this request, twice; its log may say why",
+    NoAnswer.NO_WORKER: f"the site's worker did not start; {_WORKER_LOG} says why",
+    NoAnswer.WORKER_DIED: f"the site's worker died of this request, twice; {_WORKER_LOG} may say why",
     NoAnswer.TOO_LATE: "the site had no answer by the deadline",
 }

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fedbayes.errors import ClientDataError
+from fedbayes.errors import ClientDataError, MissingColumnsError
 from fedbayes.network.client.naming import Config
 
 Wanted = Mapping[str, str | Sequence[str]]
@@ -159,9 +159,10 @@ def _from_npz(path: Path, wanted: Wanted) -> Arrays:
 
 def _refuse_missing(path: Path, wanted: Wanted, known: list[str], what: str) -> None:
     if missing := [name for name in _names(wanted) if name not in known]:
-        raise ClientDataError(
+        raise MissingColumnsError(
             f"The file '{path}' has no {what} {', '.join(map(repr, missing))}; it has {known}. Rename it in the file, "
-            "or read the file by a function `load_data(config)` of your own."
+            "or read the file by a function `load_data(config)` of your own.",
+            missing,
         )
 
 

@@ -5,6 +5,11 @@ from importlib import import_module
 from typing import Any
 
 
+def optional(model: Callable[..., Any] | str, name: str, given: Any) -> Any:
+    """What is given; or else the attribute of this name of the model's module, where that is named and has one."""
+    return getattr(import_module(model), name, None) if given is None and isinstance(model, str) else given
+
+
 def parts(model: Callable[..., Any] | str, **others: Any) -> list[Any]:
     """The model and the others, in this order.
 

@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedbayes.errors import FedbayesError
 from fedbayes.flower.grid import GridTransport
-from fedbayes.flower.programs import parts
+from fedbayes.flower.programs import optional, parts
 from fedbayes.flower.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ def server_app(
     Parameters
     ----------
     model
-        One client's NumPyro program; or, as a text, the name of a module that defines ``model`` and ``method``.
+        One client's NumPyro program; or, as a text, the name of a module that defines ``model`` and ``method``, and may
+        define ``coords`` and ``dims``.
     method
         As for :func:`fedbayes.fit_federated`.
     local, coords, dims, dtype
@@ -68,33 +71,44 @@ def server_app(
         _show_progress()
         program, fitted_by = parts(model, method=method)
         output = Path(settings.output)
-        fit = fit_over(
-            GridTransport(grid, keys=settings.keys),
-            Study(program, fitted_by, local=local, dtype=dtype),
-            key=jax.random.key(settings.seed),
-            num_clients=settings.num_clients or None,
-            sites=settings.names,
-            join_timeout=settings.join_timeout,
-            patience=Patience(
-                round_timeout=settings.round_timeout,
-                min_clients=settings.min_clients,
-                give_up_after=settings.give_up_after,
-            ),
-            num_rounds=settings.num_rounds or None,
-            coords=coords,
-            dims=dims,
-            num_draws=settings.num_draws,
-            correct=settings.correct,
-            checkpoint=output / "checkpoint",
-            seconds_a_round=_SECONDS_A_ROUND,
-            secure_sums=settings.secure_sums,
-        )
+        with _told():
+            fit = fit_over(
+                GridTransport(grid, keys=settings.keys),
+                Study(program, fitted_by, local=local, dtype=dtype),
+                key=jax.random.key(settings.seed),
+                num_clients=settings.num_clients or None,
+                sites=settings.names,
+                join_timeout=settings.join_timeout,
+                patience=Patience(
+                    round_timeout=settings.round_timeout,
+                    min_clients=settings.min_clients,
+                    give_up_after=settings.give_up_after,
+                ),
+                num_rounds=settings.num_rounds or None,
+                coords=optional(model, "coords", coords),
+                dims=optional(model, "dims", dims),
+                num_draws=settings.num_draws,
+                correct=settings.correct,
+                checkpoint=output / "checkpoint",
+                seconds_a_round=_SECONDS_A_ROUND,
+                secure_sums=settings.secure_sums,
+            )
         _write(fit, output)
         _LOG.info("%s", fit)
         if report:
             report(fit)
 
     return app
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """An error that a person can put right is said by itself, as Flower buries it in a traceback."""
+    try:
+        yield
+    except FedbayesError as error:
+        _LOG.error("The run has ended. %s", error)
+        raise error.with_traceback(None) from None
 
 
 def _write(fit: "FederatedFit", folder: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,17 +13,17 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedbayes.errors import UNREADABLE, FederatedError
+from fedbayes.errors import FederatedError
 from fedbayes.fit import check_arguments, concluded, updates_after
-from fedbayes.network.charter import Hello, Joined, Seat
+from fedbayes.network.charter import Hello, Joined
 from fedbayes.network.conclusion import telling
-from fedbayes.network.messages import Refusal, pack, unpack
 from fedbayes.network.server.described import Described, described_problem, seats
+from fedbayes.network.server.joining import all_joined, enrolled
 from fedbayes.network.server.register import Register
 from fedbayes.network.server.remote import Patience, Remote
 from fedbayes.network.server.terminal import Terminal
 from fedbayes.network.study import Study
-from fedbayes.network.transport import Address, Failure, Transport
+from fedbayes.network.transport import Transport
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import Fitted, fitted_by, without_check
 from fedbayes.results.posterior import idata
@@ -38,8 +37,6 @@ from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
 
 log = logging.getLogger(__name__)
-
-_LOOK_EVERY = 1.0  # seconds
 
 
 def fit_over(
@@ -102,7 +99,8 @@ def fit_over(
     ClientDataError, ModelError
         Clients have different arguments, or the model can't be split.
     FederatedError
-        Too few clients have joined, or have answered; two nodes claim one site.
+        Too few clients have joined, or have answered; one that is there takes no part, and there are not enough others;
+        two nodes claim one site.
     """
     key = typed_key(key)
     check_arguments(num_rounds, participation, num_draws)
@@ -130,7 +128,10 @@ def fit_over(
         finally:
             told.close()
     fitted = fitted_by(configured, problem, current, programs, executor, key, shown)
-    log.info("The rounds are over; the clients are asked for what the posterior needs beside them.")
+    log.info(
+        "The rounds are over. The sites are asked for what the posterior needs beside them, and compile once more, "
+        "which takes about a minute."
+    )
     try:
         idata(fitted)  # asks the clients, while they are there
     except FederatedError as error:
@@ -192,9 +193,9 @@ def joined(
     if hellos:
         _check_same_sites([hello.site for hello in hellos], num, sites, checkpoint)
     else:
-        hellos = _enrolled(register, num, sites, timeout)
+        hellos = enrolled(register, num, sites, timeout)
     places = seats(hellos, np.dtype(study.dtype))
-    found = remembered.joined or _joined(register, study, hellos, places, timeout)
+    found = remembered.joined or all_joined(register, study, hellos, places, timeout)
     remembered.write(hellos, found, register.keys)
     problem = described_problem(study, hellos, places, found)
     options = {"resumable": checkpoint is not None, "secure_sums": secure_sums}
@@ -210,85 +211,6 @@ def _check_same_sites(known: Sequence[str], num: int, sites: Sequence[str], chec
             "now. Sites can't enter or leave a run that has begun: ask for the same ones to go on with it, or begin a "
             "new run with another checkpoint (in a Flower project, another `output`)."
         )
-
-
-def _enrolled(register: Register, num: int, sites: Sequence[str], timeout: float) -> list[Hello]:
-    """Those who have joined, once they are as many as wanted."""
-    deadline = time.monotonic() + timeout
-    while True:
-        register.look()
-        there = [name for name in sites if name in register.hellos] if sites else sorted(register.hellos)
-        if len(there) >= num:
-            register.closed = True
-            if left_out := sorted(register.hellos.keys() - there[:num]):
-                log.warning(
-                    "The sites %s are there and take no part: the run begins with %s, as asked.", left_out, there[:num]
-                )
-            return [register.hellos[name] for name in there[:num]]
-        if time.monotonic() > deadline:
-            wanted = f"the sites {list(sites)}" if sites else f"{num} in all"
-            raise FederatedError(
-                f"After {timeout:g} s {sorted(register.hellos) or 'no sites'} have joined, and {wanted} are needed. "
-                f"Start the others, or ask for fewer.{_who_refused(register)}"
-            )
-        time.sleep(min(_LOOK_EVERY, timeout / 10.0))
-
-
-def _who_refused(register: Register) -> str:
-    """The sites that take no part, and why."""
-    return "".join(f" Site '{site}' takes no part: it {reason}." for site, reason in sorted(register.refused.items()))
-
-
-def _joined(
-    register: Register, study: Study, hellos: Sequence[Hello], places: Sequence[Seat], timeout: float
-) -> list[Joined]:
-    """What each client found out about the model on its own data."""
-    found: dict[str, Joined] = {}
-    deadline = time.monotonic() + timeout
-    seats_of = {hello.site: seat for hello, seat in zip(hellos, places, strict=True)}
-    while len(found) < len(hellos):
-        there = register.look()
-        missing = {there[site]: site for site in seats_of if site in there and site not in found}
-        requests: dict[Address, bytes] = {
-            address: pack({"kind": "join", "study": study.digest, "seat": asdict(seats_of[site])})
-            for address, site in missing.items()
-        }
-        for address, answer in register.transport.send(requests, timeout) if requests else ():
-            site = missing.pop(address, None)
-            if site is not None and not isinstance(answer, Failure):  # a second answer counts for nothing
-                found[site] = _read_joined(register.hellos[site], answer)
-        if len(found) < len(hellos) and time.monotonic() > deadline:
-            absent = [hello.site for hello in hellos if hello.site not in found]
-            raise FederatedError(
-                f"After {timeout:.0f} s the sites {absent} have not read the model. Each site's own "
-                "log says why: `worker.log` in its state folder (`state-dir` of its node)."
-            )
-        if len(found) < len(hellos):
-            time.sleep(min(_LOOK_EVERY, timeout / 10.0))
-    return [found[hello.site] for hello in hellos]
-
-
-def _read_joined(hello: Hello, answer: bytes) -> Joined:
-    """What a site has answered.
-
-    Raises
-    ------
-    FederatedError
-        It refuses, or its answer can't be read.
-    """
-    try:
-        header = unpack(answer).header
-        if header["kind"] != "refusal":
-            told = Joined.read(header["told"])
-            told.check(hello)
-            return told
-        reason = Refusal[header["reason"]].value
-    except UNREADABLE as error:
-        raise FederatedError(
-            f"What site '{hello.site}' has found out about the model can't be read ({type(error).__name__}). Start the "
-            "run again without it."
-        ) from error
-    raise FederatedError(f"Site '{hello.site}' {reason}.")
 
 
 class _Remembered:

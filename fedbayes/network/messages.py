@@ -4,7 +4,7 @@ A body is read by a template, which says what names, shapes and dtypes it must h
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -15,6 +15,9 @@ from fedbayes.rounds.wire import arrays_of, decode, encode
 
 FORMAT = 1  # of the messages; raised when one changes
 HIDDEN = "masked"  # the array of a term under masks, two words for each number
+
+# Where a site explains itself, after a sentence that speaks of its own log.
+LOG = "That log is `worker.log` in the site's state folder (`state-dir` of its node)."
 
 _LONGEST = 1 << 24  # bytes of a header
 _LONGEST_LINE = 300  # characters
@@ -47,12 +50,23 @@ class Refusal(Enum):
 
 
 class Refused(FedbayesError):
-    """A client's no, with the reason that may leave it, and how often each of its owner's rules has found something."""
+    """A client's no, with the reason that may leave it.
 
-    def __init__(self, reason: Refusal, counts: Mapping[str, int] | None = None) -> None:
+    Parameters
+    ----------
+    reason
+        Which one.
+    counts
+        How often each of its owner's rules has found something.
+    missing
+        Columns that the study reads, and the client's file does not have: the study's words, not the file's.
+    """
+
+    def __init__(self, reason: Refusal, counts: Mapping[str, int] | None = None, missing: Sequence[str] = ()) -> None:
         super().__init__(reason.value)
         self.reason = reason
         self.counts = dict(counts or {})
+        self.missing = tuple(missing)
 
 
 class Message(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedbayes.correction.recipe import OtherDraws
-from fedbayes.errors import ClientDataError, ModelError
+from fedbayes.errors import ClientDataError, MissingColumnsError, ModelError
 from fedbayes.network.charter import Hello, Seat
 from fedbayes.network.client import journal
 from fedbayes.network.client.journal import Journal
@@ -75,12 +75,13 @@ class Site:
     def answer(self, request: bytes) -> bytes:
         """The answer to a request; it never raises. What went wrong is said by a code, and explained in the log."""
         counts: dict[str, int] = {}
+        missing: tuple[str, ...] = ()
         asked: dict[str, Any] = {}
         try:
             with computing():
                 return self._logged(asked, self._answered(request, asked))
         except Refused as refused:
-            reason, counts = refused.reason, refused.counts
+            reason, counts, missing = refused.reason, refused.counts, refused.missing
             log.error("Site %s %s.", self.name, reason.value)
         except OtherDraws as error:
             reason = Refusal.DRAWS
@@ -93,6 +94,8 @@ class Site:
             log.exception("A request could not be answered.")
         told = self.study.description if reason is Refusal.STUDY else {}
         refusal = {"kind": "refusal", "site": self.name, "reason": reason.name, "study": told, "found": counts}
+        if missing:
+            refusal["missing"] = list(missing)
         try:
             self.journal.write(asked, self._digest, 0, reason.name)
         except OSError:  # a refusal says nothing of the data
@@ -198,7 +201,8 @@ class Site:
             data = self._load_data(self._config)
         except Exception as error:
             log.exception("`load_data` failed.")
-            raise Refused(Refusal.DATA) from error
+            missing = error.missing if isinstance(error, MissingColumnsError) else ()
+            raise Refused(Refusal.DATA, missing=missing) from error
         with _model_of():
             self._data = read_own(self.study, self.name, data)
         if (digest := digest_of(self._data)) != self._digest:

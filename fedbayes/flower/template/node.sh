@@ -15,6 +15,8 @@ site=$1 data=$(realpath "$2") server=$3 port=${4:-9094}
 export FLWR_HOME="${FLWR_HOME:-$PWD/.flwr}/nodes/$site"
 . ./flower.env
 mkdir -p "$FLWR_HOME" sites
+# Why a server refuses a node, Flower does not say.
+fedbayes check-node "$site" --server "$server"
 exec flower-supernode --superlink "$server" --root-certificates certificates/ca.crt \
     --auth-supernode-private-key "certificates/$site" --host 127.0.0.1 --port "$port" \
     --node-config "site-id=\"$site\" data-path=\"$data\" state-dir=\"$PWD/sites/$site\""

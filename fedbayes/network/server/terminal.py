@@ -27,7 +27,10 @@ class Terminal:
         """See :class:`~fedbayes.rounds.progress.Progress`; says what many rounds will take."""
         self._phase, self._rounds = phase, done
         begins = "begins" if not done else f"goes on after {done:,} rounds"
-        log.info("Phase %s %s%s.", phase, begins, "" if total is None else f": {total:,} rounds")
+        rounds = "" if total is None else f": {total:,} rounds"
+        log.info(
+            "Phase %s %s%s. The sites are compiling its first one, which takes about a minute.", phase, begins, rounds
+        )
         least = ((total or 0) - done) * self._seconds
         if least > _LONG:
             log.warning(

@@ -26,3 +26,7 @@ method = fb.EP(solver="laplace")
 # A site's data: the columns of the file that `data-path` of the node's configuration names. Anything else is read by a
 # function of your own, `def load_data(config): ...`, which returns the model's arguments as a dict of arrays.
 load_data = columns(x=COLUMNS, y="disease")
+
+# What the posterior calls the coefficients, for ArviZ. Leave both out, and they have numbers.
+coords = {"coefficient": COLUMNS}
+dims = {"beta": ["coefficient"]}
