@@ -23,7 +23,7 @@ from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
-from fedbayes.inference.fald.options import Options, check_roster
+from fedbayes.inference.fald.options import Options, check_roster, is_private
 from fedbayes.inference.fald.recording import plan_of, recording
 from fedbayes.inference.fald.server import langevin
 from fedbayes.inference.mode import Needs, mode_phase
@@ -128,6 +128,11 @@ class FALD(Options, Method):
     def needs_rows(self) -> bool:
         """Whether gradients are taken row by row."""
         return self.batch_size is not None or self.clip is not None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the chains begin where no record counts, and hide records in their steps."""
+        return self.init == "zero" and is_private(self)
 
     def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds to the federated mode where the start asks for them, then the chains."""
