@@ -43,6 +43,7 @@ app.command()(network.disclosure)
 app.command()(network.approve)
 app.command()(network.keys)
 app.command()(network.log)
+app.command()(network.privacy)
 app.command()(network.client_posterior)
 
 

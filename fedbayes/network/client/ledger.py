@@ -16,12 +16,25 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from fedbayes.errors import ClientDataError
 from fedbayes.network.messages import Refusal, Refused
 from fedbayes.numerics.accounting import ORDERS, Release, best_order, divergences, epsilon_of, surcharge
 from fedbayes.runtime.files import alone, replace_private_file, settle
 
 LEDGER = "privacy.json"
 _FORMAT = 1
+_ASSUMPTIONS = (
+    "neighbours differ in one row of this site's data; the number of rows, their columns, what has no rows, the code "
+    "and the messages of the server are public",
+    "the study's code at this site is the one that its owner has approved, and rows are independent given the globals",
+    "that the site answers, refuses or fails, and when, is not counted; nor is what its owner publishes, such as a "
+    "client posterior",
+    "exact numbers that have left before, or leave for other data of the same persons, are not counted",
+    "this folder is never set back to an older copy, with which the account would be; noise is fresh all the same",
+    "noise comes from Threefry with keys of 64 bits, which are secret: nobody searches through these",
+    "numbers are double precision: the bounds hold up to rounding; positions are rounded to a millionth of the noise "
+    "before they leave, which takes off the bits that floating-point noise is known to leak by",
+)
 
 
 class Budget(NamedTuple):
@@ -127,3 +140,38 @@ class Ledger:
         lock.touch(mode=0o600)
         with lock.open("a") as file, alone(file):
             yield
+
+
+def as_text(ledger: Ledger, budget: Budget | None, exact: int) -> list[str]:
+    """What has been spent, what of exact numbers is known, and what the claim rests on; empty where there is nothing.
+
+    Parameters
+    ----------
+    ledger, budget
+        Of the site.
+    exact
+        How many numbers about its data have left without noise.
+
+    Raises
+    ------
+    ClientDataError
+        The account can't be read.
+    """
+    try:
+        found = ledger.read()
+    except (ValueError, TypeError, LookupError) as error:
+        raise ClientDataError(f"The account of noisy answers, '{ledger.path}', can't be read: {error}.") from None
+    if budget is None and not found.answers:
+        return []
+    lines = [f"{found.answers:,} noisy answers, of {found.steps:,} steps, are charged."]
+    if budget is None:
+        lines[0] += " The policy has no table [privacy] any more."
+    else:
+        spent, allowed = found.epsilon(budget.delta), budget.epsilon
+        lines[0] += (
+            f" They amount to epsilon {spent:.3g} at delta {budget.delta:g}; the budget is epsilon {allowed:g}, and "
+            f"{found.part(budget):.0%} of the answers that it suffices for have been given."
+        )
+    if exact:
+        lines.append(f"{exact:,} numbers have left this site without noise: none of this holds for the data in them.")
+    return [*lines, "This rests on:", *(f"  - {each}" for each in _ASSUMPTIONS)]
