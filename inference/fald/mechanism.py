@@ -35,7 +35,9 @@ class Mechanism:
     step_size
         ``eta``, the largest of the run.
     local_steps, num_rounds
-        K and R: a run takes ``T = K R`` local steps.
+        K and R: a chain takes ``K R`` local steps.
+    num_chains
+        Each is a run of its own on the same records.
     num_clients, num_active
         N, and the number S of clients drawn in a round.
     scheme
@@ -69,11 +71,12 @@ class Mechanism:
     noise_correlation: float
     temperature: float
     sensitivity: float
+    num_chains: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
         object.__setattr__(self, "num_rows", tuple(self.num_rows))
-        for name in ("local_steps", "num_rounds", "num_clients", "num_active"):
+        for name in ("local_steps", "num_rounds", "num_clients", "num_active", "num_chains"):
             value = getattr(self, name)
             check(is_count(value), f"`{name}` is {value}; it is a whole number, at least one.")
         self._check_noise()

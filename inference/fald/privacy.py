@@ -5,7 +5,7 @@ of which the private part has standard deviation ``sigma_c``. Replacing one reco
 
     s_c = eta n_c Delta / (B p_c),   sigma_c = sqrt(2 eta tau (1 - rho^2) / p_c),   Delta = sup ||grad l - grad l'||.
 
-So each of the ``T = K R`` steps is a Gaussian mechanism on a subsample. Neighbours differ in one record of one client;
+So each of the ``T = K R`` steps, K in each of R rounds of each chain, is a Gaussian mechanism on a subsample. Neighbours differ in one record of one client;
 uploads, broadcasts and the shared noise are public. ``deng_2024`` is the paper's theorem, which is not sound when only
 some clients take part; ``renyi`` is sound.
 
@@ -86,6 +86,7 @@ def mechanism_of(fit: "FederatedFit") -> Mechanism:
         noise_correlation=config.noise_correlation,
         temperature=config.temperature,
         sensitivity=math.inf if config.clip is None else 2.0 * config.clip,
+        num_chains=config.num_chains,
     )
 
 
@@ -210,9 +211,10 @@ def deng_2024(mechanism: Mechanism, *, delta0: float, delta1: float, delta2: flo
     of_step = 2.0 * math.sqrt(2.0 * math.log(1.25 / delta0)) * hidden
     of_round = _composed(of_step, mechanism.local_steps, delta1)
     epsilon, delta, caveats = _sampled(mechanism, of_round, delta0, delta1)
+    num_rounds = mechanism.num_rounds * mechanism.num_chains
     return Guarantee(
-        _composed(epsilon, mechanism.num_rounds, delta2),
-        min(1.0, mechanism.num_rounds * delta + delta2),
+        _composed(epsilon, num_rounds, delta2),
+        min(1.0, num_rounds * delta + delta2),
         "Theorem G.3 of Deng et al. (2024)",
         (*caveats, *_BASIC),
     )
@@ -240,7 +242,7 @@ def renyi(mechanism: Mechanism, *, delta: float) -> Guarantee:
         ``delta`` outside (0, 1).
     """
     check(0.0 < delta < 1.0, f"`delta` is {delta}; it lies in (0, 1), such as 1e-6.")
-    batch, num_steps = mechanism.batch_size, mechanism.local_steps * mechanism.num_rounds
+    batch, num_steps = mechanism.batch_size, mechanism.local_steps * mechanism.num_rounds * mechanism.num_chains
     clients = set(zip(mechanism.ratios, mechanism.num_rows, strict=True))
     each = [divergences(Release(ratio, rows, batch or rows, num_steps)) for ratio, rows in clients]
     epsilon = max(epsilon_of(spent, delta) for spent in each)

@@ -79,6 +79,8 @@ class Session:
         phase, order = int(header["phase"]), int(header["order"])
         noisy = self.programs.phases[phase].algorithm.released is not None
         check_asked(policy, noisy=noisy)
+        if noisy:
+            check_keys(self._impl)
         history = self.vault.history_before(phase, order)
         hiding = self.sums.hiding(message, policy.sums, history)
         template = self._template(phase, begins=bool(header["begins"]))
@@ -98,7 +100,6 @@ class Session:
     def _charged(self, phase: int, shared: Any, budget: Budget) -> str:
         """Enter a noisy answer in the site's ledger before anything is computed; a secret for its noise."""
         released = self.programs.phases[phase].algorithm.released
-        check_keys(self._impl)
         try:
             releases = released(shared, self.executor.client)  # type: ignore[misc]  # asked for before
         except ValueError as error:
