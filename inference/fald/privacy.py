@@ -5,9 +5,9 @@ of which the private part has standard deviation ``sigma_c``. Replacing one reco
 
     s_c = eta n_c Delta / (B p_c),   sigma_c = sqrt(2 eta tau (1 - rho^2) / p_c),   Delta = sup ||grad l - grad l'||.
 
-So each of the ``T = K R`` steps, K in each of R rounds of each chain, is a Gaussian mechanism on a subsample. Neighbours differ in one record of one client;
-uploads, broadcasts and the shared noise are public. ``deng_2024`` is the paper's theorem, which is not sound when only
-some clients take part; ``renyi`` is sound.
+So each of the ``T = K R`` steps, K in each of R rounds of each chain, is a Gaussian mechanism on a subsample.
+Neighbours differ in one record of one client; uploads, broadcasts and the shared noise are public. ``deng_2024`` is the
+paper's theorem, which is not sound when only some clients take part; ``renyi`` is sound.
 
 Sources: Deng, Zhang, Ma, Song, Lin (UAI 2024, arXiv:2112.05120), section 6 and appendix G. Balle, Barthe, Gaboardi
 (NeurIPS 2018): amplification by subsampling. Balle, Wang (ICML 2018): the exact profile of the Gaussian mechanism.
@@ -35,8 +35,8 @@ _BASIC = (
     "neighbours differ in one record of one client; uploads, broadcasts and the shared noise are public",
     "`sensitivity` holds at every value of the globals, as it does where each record's gradient is clipped",
     "a client draws its private noise, and a fresh batch in every step, from a key that nobody else knows: so it is "
-    "where each client keeps a secret of its own, but not in the executors of one process (batched, sequential, "
-    "loopback), which make all secrets from the fit's key, so that whoever knows this key can redraw the noise",
+    "where each client keeps a secret of its own, as over a network, but not in the executors of one process (batched, "
+    "sequential, loopback), which make all secrets from the fit's key, so that whoever knows it can redraw the noise",
     "nothing else computed from the records is released, such as a start at their mode, or a step size tuned on them",
 )
 _UNSOUND = (

@@ -18,8 +18,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from permissive import PERMISSIVE
+from typer.testing import CliRunner
 
 import fedbayes as fb
+from fedbayes.cli.main import app
 from fedbayes.errors import ClientDataError, FederatedError, NotConvergedWarning
 from fedbayes.network.client import private
 from fedbayes.network.client.journal import as_text as log_text
@@ -366,6 +368,22 @@ def test_the_log_and_the_account_in_words(asked):
     assert f"epsilon {spent.epsilon(1e-5):.3g} at delta 1e-05; the budget is epsilon 5" in lines[0]
     assert lines[1].startswith("7 numbers have left this site without noise: none of this holds")
     assert as_text(Ledger(asked.folder / "nowhere"), None, 0) == []
+
+
+def test_the_commands_of_a_site_s_owner(asked):
+    pytest.importorskip("flwr")
+    config = f'site-id="ada" state-dir="{asked.folder / "ada"}" policy="{asked.policy}"'
+
+    def said(command: str) -> str:
+        return CliRunner().invoke(app, [command, "--config", config]).output
+
+    for command in ("privacy", "log"):
+        assert "6 noisy answers, of 24 steps, are charged. They amount to epsilon" in said(command)
+    assert "This rests on:\n  - neighbours differ in one row of this site's data" in said("privacy")
+    config = config.replace("ada", "dora")
+    assert said("privacy").startswith("0 noisy answers, of 0 steps, are charged.")
+    asked.budget(None)
+    assert "has no table [privacy], and no noisy answer has left it" in said("privacy")
 
 
 @pytest.mark.parametrize(
