@@ -90,11 +90,20 @@ def sites(tmp_path):
     return lambda *given, **options: Sites(tmp_path / "sites", *given, **options)
 
 
-@pytest.fixture
-def asked(sites):
-    """Sites that have been through a fit, and the first round that one of them was asked."""
-    found = sites()
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """Sites that have been through a fit."""
+    found = Sites(tmp_path_factory.mktemp("fitted") / "sites")
     found.ended = found.fit()
+    return found
+
+
+@pytest.fixture
+def asked(fitted, sites):
+    """The same in folders of the test's own, and the first round that one of them was asked."""
+    shutil.copytree(fitted.folder, sites().folder, dirs_exist_ok=True)
+    found = sites()
+    found.ended, found.network = fitted.ended, fitted.network
     found.round = found.requests("round")[0]
     return found
 
