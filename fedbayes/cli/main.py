@@ -44,6 +44,7 @@ app.command()(network.approve)
 app.command()(network.keys)
 app.command()(network.check_node)
 app.command()(network.log)
+app.command()(network.privacy)
 app.command()(network.client_posterior)
 
 

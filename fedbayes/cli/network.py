@@ -221,6 +221,28 @@ def log(
         typer.echo(f"Site {name} was asked nothing yet: there is no file '{journal.path}'.")
         return
     typer.echo(as_text(list(journal.entries()), last))
+    if stands := _where_the_budget_stands(config):
+        typer.echo(stands[0])
+
+
+def privacy(config: NodeConfig) -> None:
+    """At a site: how much of its owner's privacy budget is spent, and what the claim rests on."""
+    lines = _where_the_budget_stands(config)
+    typer.echo("\n".join(lines) or "The site's policy has no table [privacy], and no noisy answer has left it.")
+
+
+def _where_the_budget_stands(config: str) -> list[str]:
+    """What the site's noisy answers have told, in lines; none where there are none, and no budget."""
+    with _plain_errors():
+        from fedbayes.flower.sites import read_config
+        from fedbayes.network.client.journal import Journal, exact_numbers
+        from fedbayes.network.client.ledger import Ledger, as_text
+        from fedbayes.network.client.naming import site_folder
+        from fedbayes.network.client.policy import read_policy
+
+        settings = read_config(config)
+        folder = site_folder(settings)
+        return as_text(Ledger(folder), read_policy(settings).privacy, exact_numbers(Journal(folder).entries()))
 
 
 def _tell(site: "Site", idata: object, path: Path) -> None:

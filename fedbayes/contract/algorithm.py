@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int
 from fedbayes.contract.answer import Answer, Diagnostic
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
+from fedbayes.numerics.accounting import Release
 from fedbayes.numerics.gaussian import STRUCTURE, Gaussian
 from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
@@ -177,6 +178,10 @@ class Algorithm(NamedTuple):
         ``(shared) -> (..., d)``: the values of the globals around which the broadcast has the clients evaluate their
         densities. A client over a network answers none that is farther from the prior than its owner allows. ``None``
         where a broadcast names no such values.
+    released
+        ``(shared, client) -> releases``, on the host, leading axis of replicates: what the replies to a broadcast tell
+        of the client's records, worked out at the client from what it is told. Raises ``ValueError`` where that can't
+        be bounded. ``None``: the replies have no noise that would hide a record.
     """
 
     name: str
@@ -189,6 +194,7 @@ class Algorithm(NamedTuple):
     participants: Callable[[State], Array] = everybody
     continue_client: Callable[[Client, Shared, Key, Private], Private] | None = None
     asked_at: Callable[[Shared], Array] | None = None
+    released: Callable[[Shared, Client], Sequence[Release]] | None = None
 
 
 class Recording(NamedTuple):
@@ -282,6 +288,14 @@ class Method(ABC):
         Empty where sums and result codes are all that it sees in the rounds and in the check after them.
         """
         return ""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether clients answer with noise that hides their records, and with nothing else.
+
+        Over a network they then take part within a budget of their owners, and are asked nothing after the rounds.
+        """
+        return False
 
     @property
     @abstractmethod

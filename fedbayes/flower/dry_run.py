@@ -26,6 +26,8 @@ separation = false
 [sums]
 single = true
 """
+# of the copies' own ledgers: the site's budget is not touched
+_UNLIMITED = "[privacy]\nepsilon = 1e300\ndelta = 1e-5\n"
 
 
 class Leaving(NamedTuple):
@@ -42,7 +44,7 @@ class Leaving(NamedTuple):
     kilobytes
         Of all of them.
     form
-        ``hidden`` in secure sums, ``single`` or, without numbers, empty.
+        ``hidden`` in secure sums, ``single``, with noise or, without numbers, empty.
     """
 
     kind: str
@@ -66,7 +68,7 @@ def dry_run(site: Site, num_draws: int = 1000) -> list[Leaving]:
     data = site.read_data()
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.toml"
-        policy.write_text(_POLICY)
+        policy.write_text(_POLICY + (_UNLIMITED if site.study.configured.is_private else ""))
 
         def copy(name: str) -> Site:
             config: Config = {"site-id": name, "state-dir": str(Path(folder) / name), "policy": str(policy)}
@@ -88,7 +90,7 @@ def _sizes(network: Rehearsal, name: str) -> list[int]:
 
 def _leaving(entries: list[journal.Entry], sizes: list[int]) -> Iterator[Leaving]:
     pairs = list(zip(entries, sizes, strict=True))
-    forms = {journal.HIDDEN: "hidden", journal.ANSWERED: "single"}
+    forms = {journal.HIDDEN: "hidden", journal.ANSWERED: "single", journal.NOISY: "single, with noise"}
     for kind, update, result in dict.fromkeys((entry.kind, entry.update, entry.result) for entry in entries):
         mine = [(e, size) for e, size in pairs if (e.kind, e.update, e.result) == (kind, update, result)]
         numbers = sum(entry.numbers for entry, _ in mine)

@@ -43,6 +43,11 @@ class Refusal(Enum):
     FEWEST = "wants more sites in a secure sum than this one has; its owner sets that by `fewest` under `[sums]`"
     PARTNERS = "was given keys for a secure sum that it does not know; its own log says which"
     TICKET = "was asked to use the masks of a secure sum twice, which would take them off"
+    EXACT = "answers with noise alone, within its owner's privacy budget, and was asked for exact numbers"
+    BUDGET = "was asked for noisy answers, and its owner has set no privacy budget; its own log says what to write"
+    SPENT = (
+        "has spent its owner's privacy budget, or too much of it for this answer; `fedbayes privacy` there says more"
+    )
     APPROVAL = "has an owner who has not approved this study's code; at the site, `fedbayes approve` shows it and asks"
     CHARTER = "was told of other sites than when this run began; a sum over others needs a new run"
     DRAWS = "makes other draws from the same seed, since its NumPy or SciPy is of another version; it is sent the draws"

@@ -104,9 +104,11 @@ class Site:
 
     def _logged(self, asked: Mapping[str, Any], answer: bytes) -> bytes:
         """The answer, once the site's log has a line for it: what can't be logged does not leave."""
-        arrays = arrays_of(unpack(answer).body) if asked["kind"] in _TOLD else {}
+        message = unpack(answer)
+        arrays = arrays_of(message.body) if asked["kind"] in _TOLD else {}
         numbers = sum(len(array) if name == HIDDEN else array.size for name, array in arrays.items())
-        self.journal.write(asked, self._digest, numbers, journal.HIDDEN if HIDDEN in arrays else journal.ANSWERED)
+        noisy = bool(message.header["told"].get("noisy", False))
+        self.journal.write(asked, self._digest, numbers, journal.result_of(hidden=HIDDEN in arrays, noisy=noisy))
         return answer
 
     def _answered(self, request: bytes, asked: dict[str, Any]) -> bytes:
@@ -173,7 +175,8 @@ class Site:
         found = self._disclosed(client, policy)
         if found.refused:
             log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
-            raise Refused(Refusal.DISCLOSURE, found.counts(self.name))
+            # how often is an exact number about the data
+            raise Refused(Refusal.DISCLOSURE, None if policy.privacy is not None else found.counts(self.name))
         self._passed = (self._digest, policy.rules)
 
     def _reply(self, header: Mapping[str, Any], told: Mapping[str, Any], body: bytes = b"") -> bytes:

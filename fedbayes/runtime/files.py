@@ -35,6 +35,16 @@ def replace_private_file(path: Path, content: bytes) -> None:
     replace_file(path, content, 0o600)
 
 
+def settle(folder: Path) -> None:
+    """Wait until the disk knows of the files that were made or replaced in a folder, where the system can tell."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 @contextmanager
 def alone(file: IO) -> Iterator[None]:
     """Keep other processes from the file meanwhile, where the system can."""

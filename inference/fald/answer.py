@@ -148,6 +148,8 @@ class ChainsAnswer:
         inflation of its variance. The lower bound is four standard errors below the estimate. NaN where no gradients
         were sent (``clip``).
         """
+        if self._options.clip is not None:
+            return np.nan, np.nan
         names = ("slope_position", "position", "slope")
         product, position, slope = (np.stack([record[name] for record in self._records]) for name in names)
         mean, level = position.mean(axis=(0, 1)), slope.mean(axis=(0, 1)) / self._temperature
@@ -189,7 +191,7 @@ class ChainsAnswer:
             predicted.append(f"{known['participation_bias']:+.1%} by participation")
         if np.isfinite(known["mean_bias"]):
             predicted.append(f"means {known['mean_bias']:.2g} sds")
-        shown = f"sds {measured:+.1%}" if np.isfinite(measured) else "not with clipping"
+        shown = f"sds {measured:+.1%}" if np.isfinite(measured) else "not with clipping, whose own bias is not known"
         lines.append(f"  bias      predicted {', '.join(predicted) or 'nothing'}; measured {shown}")
         lines.append(
             f"  steps     {known['step_size']:.2g}, {known['local_steps']:.0f} local ones a round, "

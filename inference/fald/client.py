@@ -1,4 +1,9 @@
-"""The client's half of FA-LD: its local Langevin steps from the server's position, and what it keeps between rounds."""
+"""The client's half of FA-LD: its local Langevin steps from the server's position, and what it keeps between rounds.
+
+With ``clip`` nothing is computed from the records but clipped gradients, and these go into the steps alone: result
+code, diagnostics and message depend on the records through the position where the steps end, in which private noise
+hides them (:mod:`fedbayes.inference.fald.released`).
+"""
 
 from typing import NamedTuple
 
@@ -8,7 +13,7 @@ from jax import Array
 
 from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import ResultCode
-from fedbayes.inference.fald.options import Options
+from fedbayes.inference.fald.options import Options, is_private
 from fedbayes.inference.local.steps.coordinates import Coordinates, LocalCoordinates, local_coordinates
 from fedbayes.inference.local.steps.energy import Energy
 from fedbayes.problem.client import Client
@@ -63,10 +68,12 @@ def locals_of(shared: Shared, private: Private) -> Array:
     return private.coordinates.locals_at(shared.position, private.v)
 
 
-def init_client(prior: Prior, weights: Array, client: Client, shared: Shared, key: Array) -> Private:
+def init_client(config: Options, prior: Prior, weights: Array, client: Client, shared: Shared, key: Array) -> Private:
     """Private coordinates and the gradient at the anchor, which is the origin of the shared coordinates."""
     own, weight = local_coordinates(client, shared.coordinates), weights[client.index]
     origin, v = jnp.zeros(prior.size), jnp.zeros(client.num_locals)
+    if config.clip is not None:  # even whether it is finite would tell of single records
+        return Private(v, own, origin)
     slope, _ = Energy(prior, weight, weight, client, shared.coordinates, own).slopes(origin, v, key)
     return Private(jax.random.normal(key, v.shape), own, slope)
 
@@ -95,16 +102,22 @@ def local_update(
     def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         u, v, first = carry
         batch_key, noise_key = jax.random.split(jax.random.fold_in(key, k))
-        slope, slope_v = energy.slopes(u, v, batch_key)
-        eta = _step_size(config, shared, shared.round * shared.local_steps + k)
+        eta = step_size_at(config, shared, k)
         noise, noise_v = _noise(rho, weight, size, client.num_locals, jax.random.fold_in(common_key, k), noise_key)
         scale = jnp.sqrt(2.0 * eta * config.temperature)
+        if config.clip is not None:
+            of_data, of_prior = energy.clipped_slopes(u, v, batch_key)
+            hidden = scale * noise - eta * of_data  # before all else: what is large would round both away
+            return u + (hidden - eta * of_prior), v, first
+        slope, slope_v = energy.slopes(u, v, batch_key)
         u = u - eta * (slope + correction) + scale * noise
         v = v - eta * slope_v + scale * noise_v
         return u, v, jnp.where(k == 0, slope, first)
 
     begin = (shared.position, private.v, jnp.zeros(size))
     u, v, first = jax.lax.fori_loop(0, shared.local_steps.astype(int), step, begin)
+    if is_private(config):
+        u = _coarser(u, jnp.sqrt(2.0 * step_size_at(config, shared, shared.local_steps - 1.0) * config.temperature))
     fine = jnp.all(jnp.isfinite(u)) & jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(first))
     active = count > 0
     own = private.own
@@ -112,27 +125,35 @@ def local_update(
         own = jnp.where(anchor_moves(config.refresh, shared.round), first, own)
     after = private._replace(v=v, own=own)
     after = jax.tree.map(lambda new, old: jnp.where(fine & active, new, old), after, private)
-    # a gradient without noise would undo what clipping is for
-    reported = first if config.clip is None else jnp.full_like(first, jnp.nan)
+    # a gradient without noise would undo what clipping is for: with it `first` is zero, and its norm not known
     sent = own if config.control_variate else jnp.zeros(size)
-    message = Message(count * u, count * reported, count * sent, count)
+    message = Message(count * u, count * first, count * sent, count)
+    norm = jnp.sqrt(jnp.sum(first**2)) if config.clip is None else jnp.full((), jnp.nan)
     code = jnp.where(fine, ResultCode.OK, ResultCode.NOT_FINITE)
     code = jnp.where(jnp.all(jnp.isfinite(private.own)), code, ResultCode.NO_GRADIENT)
     info = {
-        "gradient_norm": jnp.where(active, jnp.sqrt(jnp.sum(reported**2)), 0.0),
+        "gradient_norm": jnp.where(active, norm, 0.0),
         "drift": jnp.where(active, jnp.sqrt(jnp.mean((u - shared.position) ** 2)), 0.0),
         "participation": active.astype(float),
     }
     return Reply(total=message, code=jnp.where(active, code, ResultCode.INACTIVE), info=info), after
 
 
-def _step_size(config: Options, shared: Shared, iteration: Array) -> Array:
-    """``eta_k`` at the local iteration ``k``."""
+def step_size_at(config: Options, shared: Shared, k: Array | float) -> Array:
+    """``eta`` of the local step ``k`` of a round."""
+    iteration = shared.round * shared.local_steps + k
     if callable(config.step_size):
         return jnp.asarray(config.step_size(iteration), jnp.float64)
     if config.step_size == "decaying":
         return 1.0 / (2.0 * shared.smoothness + shared.convexity * iteration / 12.0)
     return shared.step_size
+
+
+def _coarser(u: Array, scale: Array) -> Array:
+    """``u`` to about a millionth of the noise, as its last bits tell how the noise was computed (Mironov 2012)."""
+    grid = jnp.exp2(jnp.floor(jnp.log2(scale)) - 20.0)
+    places = u / grid
+    return jnp.where(jnp.abs(places) < 2.0**52, jnp.round(places) * grid, u)
 
 
 def _noise(

@@ -24,7 +24,7 @@ from fedbayes.contract.answer import Diagnostic
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
 from fedbayes.inference.fald.differences import differences_phase
-from fedbayes.inference.fald.options import Options, check_roster
+from fedbayes.inference.fald.options import Options, check_roster, is_private
 from fedbayes.inference.fald.recording import plan_of, recording
 from fedbayes.inference.fald.server import langevin
 from fedbayes.inference.mode import Needs, mode_phase
@@ -77,7 +77,9 @@ class FALD(Options, Method):
         Rows per local step, drawn without replacement; ``None``: all.
     clip
         Largest norm of one row's gradient, in the shared coordinates: bounds the sensitivity for differential privacy,
-        and biases the posterior where it bites.
+        and biases the posterior where it bites. A row whose gradient is not finite counts as zero. With ``init="zero"``
+        and ``noise_correlation`` below 1 the fit is private; over a network each site then takes part within a budget
+        that its owner sets in the site's policy, and answers nothing after the rounds.
     control_variate
         Each client's gradient is shifted by ``total - own_c``, the gradients at an anchor, so that local steps of
         heterogeneous clients no longer drift apart. With the anchor at the mode the mean is exact for quadratic
@@ -108,7 +110,7 @@ class FALD(Options, Method):
     --------
     >>> import fedbayes as fb
     >>> method = fb.FALD(num_chains=4, num_warmup=500)  # for `fb.fit_federated(model, clients, method=method, ...)`
-    >>> private = fb.FALD(step_size=1e-3, local_steps=5, noise_correlation=0.5, clip=1.0)  # see `fedbayes.privacy`
+    >>> private = fb.FALD(init="zero", step_size=1e-3, local_steps=1, noise_correlation=0.0, clip=1.0)
     >>> private.num_replicates == private.num_chains  # each a run of its own
     True
     """
@@ -135,6 +137,11 @@ class FALD(Options, Method):
             "In a round with some of the clients the sum is over these alone, and what that does to the posterior "
             "depends on each client's own expansion at the mode. With `scheme='full'` sums are enough."
         )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the chains begin where no record counts, and hide records in their steps."""
+        return self.init == "zero" and is_private(self)
 
     def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds to the federated mode where the start asks for them, then the chains."""

@@ -80,6 +80,11 @@ class Options:
         return replace(self, weights="rows", scheme="full", num_active=None)
 
 
+def is_private(config: Options) -> bool:
+    """Whether a client's steps hide single records: their gradients are clipped, and it adds noise of its own."""
+    return config.clip is not None and config.noise_correlation < 1.0 and config.temperature > 0.0
+
+
 def check_options(config: Options) -> None:
     """Refuse options that make no sense whatever the data are."""
     check_choices(config, _CHOICES)

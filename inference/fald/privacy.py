@@ -5,9 +5,9 @@ of which the private part has standard deviation ``sigma_c``. Replacing one reco
 
     s_c = eta n_c Delta / (B p_c),   sigma_c = sqrt(2 eta tau (1 - rho^2) / p_c),   Delta = sup ||grad l - grad l'||.
 
-So each of the ``T = K R`` steps is a Gaussian mechanism on a subsample. Neighbours differ in one record of one client;
-uploads, broadcasts and the shared noise are public. ``deng_2024`` is the paper's theorem, which is not sound when only
-some clients take part; ``renyi`` is sound.
+So each of the ``T = K R`` steps, K in each of R rounds of each chain, is a Gaussian mechanism on a subsample.
+Neighbours differ in one record of one client; uploads, broadcasts and the shared noise are public. ``deng_2024`` is the
+paper's theorem, which is not sound when only some clients take part; ``renyi`` is sound.
 
 Sources: Deng, Zhang, Ma, Song, Lin (UAI 2024, arXiv:2112.05120), section 6 and appendix G. Balle, Barthe, Gaboardi
 (NeurIPS 2018): amplification by subsampling. Balle, Wang (ICML 2018): the exact profile of the Gaussian mechanism.
@@ -15,29 +15,28 @@ Mironov (CSF 2017): Renyi differential privacy. Wang, Balle, Kasiviswanathan (AI
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
+from fedbayes.inference.fald.mechanism import Mechanism, check
 from fedbayes.inference.fald.method import FALD
 from fedbayes.inference.options import client_weights
+from fedbayes.numerics.accounting import Release, divergences, epsilon_of
 
 if TYPE_CHECKING:
     from fedbayes.results.fit import FederatedFit
 
-_SCHEMES = ("full", "with_replacement", "without_replacement")
-_LEAST_RATIO = 1e-5  # below it dp-accounting loses digits; the bound at a larger ratio is valid, if larger
 
 _BASIC = (
     "neighbours differ in one record of one client; uploads, broadcasts and the shared noise are public",
     "`sensitivity` holds at every value of the globals, as it does where each record's gradient is clipped",
     "a client draws its private noise, and a fresh batch in every step, from a key that nobody else knows: so it is "
-    "where each client keeps a secret of its own, but not in the executors of one process (batched, sequential, "
-    "loopback), which make all secrets from the fit's key, so that whoever knows this key can redraw the noise",
+    "where each client keeps a secret of its own, as over a network, but not in the executors of one process (batched, "
+    "sequential, loopback), which make all secrets from the fit's key, so that whoever knows it can redraw the noise",
     "nothing else computed from the records is released, such as a start at their mode, or a step size tuned on them",
 )
 _UNSOUND = (
@@ -50,100 +49,6 @@ _SCHEME_I = (
     "vacuous for more than two active clients"
 )
 _EVERY_STEP = "no amplification by the sampling of clients is claimed: a client takes every step"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mechanism:
-    """What FA-LD computes from the clients' records and shows to others.
-
-    Parameters
-    ----------
-    step_size
-        ``eta``, the largest of the run.
-    local_steps, num_rounds
-        K and R: a run takes ``T = K R`` local steps.
-    num_clients, num_active
-        N, and the number S of clients drawn in a round.
-    scheme
-        ``"full"``, ``"with_replacement"`` (scheme I) or ``"without_replacement"`` (scheme II).
-    weights, num_rows
-        ``p_c``, which sum to one, and ``n_c``, for each client.
-    batch_size
-        Records B in a step's gradient, drawn without replacement; ``None``: all.
-    noise_correlation
-        ``rho``: the part of the noise that all clients share hides nothing.
-    temperature
-        ``tau``.
-    sensitivity
-        ``Delta``, the largest distance of two records' gradients: twice the norm they are clipped to.
-
-    Raises
-    ------
-    ValueError
-        Nothing can be guaranteed; the message names the argument.
-    """
-
-    step_size: float
-    local_steps: int
-    num_rounds: int
-    num_clients: int
-    num_active: int
-    scheme: Literal["full", "with_replacement", "without_replacement"]
-    weights: Sequence[float]
-    num_rows: Sequence[int]
-    batch_size: int | None
-    noise_correlation: float
-    temperature: float
-    sensitivity: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
-        object.__setattr__(self, "num_rows", tuple(self.num_rows))
-        for name in ("local_steps", "num_rounds", "num_clients", "num_active"):
-            value = getattr(self, name)
-            _check(_counts(value), f"`{name}` is {value}; it is a whole number, at least one.")
-        self._check_noise()
-        self._check_clients()
-
-    def _check_noise(self) -> None:
-        step, tau, rho, delta = self.step_size, self.temperature, self.noise_correlation, self.sensitivity
-        _check(0.0 < step < math.inf, f"`step_size` is {step}; it is positive and finite, such as 1e-6.")
-        _check(0.0 < tau < math.inf, f"`temperature` is {tau}; it scales the noise, without which nothing is private.")
-        _check(rho != 1.0, "`noise_correlation` is 1: all noise is shared and public, so nothing is private. Write 0.")
-        _check(0.0 <= rho < 1.0, f"`noise_correlation` is {rho}; it lies in [0, 1), and 0 is the most private.")
-        bounded = delta is not None and 0.0 < delta < math.inf
-        message = f"`sensitivity` is {delta}, but only a finite one can be hidden: clip each record's gradient"
-        _check(bounded, f"{message}, `FALD(clip=...)`, and write twice the clipping norm.")
-
-    def _check_clients(self) -> None:
-        clients, active, batch = self.num_clients, self.num_active, self.batch_size
-        _check(self.scheme in _SCHEMES, f"`scheme` is {self.scheme!r}; it is one of {list(_SCHEMES)}.")
-        _check(active <= clients, f"`num_active` is {active} of {clients} clients: write at most {clients}.")
-        everybody = self.scheme != "full" or active == clients
-        _check(
-            everybody, f"`num_active` is {active}, but the scheme 'full' takes all {clients} clients: write {clients}."
-        )
-        for name in ("weights", "num_rows"):
-            length = len(getattr(self, name))
-            _check(length == clients, f"`{name}` has {length} entries for {clients} clients: write one for each.")
-        total, least, fewest = sum(self.weights), min(self.weights), min(self.num_rows)
-        shares = least > 0.0 and math.isclose(total, 1.0, rel_tol=1e-6)
-        _check(shares, f"`weights` sum to {total:.6g} and go down to {least:.6g}; they are positive and sum to one.")
-        _check(all(map(_counts, self.num_rows)), f"`num_rows` is {self.num_rows}; write whole numbers, at least one.")
-        fits = batch is None or (_counts(batch) and batch <= fewest)
-        _check(fits, f"`batch_size` is {batch}; write a whole number up to {fewest}, the rows of the smallest client.")
-
-    @property
-    def fractions(self) -> tuple[float, ...]:
-        """The share ``gamma_c = B / n_c`` of its records that a client's step uses."""
-        return tuple(1.0 if self.batch_size is None else self.batch_size / rows for rows in self.num_rows)
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """Each client's ``s_c / sigma_c = Delta sqrt(eta / (2 tau (1 - rho^2) p_c)) / gamma_c``."""
-        private = self.temperature * (1.0 - self.noise_correlation**2)
-        shares = zip(self.weights, self.fractions, strict=True)
-        return tuple(self.sensitivity * math.sqrt(self.step_size / (2.0 * private * p)) / gamma for p, gamma in shares)
 
 
 def mechanism_of(fit: "FederatedFit") -> Mechanism:
@@ -181,6 +86,7 @@ def mechanism_of(fit: "FederatedFit") -> Mechanism:
         noise_correlation=config.noise_correlation,
         temperature=config.temperature,
         sensitivity=math.inf if config.clip is None else 2.0 * config.clip,
+        num_chains=config.num_chains,
     )
 
 
@@ -232,7 +138,7 @@ def gaussian_profile(epsilon: float, ratio: float) -> float:
     >>> round(gaussian_profile(1.0, 1.0), 4)
     0.1269
     """
-    _check(ratio > 0.0, f"`ratio` is {ratio}; it is sensitivity over noise, and positive.")
+    check(ratio > 0.0, f"`ratio` is {ratio}; it is sensitivity over noise, and positive.")
     above, below = (float(log_ndtr(half - epsilon / ratio)) for half in (ratio / 2.0, -ratio / 2.0))
     return max(0.0, -math.exp(above) * math.expm1(epsilon + below - above))
 
@@ -252,7 +158,7 @@ def largest_step_size(mechanism: Mechanism, *, delta0: float) -> float:
     ValueError
         ``delta0`` outside (0, 1).
     """
-    _check(0.0 < delta0 < 1.0, f"`delta0` is {delta0}; it lies in (0, 1), such as 1e-8.")
+    check(0.0 < delta0 < 1.0, f"`delta0` is {delta0}; it lies in (0, 1), such as 1e-8.")
     return mechanism.step_size / (2.0 * math.log(1.25 / delta0) * max(mechanism.ratios) ** 2)
 
 
@@ -297,17 +203,18 @@ def deng_2024(mechanism: Mechanism, *, delta0: float, delta1: float, delta2: flo
     """
     limit = largest_step_size(mechanism, delta0=delta0)
     for name, value in (("delta1", delta1), ("delta2", delta2)):
-        _check(0.0 <= value < 1.0, f"`{name}` is {value}; it lies in [0, 1), such as 1e-6, or 0 for plain composition.")
+        check(0.0 <= value < 1.0, f"`{name}` is {value}; it lies in [0, 1), such as 1e-6, or 0 for plain composition.")
     step = mechanism.step_size
     message = f"`step_size` is {step:.6g}, but the theorem needs eta <= eta_max = {limit:.6g}: write at most that"
-    _check(step <= limit * (1.0 + 1e-9), f"{message}, or use `renyi`, which has no limit.")
+    check(step <= limit * (1.0 + 1e-9), f"{message}, or use `renyi`, which has no limit.")
     hidden = max(gamma * ratio for gamma, ratio in zip(mechanism.fractions, mechanism.ratios, strict=True))
     of_step = 2.0 * math.sqrt(2.0 * math.log(1.25 / delta0)) * hidden
     of_round = _composed(of_step, mechanism.local_steps, delta1)
     epsilon, delta, caveats = _sampled(mechanism, of_round, delta0, delta1)
+    num_rounds = mechanism.num_rounds * mechanism.num_chains
     return Guarantee(
-        _composed(epsilon, mechanism.num_rounds, delta2),
-        min(1.0, mechanism.num_rounds * delta + delta2),
+        _composed(epsilon, num_rounds, delta2),
+        min(1.0, num_rounds * delta + delta2),
         "Theorem G.3 of Deng et al. (2024)",
         (*caveats, *_BASIC),
     )
@@ -317,7 +224,8 @@ def renyi(mechanism: Mechanism, *, delta: float) -> Guarantee:
     """A sound bound: the Renyi divergences of all ``T = K R`` steps, added, for the worst client.
 
     At order alpha a step on all records has ``alpha (s_c / sigma_c)^2 / 2`` (Mironov 2017), and one on a batch less
-    (Wang, Balle and Kasiviswanathan 2019, theorem 27). The sampling of clients is taken to hide nothing.
+    (Wang, Balle and Kasiviswanathan 2019, theorem 27). The sampling of clients is taken to hide nothing. A site over a
+    network keeps account by the same formulas (:mod:`fedbayes.numerics.accounting`).
 
     Parameters
     ----------
@@ -329,38 +237,16 @@ def renyi(mechanism: Mechanism, *, delta: float) -> Guarantee:
     Raises
     ------
     ImportError
-        dp-accounting is not installed.
+        The mechanism has mini-batches, and dp-accounting is not installed.
     ValueError
         ``delta`` outside (0, 1).
     """
-    _check(0.0 < delta < 1.0, f"`delta` is {delta}; it lies in (0, 1), such as 1e-6.")
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise ImportError(
-            "Renyi accounting needs dp-accounting, which is not installed: `pip install 'fedbayes[privacy]'`."
-        ) from error
-    batch, num_steps = mechanism.batch_size, mechanism.local_steps * mechanism.num_rounds
-    epsilon = max(
-        _accounted(dp_accounting, rows, batch or rows, ratio, num_steps, delta)
-        for rows, ratio in set(zip(mechanism.num_rows, mechanism.ratios, strict=True))
-    )
+    check(0.0 < delta < 1.0, f"`delta` is {delta}; it lies in (0, 1), such as 1e-6.")
+    batch, num_steps = mechanism.batch_size, mechanism.local_steps * mechanism.num_rounds * mechanism.num_chains
+    clients = set(zip(mechanism.ratios, mechanism.num_rows, strict=True))
+    each = [divergences(Release(ratio, rows, batch or rows, num_steps)) for ratio, rows in clients]
+    epsilon = max(epsilon_of(spent, delta) for spent in each)
     return Guarantee(epsilon, delta, "Renyi accounting", (_EVERY_STEP, *_BASIC))
-
-
-def _accounted(dp: Any, rows: int, batch: int, ratio: float, num_steps: int, delta: float) -> float:
-    """One client's epsilon; the smaller of two valid bounds, as that for batches is the worse one for large batches.
-
-    The accountant's formulas take noise over *sensitivity*. The documentation of its Gaussian event has noise over
-    *norm*, twice that under replacement; code that came to agree with it would make this bound larger, never too small.
-    """
-    step = dp.GaussianDpEvent(1.0 / max(ratio, _LEAST_RATIO))
-
-    def epsilon(event: Any) -> float:
-        accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-        return float(accountant.compose(event, num_steps).get_epsilon(delta))
-
-    return min(map(epsilon, (step, dp.SampledWithoutReplacementDpEvent(rows, batch, step))))
 
 
 def _sampled(
@@ -388,12 +274,3 @@ def _composed(epsilon: float, times: int, delta: float) -> float:
     """Advanced or plain composition, whichever is better: plain from ``epsilon = 1`` on."""
     root = math.sqrt(-2.0 * times * math.log(delta)) if delta > 0.0 else math.inf
     return epsilon * min(root + times * math.expm1(min(epsilon, 1.0)), times)
-
-
-def _counts(value: float) -> bool:
-    return value >= 1 and value % 1 == 0
-
-
-def _check(holds: bool, complaint: str) -> None:
-    if not holds:
-        raise ValueError(complaint)

@@ -12,8 +12,9 @@ from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.inference.curvature import shared_coordinates
 from fedbayes.inference.fald.client import Message, Shared, anchor_moves, init_client, local_update
 from fedbayes.inference.fald.differences import Known, known_of
-from fedbayes.inference.fald.options import Options
+from fedbayes.inference.fald.options import Options, is_private
 from fedbayes.inference.fald.plan import Plan, make_plan, no_plan
+from fedbayes.inference.fald.released import released
 from fedbayes.inference.local.steps.coordinates import Coordinates
 from fedbayes.inference.mode import ModeState
 from fedbayes.problem.roster import Roster
@@ -91,11 +92,12 @@ def langevin(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm:
         name="FALD",
         init=init,
         broadcast=broadcast,
-        init_client=partial(init_client, prior, everybody),
+        init_client=partial(init_client, config, prior, everybody),
         updates={"langevin": Update(partial(local_update, config, prior, everybody))},
         aggregate=partial(_aggregate, config, everybody),
         participants=lambda state: state.counts > 0,
         asked_at=_asked_at,
+        released=partial(released, config, weights) if is_private(config) else None,
     )
 
 
@@ -126,11 +128,13 @@ def _aggregate(
         counts=_counts(config, weights, choose_key),
         noise=jax.random.key_data(noise_key),
     )
+    # with clipping the clients don't send it
+    slope = everything.slope if config.clip is None else jnp.full_like(position, jnp.nan)
     info = {
         "converged": jnp.array(False),
         "position": state.position,
-        "slope": everything.slope,
-        "slope_position": state.position * everything.slope / (config.temperature or 1.0),
+        "slope": slope,
+        "slope_position": state.position * slope / (config.temperature or 1.0),
     }
     return new, info
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbayes.contract.algorithm import Key, Reply, Shared, Teams, Update
+from fedbayes.problem.client import Client
 from fedbayes.problem.problem import Problem
 from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.executors import Sequential
@@ -31,11 +32,16 @@ class Alone(Sequential):
 
     def __init__(self, programs: Programs, problem: Problem, place: int, secret: str, impl: str) -> None:
         super().__init__()
-        size = jax.random.key_data(jax.random.key(0, impl=impl)).shape[0]
-        words = np.frombuffer(bytes.fromhex(secret), np.uint32)[:size]
-        keys = jax.random.wrap_key_data(jnp.asarray(np.tile(words, (len(problem.names), 1))), impl=impl)
+        self._place, self._impl, self._num = place, impl, len(problem.names)
+        keys = self._keys(secret)
         self.connect(programs, problem, keys[0])
-        self._secrets, self._place, self._impl = keys, place, impl
+        self._secrets = keys
+
+    def _keys(self, secret: str) -> Key:
+        """A secret as a key in each client's place."""
+        size = jax.random.key_data(jax.random.key(0, impl=self._impl)).shape[0]
+        words = np.frombuffer(bytes.fromhex(secret), np.uint32)[:size]
+        return jax.random.wrap_key_data(jnp.asarray(np.tile(words, (self._num, 1))), impl=self._impl)
 
     def key(self, data: np.ndarray) -> Key:
         """A key of the fit from its data."""
@@ -72,10 +78,20 @@ class Alone(Sequential):
         draw: np.ndarray = self._draws.pop()[0][0, 0]
         return draw
 
-    def reply(self, order: Round) -> Reply:
-        """The client's half of a round."""
-        client = jax.tree.map(lambda leaf: leaf[0], self._problem.buckets[0].clients)
-        found: Reply = jax.tree.map(np.asarray, self._one(self._place, order, client))
+    @property
+    def client(self) -> Client:
+        """The client, with its data."""
+        found: Client = jax.tree.map(lambda leaf: leaf[0], self._problem.buckets[0].clients)
+        return found
+
+    def reply(self, order: Round, secret: str | None = None) -> Reply:
+        """The client's half of a round; with a secret of its own where one is given."""
+        kept = self._secrets
+        self._secrets = kept if secret is None else self._keys(secret)
+        try:
+            found: Reply = jax.tree.map(np.asarray, self._one(self._place, order, self.client))
+        finally:
+            self._secrets = kept
         return found
 
 

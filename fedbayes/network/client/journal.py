@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedbayes.owner.text import aligned
 
 JOURNAL = "requests.jsonl"
-ANSWERED, HIDDEN = "answered", "hidden"  # results that are no refusal
+ANSWERED, HIDDEN, NOISY, BOTH = "answered", "hidden", "noisy", "noisy and hidden"  # results that are no refusal
 _LONGEST = 80  # characters of a word that came from the server
 _DIGITS = 12  # of a digest
 
@@ -35,7 +35,8 @@ class Entry(NamedTuple):
     numbers
         How many numbers have left.
     result
-        ``answered``; ``hidden``: answered, the numbers as a term of a secure sum; or the name of the refusal.
+        ``answered``; ``hidden``: answered, the numbers as a term of a secure sum; ``noisy``: with noise within the
+        owner's privacy budget; ``noisy and hidden``; or the name of the refusal.
     """
 
     time: str
@@ -47,6 +48,11 @@ class Entry(NamedTuple):
     data: str
     numbers: int
     result: str
+
+
+def result_of(*, hidden: bool, noisy: bool) -> str:
+    """What became of a request that was answered."""
+    return (BOTH if hidden else NOISY) if noisy else (HIDDEN if hidden else ANSWERED)
 
 
 class Journal:
@@ -146,8 +152,15 @@ def _totals(entries: Sequence[Entry]) -> Iterator[str]:
     for data in dict.fromkeys(entry.data for entry in entries if entry.numbers):
         about = [entry for entry in entries if entry.data == data]
         numbers, runs = sum(entry.numbers for entry in about), len({entry.run for entry in about if entry.run})
-        hidden = sum(entry.numbers for entry in about if entry.result == HIDDEN)
+        hidden = sum(entry.numbers for entry in about if entry.result in (HIDDEN, BOTH))
+        noisy = sum(entry.numbers for entry in about if entry.result in (NOISY, BOTH))
         how = f", {hidden:,} of them hidden in sums" if hidden else ""
+        how += f", {noisy:,} with noise" if noisy else ""
         yield f"{numbers:,} numbers about the data {data} have left in {runs} run{'s' * (runs != 1)}{how}."
-    num, refused = len(entries), sum(entry.result not in (ANSWERED, HIDDEN) for entry in entries)
+    num, refused = len(entries), sum(entry.result not in (ANSWERED, HIDDEN, NOISY, BOTH) for entry in entries)
     yield f"{num:,} request{'s' * (num != 1)} in all, {refused:,} of them refused."
+
+
+def exact_numbers(entries: Iterable[Entry]) -> int:
+    """How many numbers about any data have left without noise."""
+    return sum(entry.numbers for entry in entries if entry.result in (ANSWERED, HIDDEN))

@@ -1,5 +1,6 @@
 """A site's policy: a file of its owner, and not of the study, that says what may leave."""
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbayes.errors import ClientDataError, did_you_mean
+from fedbayes.network.client.ledger import Budget
 from fedbayes.network.client.naming import Config, site_folder
 from fedbayes.network.fixed_point import FEWEST_SITES
 from fedbayes.owner.rules import DisclosureRules
@@ -66,7 +68,13 @@ class StudyRules(NamedTuple):
     any: bool = False
 
 
-_TABLES = {"disclosure": _LIMITS, "sums": SumRules._fields, "points": PointRules._fields, "studies": StudyRules._fields}
+_TABLES = {
+    "disclosure": _LIMITS,
+    "sums": SumRules._fields,
+    "points": PointRules._fields,
+    "studies": StudyRules._fields,
+    "privacy": Budget._fields,
+}
 
 
 class Policy(NamedTuple):
@@ -84,6 +92,9 @@ class Policy(NamedTuple):
         Where the site answers, from the table ``[points]``.
     studies
         Whose code may run, from the table ``[studies]``.
+    privacy
+        How much noisy answers may tell of one record, from the table ``[privacy]``; nothing else is answered then.
+        ``None``: there is no such table, and noisy answers are refused.
     """
 
     path: Path
@@ -91,6 +102,7 @@ class Policy(NamedTuple):
     sums: SumRules = SumRules()
     points: PointRules = PointRules()
     studies: StudyRules = StudyRules()
+    privacy: Budget | None = None
 
 
 def read_policy(config: Config) -> Policy:
@@ -119,8 +131,10 @@ def read_policy(config: Config) -> Policy:
         if loose := [name for name in told if name in known]:
             raise ClientDataError(f"The site's policy, '{path}': write '{loose[0]}' below a line `[{table}]`.")
     _check_known(path, told, list(_TABLES), "")
-    disclosure, sums, points, studies = (_table(path, told, name) for name in _TABLES)
-    return Policy(path, _rules(path, disclosure), _sums(path, sums), _points(path, points), _studies(path, studies))
+    disclosure, sums, points, studies, privacy = (_table(path, told, name) for name in _TABLES)
+    budget = _budget(path, privacy) if "privacy" in told else None
+    rules = _rules(path, disclosure), _sums(path, sums), _points(path, points), _studies(path, studies)
+    return Policy(path, *rules, budget)
 
 
 def _table(path: Path, told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -164,6 +178,27 @@ def _studies(path: Path, told: Mapping[str, Any]) -> StudyRules:
     if not isinstance(found.any, bool):
         raise ClientDataError(f"The site's policy, '{path}': `any` is {found.any!r}; write true or false.")
     return found
+
+
+def _budget(path: Path, told: Mapping[str, Any]) -> Budget:
+    """Both numbers are the owner's: there is no default that would suit all data."""
+    missing = [name for name in Budget._fields if name not in told]
+    if missing:
+        raise ClientDataError(
+            f"The site's policy, '{path}': [privacy] lacks `{missing[0]}`. Write both, such as `epsilon = 3.0` and "
+            "`delta = 1e-5`."
+        )
+    wanted = {
+        "epsilon": "a positive number, such as 3.0",
+        "delta": "a number between 0 and 1, well below one over the number of records, such as 1e-5",
+    }
+    for name, most in (("epsilon", math.inf), ("delta", 1.0)):
+        value = told[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < most:
+            raise ClientDataError(
+                f"The site's policy, '{path}': `{name}` of [privacy] is {value!r}; write {wanted[name]}."
+            )
+    return Budget(float(told["epsilon"]), float(told["delta"]))
 
 
 def is_key(word: Any) -> bool:

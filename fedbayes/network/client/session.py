@@ -15,8 +15,10 @@ from fedbayes.errors import FederatedError, ResultCode
 from fedbayes.fit import updates_after
 from fedbayes.network.charter import read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
+from fedbayes.network.client.ledger import Budget, Ledger
 from fedbayes.network.client.points import Reach, reach_of
 from fedbayes.network.client.policy import Policy
+from fedbayes.network.client.private import charged, check_asked, check_keys
 from fedbayes.network.client.reading import OwnProblem, digest_of
 from fedbayes.network.client.secure import Sent, Sums, history_after
 from fedbayes.network.client.vault import Vault
@@ -63,7 +65,8 @@ class Session:
         self.problem: Problem = own.problem(roster)
         after = updates_after(study.configured, roster)
         self.programs: Programs = programs_for(study.configured, roster, self.problem.programs, after)
-        self.executor = Alone(self.programs, self.problem, self.place, vault.secret(run, data), charter["impl"])
+        self._secret, self._impl, self._ledger = vault.secret(run, data), str(charter["impl"]), Ledger(vault.folder)
+        self.executor = Alone(self.programs, self.problem, self.place, self._secret, self._impl)
         self.sums = Sums(vault, roster.names, self.place, {"study": study.digest, "run": run})
         self.at: tuple[int, int] | None = None
         self._templates: dict[int, tuple[Any, Any]] = {}
@@ -74,19 +77,35 @@ class Session:
         """One round: the private state before it, the reply, the state after it."""
         header = message.header
         phase, order = int(header["phase"]), int(header["order"])
+        noisy = self.programs.phases[phase].algorithm.released is not None
+        check_asked(policy, noisy=noisy)
+        if noisy:
+            check_keys(self._impl)
         history = self.vault.history_before(phase, order)
         hiding = self.sums.hiding(message, policy.sums, history)
         template = self._template(phase, begins=bool(header["begins"]))
         told = message.read({**template, "recorded": self._recorded(header)})
         self._go_to(phase, order, told)
         self._record(header, told["recorded"])
-        reply = self.executor.reply(self._round(phase, told, str(header["update"])))
+        secret = self._charged(phase, told["shared"], policy.privacy) if policy.privacy is not None else None
+        reply = self.executor.reply(self._round(phase, told, str(header["update"])), secret)
         if self._is_far(phase, told, policy):
             reply = _nothing(reply)
         self.vault.keep_history(phase, order, history_after(message, history))
         self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
         self.at = (phase, order)
-        return self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
+        sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
+        return sent._replace(told={**sent.told, "noisy": True}) if noisy else sent
+
+    def _charged(self, phase: int, shared: Any, budget: Budget) -> str:
+        """Enter a noisy answer in the site's ledger before anything is computed; a secret for its noise."""
+        released = self.programs.phases[phase].algorithm.released
+        try:
+            releases = released(shared, self.executor.client)  # type: ignore[misc]  # asked for before
+        except ValueError as error:
+            log.error("What the answer to this request would tell can't be bounded. %s", error)
+            raise Refused(Refusal.FORMAT) from None
+        return charged(self._ledger, releases, budget, self._secret)
 
     def record_last(self, message: Message) -> None:
         """The client's own part of the last draws, of which the last message of a run tells."""
@@ -126,6 +145,7 @@ class Session:
 
     def after(self, message: Message, policy: Policy) -> Sent:
         """What is asked once the rounds are over."""
+        check_asked(policy, noisy=False)
         name = str(message.header["update"])
         update = self.programs.after.get(name)
         if update is None or update.stays:

@@ -31,7 +31,14 @@ from fedbayes.runtime.compiling import num_bytes
 
 log = logging.getLogger(__name__)
 
-_IN_VAIN = (Refusal.SINGLE, Refusal.FEWEST, Refusal.PARTNERS, Refusal.TICKET, Refusal.CHARTER)
+_IN_VAIN = (
+    Refusal.SINGLE, Refusal.FEWEST, Refusal.PARTNERS, Refusal.TICKET, Refusal.CHARTER, Refusal.EXACT, Refusal.BUDGET,
+    Refusal.SPENT,
+)  # fmt: skip
+_SPENT = (
+    "No round can go on without it. The checkpoint, where one was asked for, holds the draws so far: the same run with "
+    "a smaller `num_draws` ends with them."
+)
 _MOST_IDLE = 20  # rounds in a row without a sum: a search that is damped needs a few
 _MOST_DAMAGED = 3  # times that a site's answer may be useless to a sum that needs it
 # ``tell(place, made)``: a client's last message, header and arrays; ``made``: it makes the draws itself
@@ -238,6 +245,11 @@ class Remote(Executor):
         self._broadcasts = {number: each for number, each in self._broadcasts.items() if number in waiting}
 
     def _refuse_private(self, order: Round) -> None:
+        if self._register.study.configured.is_private:
+            raise FederatedError(
+                "The sites answer in the rounds, with noise, and no questions about the finished fit, which need exact "
+                f"numbers ('{order.updates[int(order.active[0])]}'). What can be computed from its draws alone, can."
+            )
         for place in order.active.tolist():
             if self._programs.after[order.updates[place]].stays:
                 raise elsewhere(self._problem.names[place])
@@ -427,6 +439,8 @@ class Remote(Executor):
             if reason is Refusal.SINGLE:
                 off = "" if self._secure_sums or self._hindrance else "The run has `secure_sums=False`."
                 causes += [off, self._no_sum, secure.of_method(self._register.study.configured)]
+            if reason is Refusal.SPENT:
+                causes.append(_SPENT)
             raise FederatedError(" ".join(filter(None, causes)))
         if reason is Refusal.CHANGED:
             raise FederatedError(

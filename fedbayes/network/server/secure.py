@@ -78,7 +78,7 @@ def hindrance(keys: Mapping[str, str]) -> str:
 
 def of_method(method: Method) -> str:
     """Why a method asks for single messages, in sentences; empty where sums are enough for it."""
-    if not method.single_messages:
+    if method.is_private or not method.single_messages:
         return ""
     return f"{type(method).__name__} needs such messages: {method.single_messages}"
 

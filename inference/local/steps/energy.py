@@ -49,6 +49,27 @@ class Energy(NamedTuple):
         self, u: Float[Array, " d"], v: Float[Array, " m"], key: Key[Array, ""]
     ) -> tuple[Float[Array, " d"], Float[Array, " m"]]:
         """Gradient of the energy in ``u``, and of minus the log factor in ``v``."""
+        size = self.prior.size
+        slope = self._of_data(u, v, key)
+        return -(slope[:size] + self.share * self._of_prior(u)) / self.weight, -slope[size:]
+
+    def clipped_slopes(
+        self, u: Float[Array, " d"], v: Float[Array, " m"], key: Key[Array, ""]
+    ) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+        """The gradient of the energy in ``u`` in its two terms: of the data, and of the prior.
+
+        The first is bounded, as each row's gradient is. Noise that hides a row has to be added to it alone: beside the
+        prior's term, which may be of any size, both could be rounded away.
+        """
+        slope = self._of_data(u, v, key)[: self.prior.size]
+        return -slope / self.weight, -self.share * self._of_prior(u) / self.weight
+
+    def _of_prior(self, u: Array) -> Array:
+        """Gradient of the prior's log-density in ``u``."""
+        return jax.grad(lambda u: self.prior.log_density(self.shared.globals_at(u)))(u)
+
+    def _of_data(self, u: Array, v: Array, key: Array) -> Array:
+        """Gradient of the log factor in ``(u, v)``."""
         size, x = self.prior.size, jnp.concatenate([u, v])
 
         def position(x: Array) -> Array:
@@ -56,11 +77,8 @@ class Energy(NamedTuple):
             return jnp.concatenate([self.shared.globals_at(u), self.own.locals_at(u, v)])
 
         if self.batch_size is None and self.clip is None:
-            slope = jax.grad(lambda x: self.client.log_factor(position(x)))(x)
-        else:
-            slope = self._batch_slope(position, x, key)
-        prior_slope = jax.grad(lambda u: self.prior.log_density(self.shared.globals_at(u)))(u)
-        return -(slope[:size] + self.share * prior_slope) / self.weight, -slope[size:]
+            return jax.grad(lambda x: self.client.log_factor(position(x)))(x)
+        return self._batch_slope(position, x, key)
 
     def _batch_slope(self, position: Callable[[Array], Array], x: Array, key: Array) -> Array:
         """Unbiased gradient of the log factor from a batch, with each row's gradient clipped where asked for."""
@@ -75,6 +93,16 @@ class Energy(NamedTuple):
         if self.clip is None:
             return jax.grad(lambda x: client.log_factor_of_rows(position(x), rows, scale))(x)
         each = jax.vmap(lambda row: jax.grad(lambda x: client.log_factor_of_rows(position(x), row[None], 1.0))(x))(rows)
-        norm = jnp.sqrt(jnp.sum(each**2, axis=1, keepdims=True))
-        clipped = jnp.where(real[:, None], each * jnp.minimum(1.0, self.clip / jnp.maximum(norm, 1e-300)), 0.0)
-        return scale * jnp.sum(clipped, axis=0)
+        return scale * jnp.sum(jnp.where(real[:, None], clipped(each, self.clip), 0.0), axis=0)
+
+
+def clipped(each: Float[Array, "row d"], norm: float) -> Float[Array, "row d"]:
+    """Rows that are no longer than ``norm``: longer ones are shortened to it, and one that is not finite is zero.
+
+    Squares of huge numbers overflow, and of tiny ones vanish, so lengths are taken relative to the largest entry.
+    """
+    each = jnp.where(jnp.all(jnp.isfinite(each), axis=1, keepdims=True), each, 0.0)
+    largest = jnp.max(jnp.abs(each), axis=1, keepdims=True)
+    direction = each / jnp.where(largest > 0.0, largest, 1.0)  # entries up to one
+    length = jnp.sqrt(jnp.sum(direction**2, axis=1, keepdims=True))
+    return direction * jnp.minimum(largest, norm / jnp.maximum(length, 1.0))

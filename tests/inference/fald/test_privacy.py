@@ -14,9 +14,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import fedbayes as fb
+from fedbayes.inference.fald.mechanism import Mechanism
 from fedbayes.inference.fald.privacy import (
     Guarantee,
-    Mechanism,
     deng_2024,
     gaussian_profile,
     largest_step_size,
@@ -232,6 +232,25 @@ def test_without_subsampling_the_bound_is_just_above_the_exact_epsilon(step_size
     run = everybody(local_steps=num_steps, num_rounds=1, step_size=step_size)
     ours, exact = renyi(run, delta=1e-6).epsilon, exact_epsilon(math.sqrt(num_steps) * run.ratios[0], 1e-6)
     assert exact < ours < 1.3 * exact  # the accountant's orders end at 1024, which is felt at the smallest epsilon
+
+
+def test_each_chain_is_a_run_on_the_same_records():
+    one = everybody(step_size=1e-4)
+    four, longer = replace(one, num_chains=4), replace(one, num_rounds=400)
+    assert renyi(four, delta=1e-6).epsilon == renyi(longer, delta=1e-6).epsilon > renyi(one, delta=1e-6).epsilon
+    assert deng_2024(four, **PLAIN).epsilon == deng_2024(longer, **PLAIN).epsilon
+    assert mechanism_of(private_fit()).num_chains == 4
+
+
+def test_a_bound_without_batches_needs_no_package(monkeypatch):
+    """The divergence of a Gaussian step has a closed form; dp-accounting gives the same number."""
+    accounting = pytest.importorskip("dp_accounting")
+    run = everybody(step_size=1e-4)
+    event = accounting.SelfComposedDpEvent(accounting.GaussianDpEvent(1.0 / run.ratios[0]), 1000)
+    theirs = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
+    expected = theirs.compose(event).get_epsilon(1e-6)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert renyi(run, delta=1e-6).epsilon == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_sensitivity_wrong_by_two_is_seen():

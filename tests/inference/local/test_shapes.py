@@ -208,6 +208,7 @@ RUNS: dict[str, Callable[[], Any]] = {
     "steps": walked,
     "steps by batches": lambda: walked(batch_size=2),
     "steps with clipped rows": lambda: walked(batch_size=2, clip=1.0),
+    "clipped rows beside the prior": lambda: energy_of(clip=1.0).clipped_slopes(jnp.ones(D), jnp.ones(M), KEY),
     "descent": descended,
     "batches": lambda: descent.make_batches(jnp.ones(ROWS, bool), KEY, 2, 3).at(jnp.asarray(1), 2),
     "the factor of averages": lambda: sgd.covariance_factor(jnp.asarray(ROWS), 2, 3),
