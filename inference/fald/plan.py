@@ -11,7 +11,7 @@ that is: discretisation, and the drift of clients with unequal curvatures. Parti
 S`` adds ``tau eta K share / 2 H^-1/2 (S - H^2 + sum p_c g_c g_c' / tau) H^-1/2`` for ``rho = 1``, and more for less.
 Derived from the exact law of one round (:mod:`fedbayes.theory.langevin`); the paper has bounds only. The formulas
 choose the step; what is then predicted of partial participation is exact for quadratic clients
-(:mod:`fedbayes.inference.fald.law`).
+(:mod:`fedbayes.inference.fald.participation`).
 """
 
 from typing import NamedTuple
@@ -22,9 +22,8 @@ from jax import Array
 
 from fedbayes.inference.curvature import client_energies, largest_eigenvalue
 from fedbayes.inference.fald.differences import Known
-from fedbayes.inference.fald.law import Quadratics, stationary
 from fedbayes.inference.fald.options import Options
-from fedbayes.inference.fald.participation import average_weights, share_of
+from fedbayes.inference.fald.participation import Quadratics, average_weights, share_of, stationary
 from fedbayes.numerics.gaussian import whitener
 
 _MOST_STEPS = 100  # local steps of the default

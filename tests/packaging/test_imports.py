@@ -119,7 +119,7 @@ FLOORS = [
     {"inference.local"},
     {"inference.own_site"},
     {"inference.mode"},
-    {"inference.curvature"},
+    {"inference.curvature", "inference.largest"},
     {"inference.fald", "inference.fedavg", "inference.merging"},
     {"inference.ep", "inference.fed_ensemble", "inference.fedpa"},
     {"inference.correlated"},

@@ -13,8 +13,7 @@ from scipy.linalg import solve_discrete_lyapunov
 import fedbayes as fb
 from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.inference.fald.bias import predicted_too_large
-from fedbayes.inference.fald.law import Quadratics, stationary
-from fedbayes.inference.fald.participation import participation_share
+from fedbayes.inference.fald.participation import Quadratics, participation_share, stationary
 from fedbayes.theory import langevin as theory
 
 KEY = jax.random.key(4)
