@@ -48,6 +48,7 @@ class Refusal(Enum):
     SPENT = (
         "has spent its owner's privacy budget, or too much of it for this answer; `fedbayes privacy` there says more"
     )
+    MOST = "would tell more numbers about its data than its owner allows; `fedbayes log` there says how many have left"
     APPROVAL = "has an owner who has not approved this study's code; at the site, `fedbayes approve` shows it and asks"
     CHARTER = "was told of other sites than when this run began; a sum over others needs a new run"
     DRAWS = "makes other draws from the same seed, since its NumPy or SciPy is of another version; it is sent the draws"

@@ -69,6 +69,7 @@ class Site:
         self._digest = ""  # of the data that were read last
         self._greeting: str | None = None  # for which they were read
         self._passed: tuple[str, DisclosureRules] | None = None  # the data, and the rules that let this study out
+        self._told = ("", 0)  # data, and how many numbers about them have left
         self._owns: dict[str, OwnProblem] = {}
         self._sessions: dict[str, Session] = {}
 
@@ -108,8 +109,22 @@ class Site:
         arrays = arrays_of(message.body) if asked["kind"] in _TOLD else {}
         numbers = sum(len(array) if name == HIDDEN else array.size for name, array in arrays.items())
         noisy = bool(message.header["told"].get("noisy", False))
+        if numbers and not noisy:
+            self._count(numbers)
         self.journal.write(asked, self._digest, numbers, journal.result_of(hidden=HIDDEN in arrays, noisy=noisy))
         return answer
+
+    def _count(self, numbers: int) -> None:
+        """Numbers that are about to leave, beside those about the same data that have left before."""
+        most, (data, before) = self._policy().answers.most, self._told
+        if most is None:
+            return
+        if data != self._digest:
+            before = journal.exact_numbers(self.journal.entries(), self._digest)
+        if before + numbers > most:
+            log.error("%d numbers about these data have left, and %d more are asked for.", before, numbers)
+            raise Refused(Refusal.MOST)
+        self._told = self._digest, before + numbers
 
     def _answered(self, request: bytes, asked: dict[str, Any]) -> bytes:
         try:

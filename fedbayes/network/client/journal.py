@@ -161,6 +161,7 @@ def _totals(entries: Sequence[Entry]) -> Iterator[str]:
     yield f"{num:,} request{'s' * (num != 1)} in all, {refused:,} of them refused."
 
 
-def exact_numbers(entries: Iterable[Entry]) -> int:
-    """How many numbers about any data have left without noise."""
-    return sum(entry.numbers for entry in entries if entry.result in (ANSWERED, HIDDEN))
+def exact_numbers(entries: Iterable[Entry], data: str | None = None) -> int:
+    """How many numbers about any data, or about those of a digest, have left without noise."""
+    about = (entry for entry in entries if data is None or entry.data == data[:_DIGITS])
+    return sum(entry.numbers for entry in about if entry.result in (ANSWERED, HIDDEN))

@@ -56,6 +56,19 @@ class PointRules(NamedTuple):
     farthest: float = 50.0
 
 
+class AnswerRules(NamedTuple):
+    """How much a site answers, from the table ``[answers]``.
+
+    Attributes
+    ----------
+    most
+        How many numbers about the same data may leave in all runs together, those in sums among them; ``None``: any.
+        Numbers with noise have a budget of their own.
+    """
+
+    most: int | None = None
+
+
 class StudyRules(NamedTuple):
     """Which studies may run, from the table ``[studies]``.
 
@@ -72,6 +85,7 @@ _TABLES = {
     "disclosure": _LIMITS,
     "sums": SumRules._fields,
     "points": PointRules._fields,
+    "answers": AnswerRules._fields,
     "studies": StudyRules._fields,
     "privacy": Budget._fields,
 }
@@ -90,6 +104,8 @@ class Policy(NamedTuple):
         What may leave singly, from the table ``[sums]``.
     points
         Where the site answers, from the table ``[points]``.
+    answers
+        How much it answers, from the table ``[answers]``.
     studies
         Whose code may run, from the table ``[studies]``.
     privacy
@@ -101,6 +117,7 @@ class Policy(NamedTuple):
     rules: DisclosureRules
     sums: SumRules = SumRules()
     points: PointRules = PointRules()
+    answers: AnswerRules = AnswerRules()
     studies: StudyRules = StudyRules()
     privacy: Budget | None = None
 
@@ -131,10 +148,10 @@ def read_policy(config: Config) -> Policy:
         if loose := [name for name in told if name in known]:
             raise ClientDataError(f"The site's policy, '{path}': write '{loose[0]}' below a line `[{table}]`.")
     _check_known(path, told, list(_TABLES), "")
-    disclosure, sums, points, studies, privacy = (_table(path, told, name) for name in _TABLES)
+    disclosure, sums, points, answers, studies, privacy = (_table(path, told, name) for name in _TABLES)
     budget = _budget(path, privacy) if "privacy" in told else None
-    rules = _rules(path, disclosure), _sums(path, sums), _points(path, points), _studies(path, studies)
-    return Policy(path, *rules, budget)
+    rules = _rules(path, disclosure), _sums(path, sums), _points(path, points), _answers(path, answers)
+    return Policy(path, *rules, _studies(path, studies), budget)
 
 
 def _table(path: Path, told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -169,6 +186,16 @@ def _sums(path: Path, told: Mapping[str, Any]) -> SumRules:
             f"The site's policy, '{path}', has {wrong[0]!r} for a partner's key. Write the other sites and the "
             'fingerprints of their keys as a table [sums.partners], with lines such as "st. gallen" = "SHA256:…", as '
             "`fedbayes keys` shows them at those sites."
+        )
+    return found
+
+
+def _answers(path: Path, told: Mapping[str, Any]) -> AnswerRules:
+    found = AnswerRules(**told)
+    if found.most is not None and (type(found.most) is not int or found.most < 1):
+        raise ClientDataError(
+            f"The site's policy, '{path}': `most` is {found.most!r}; write a whole number of numbers, such as 100000. "
+            "A fit by `method='laplace'` takes some thousands, most of them in the check after its rounds."
         )
     return found
 

@@ -6,9 +6,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fits import LONG, app_with, draws_in, nodes, settings
+from fits import LONG, app_with, draws_in, hospitals, nodes, settings
 from permissive import PERMISSIVE
+from recording import Recording, assert_nothing_of_a_site, expansions, record
 
+from fedbayes.models import heart_disease
 from fedbayes.network.client.journal import Journal
 from fedbayes.network.client.ledger import Ledger
 
@@ -32,10 +34,13 @@ def test_private_chains_run_until_a_budget_is_spent(shared, tmp_path):
     policy.write_text(f"{allowed}1e9\n")
     federation = shared(lambda: {"sites": configs, "tls": True, "keys": True})
     app, few = app_with(METHOD, tmp_path / "app"), {"num-rounds": 4, "num-draws": 4}
+    recorded = record(app)
 
     run = federation.run(app, settings(THREE, tmp_path / "fit", **few))
     assert run.wait(LONG) == "finished:completed", run.log()
     assert draws_in(tmp_path / "fit")["beta"].shape[:2] == (2, 4)
+    clients = hospitals(THREE)
+    assert_nothing_of_a_site(Recording(recorded), clients, expansions(heart_disease.model, clients))
     folders = [federation.folder / "state" / name for name in federation.names]
     entries = [entry for folder in folders for entry in Journal(folder).entries()]
     assert {entry.result for entry in entries if entry.kind in ("round", "after")} == {"noisy and hidden"}

@@ -15,6 +15,7 @@ import fedbayes as fb
 from fedbayes.errors import ClientDataError, FederatedError
 from fedbayes.models import heart_disease
 from fedbayes.network.charter import Seat
+from fedbayes.network.client.journal import Journal, exact_numbers
 from fedbayes.network.client.policy import read_policy
 from fedbayes.network.fit import fit_over
 from fedbayes.network.fixed_point import to_numbers
@@ -82,6 +83,8 @@ def test_a_policy_is_where_the_configuration_says(tmp_path):
         ("[disclosure]\nlevels_per_row = inf\n", r"`levels_per_row` is inf; write a positive number"),
         ("[points]\nfarthest = 0\n", r"`farthest` is 0; write a number of prior sds, such as 50.0"),
         ("[studies]\nany = 1\n", r"`any` is 1; write true or false"),
+        ("[answers]\nmost = 0\n", r"`most` is 0; write a whole number of numbers, such as 100000"),
+        ("[answers]\nmost = 1e5\n", r"`most` is 100000.0; write a whole number"),
         ("sums = 5\n", r"write the rules as a table, \[sums\]"),
         ("[points]\nfurthest = 5\n", r"has 'furthest', which is none of the settings of \[points\].*'farthest'"),
         ("single = true\n", r"write 'single' below a line `\[sums\]`"),
@@ -214,3 +217,24 @@ def test_a_patient_who_alone_has_a_finding_is_read_off_the_first_answer_unless_s
     (patient,) = np.flatnonzero(x[:, 2])
     error = np.abs(covariates_read_off(first, 3)[1:] - x[patient]).max()
     assert error < 1e-9 if not hidden else not error < 0.1
+
+
+def test_no_more_numbers_about_the_same_data_leave_than_the_owner_allows(tmp_path):
+    """Over all runs together, and whatever process has answered."""
+    data = heart_disease.coarse_clients()
+    names = [name for name in heart_disease.HOSPITALS if name != "switzerland"]
+
+    def fit(most):
+        sites = [site_of(tmp_path, name, policy=f"[answers]\nmost = {most}\n", data=data[name]) for name in names]
+        options = {"num_clients": 3, "progress": False, "correct": False, "join_timeout": 5.0}
+        fit_over(Rehearsal(*sites), STUDY, key=jax.random.key(0), secure_sums=True, **options)
+        return [exact_numbers(site.journal.entries()) for site in sites]
+
+    (once,) = set(fit(10**6))
+    assert set(fit(2 * once)) == {2 * once}  # to the number
+    with pytest.raises(fb.FederatedError, match="would tell more numbers about its data than its owner allows"):
+        fit(2 * once)
+    told = [exact_numbers(Journal(tmp_path / name).entries()) for name in names]
+    assert told == [2 * once] * 3
+    data = {name: {**each, "y": 1 - each["y"]} for name, each in data.items()}
+    assert set(fit(2 * once)) == {3 * once}  # other data
