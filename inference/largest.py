@@ -1,4 +1,4 @@
-"""The largest of the clients' numbers from a sum: nobody's number is shown but the largest, and not whose it is.
+"""The largest of the clients' numbers from a sum, which does not show whose any number is.
 
 A largest number is no sum, and steps are bounded by the largest curvature of any client. So a client with the number
 ``x`` sends a term at each point ``S_j`` of a fixed grid,
@@ -10,8 +10,9 @@ and at the points above all numbers the sum holds the ``q``-norm, which lies clo
     max_c x_c  <=  S_j (sum_c (x_c / S_j)^q)^(1/q)  <=  N^(1/q) max_c x_c,      q = 128.
 
 It is the largest to a millionth where the next is a tenth smaller, .9 percent above it for three clients with the same
-number, and 3.7 percent for a hundred. At points below the largest the random numbers hide the other clients' terms,
-which add less than N there, and would say how many are above.
+number, and 3.7 percent for a hundred. At points below the largest random numbers hide the other clients' terms,
+which add less than N there. How many clients are above a point can still be told from how large the sum is, over the
+points of the grid: the others' numbers to a factor of 1.2 to 1.4, and not whose they are.
 """
 
 from typing import Any

@@ -103,4 +103,5 @@ def epsilon_of(spent: np.ndarray, delta: float) -> float:
 
 def best_order(step: np.ndarray, epsilon: float, delta: float) -> int:
     """The place in :data:`ORDERS` of that order at which a budget suffices for most of such steps."""
-    return int(np.argmax((epsilon - surcharge(delta)) / np.maximum(step, 1e-300)))
+    relative = np.maximum(step / np.max(step), 1e-300)  # whatever its size, which may be below that
+    return int(np.argmax((epsilon - surcharge(delta)) / relative))

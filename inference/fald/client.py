@@ -117,7 +117,8 @@ def local_update(
     begin = (shared.position, private.v, jnp.zeros(size))
     u, v, first = jax.lax.fori_loop(0, shared.local_steps.astype(int), step, begin)
     if is_private(config):
-        u = _coarser(u, jnp.sqrt(2.0 * step_size_at(config, shared, shared.local_steps - 1.0) * config.temperature))
+        largest = jnp.maximum(*(step_size_at(config, shared, k) for k in (0.0, shared.local_steps - 1.0)))
+        u = _coarser(u, jnp.sqrt(2.0 * largest * config.temperature * (1.0 - rho**2) / weight))
     fine = jnp.all(jnp.isfinite(u)) & jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(first))
     active = count > 0
     own = private.own

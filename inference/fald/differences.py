@@ -77,7 +77,7 @@ class Terms(NamedTuple):
     largest, flattest
         Terms for ``lambda_max(H_c)`` and ``1 / lambda_min(H_c)``.
     concave
-        Zero where ``lambda_min(H_c)`` is positive, else a random number, by which nobody can count.
+        Zero where ``lambda_min(H_c)`` is positive, else a random number of its own.
     """
 
     square: Array
@@ -134,9 +134,9 @@ def _with_locals_as_before(client: Client, shared: Any, key: Array, before: AtMo
     return before.z
 
 
-def _random(key: Array, shared: Any, num_locals: int) -> tuple[Array, Array]:
-    one, other = jax.random.split(key)
-    return hiding(one, shared, num_locals), hiding(other, shared, num_locals)
+def _random(key: Array, shared: Any, num_locals: int) -> tuple[Array, Array, Array]:
+    one, two, three = jax.random.split(key, 3)
+    return hiding(one, shared, num_locals), hiding(two, shared, num_locals), hiding(three, shared, num_locals)[0]
 
 
 def _terms(
@@ -146,7 +146,7 @@ def _terms(
     personal: tuple[()],
     z: Array,
     client: Client,
-    random: tuple[Array, Array],
+    random: tuple[Array, Array, Array],
 ) -> tuple[Reply, Array]:
     """A client's terms at the mode."""
     (mode, coordinates), p = shared, weights[client.index]
@@ -158,7 +158,7 @@ def _terms(
         pull=p * hessian @ slope,
         largest=terms_of(top, random[0]),
         flattest=terms_of(jnp.where(least > 0.0, 1.0 / least, 0.0), random[1]),
-        concave=jnp.where(least > 0.0, 0.0, random[0][0]),
+        concave=jnp.where(least > 0.0, 0.0, random[2]),
     )
     code = jnp.where(jnp.isfinite(top) & jnp.isfinite(least), reply.code, ResultCode.NOT_FINITE)
     return Reply(total=terms, code=code, info={"curvature": top}), z

@@ -21,6 +21,9 @@ from fedbayes.numerics.accounting import Release
 from fedbayes.problem.client import Client
 
 _MOST_STEPS = 1_000_000  # of a round: a server must not choose how long a client computes
+_LEAST_WEIGHT = 1e-9  # below it the sum of clipped gradients over the weight could overflow, which a code would tell
+_MOST_COUNTED = 2.0**53  # local steps, exactly
+_LARGEST = 1e150  # of that sum, and of a step
 
 
 def released(config: Options, weights: np.ndarray, shared: Shared, client: Client) -> list[Release]:
@@ -35,15 +38,17 @@ def released(config: Options, weights: np.ndarray, shared: Shared, client: Clien
     batch = config.batch_size or rows
     if client.num_locals:
         raise ValueError("The model has local latents: its gradient in the globals is no sum over rows.")
-    if not (0.0 < weight <= 1.0 and 1 <= batch <= rows):
+    if not (_LEAST_WEIGHT <= weight <= 1.0 and 1 <= batch <= rows):
         raise ValueError(f"The site has {rows} rows and the weight {weight}, for batches of {batch}.")
+    if not rows * (config.clip or math.inf) / weight < _LARGEST:
+        raise ValueError(f"`clip` is {config.clip}: so large a sum of gradients could overflow.")
     chains = [jax.tree.map(lambda leaf, r=r: np.asarray(leaf)[r], shared) for r in range(len(shared.local_steps))]
     return [_of_chain(config, chain, weight, rows, batch) for chain in chains]
 
 
 def _of_chain(config: Options, shared: Shared, weight: float, rows: int, batch: int) -> Release:
     sizes, num = _step_sizes(config, shared)
-    if not np.all((sizes >= 0.0) & (sizes < np.inf)):  # NaN is neither; a schedule may begin at zero
+    if not np.all((sizes >= 0.0) & (sizes < _LARGEST)):  # NaN is neither; a schedule may begin at zero
         raise ValueError(f"A step size of the broadcast is {sizes.min()}; Langevin steps are not negative, and finite.")
     # the divergence of a step on all records is linear in eta, and of one on a batch it grows with it
     eta = float(np.mean(sizes) if batch == rows else np.max(sizes))
@@ -65,4 +70,9 @@ def _step_sizes(config: Options, shared: Shared) -> tuple[np.ndarray, int]:
     num = int(steps)
     if not (callable(config.step_size) or config.step_size == "decaying"):
         return np.asarray([float(shared.step_size)]), num
+    done, smooth, convex = (float(each) for each in (shared.round, shared.smoothness, shared.convexity))
+    if not (done >= 0.0 and done % 1.0 == 0.0 and done * num < _MOST_COUNTED):
+        raise ValueError(f"The broadcast is that of round {done}: rounds are counted in whole numbers.")
+    if config.step_size == "decaying" and not (0.0 < smooth < _LARGEST and 0.0 <= convex < _LARGEST):
+        raise ValueError(f"The broadcast has the curvatures {smooth} and {convex}, which are none.")
     return np.asarray(jax.vmap(partial(step_size_at, config, shared))(jnp.arange(num))), num

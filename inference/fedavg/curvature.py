@@ -32,7 +32,8 @@ class LaplaceState(NamedTuple):
         Second-order expansions: the product of the clients', such that the mean with the prior is ``position``. With
         :class:`~fedbayes.inference.fedavg.fairness.GIFAIR` they are the clients' own, as they are.
     slope
-        What was taken from the sites' shifts for that, ``(d,)``; zero with GIFAIR.
+        What was taken from the sites' shifts for that, over the weight of those that were heard, ``(d,)``; zero with
+        GIFAIR.
     heard
         The clients whose expansions are in the product, shape ``(K,)``.
     """
@@ -117,7 +118,8 @@ def expanding(config: Options, roster: Roster, weights: np.ndarray) -> Algorithm
         gap = jnp.sqrt(jnp.mean((white @ slope) ** 2))
         centred = Gaussian(sites.shift - slope, sites.precision, sites.log_scale + slope @ state.position)
         info = {"gap": gap, "converged": jnp.array(True), "proper": jnp.all(jnp.isfinite(white))}
-        return state._replace(sites=centred, slope=slope), info
+        share = jnp.sum(jnp.where(replies.used, jnp.asarray(weights), 0.0))
+        return state._replace(sites=centred, slope=slope / jnp.where(share > 0.0, share, 1.0)), info
 
     return Algorithm(
         name="curvature",
@@ -139,6 +141,7 @@ def told_at_end(state: LaplaceState, posterior: Gaussian) -> Ended:
 
 
 def cavity_of(told: Ended, private: Expanded) -> Gaussian:
-    """Prior times all other clients' sites, each without its part of the slope."""
-    part, others = private.weight * told.slope, own_cavity(private.site, told.everybody)
+    """Prior times all other clients' sites, each without its part of the slope; a client not heard has none."""
+    part = jnp.where(told.everybody.counted.round == NEVER, 0.0, private.weight) * told.slope
+    others = own_cavity(private.site, told.everybody)
     return Gaussian(others.shift + part, others.precision, others.log_scale - part @ told.position)

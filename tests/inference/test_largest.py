@@ -1,4 +1,4 @@
-"""The largest of the clients' numbers, read from a sum of terms in which the others can't be seen."""
+"""The largest of the clients' numbers, read from a sum of terms that does not show whose any number is."""
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def test_the_sum_in_fixed_point_is_as_good() -> None:
     np.testing.assert_allclose(found, largest(numbers), rtol=1e-9)
 
 
-def test_the_others_can_not_be_seen() -> None:
+def test_the_others_are_not_seen_exactly() -> None:
     """Above the largest the terms of a number half as large are nothing; below it random numbers hide them.
 
     A count in place of the random numbers, which is the obvious thing to send, would show the second number exactly:

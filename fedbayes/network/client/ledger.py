@@ -9,6 +9,7 @@ request is charged, as the one at which the budget suffices for most requests of
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,8 @@ class Account(NamedTuple):
     answers, steps
         Noisy answers, and steps of a Gaussian mechanism in them; both are counted before an answer is computed.
     order
-        The place in :data:`~fedbayes.numerics.accounting.ORDERS` of the order that decides; ``None`` before the first.
+        The place in :data:`~fedbayes.numerics.accounting.ORDERS` of the order that decides; ``None`` before the first
+        answer that tells anything: a step of size zero could choose one at which the budget suffices for nothing else.
     spent
         Renyi divergences at all orders.
     """
@@ -65,13 +67,16 @@ class Account(NamedTuple):
     def after(self, releases: Sequence[Release], budget: Budget) -> Self:
         """The same with what one more answer tells."""
         more = np.sum([divergences(each) for each in releases], axis=0)
-        order = best_order(more, *budget) if self.order is None else self.order
+        tells = bool(np.all(np.isfinite(more)) and np.any(more > 0.0))
+        order = best_order(more, *budget) if self.order is None and tells else self.order
         steps = self.steps + sum(each.steps for each in releases)
         return type(self)(self.answers + 1, steps, order, self.spent + more)
 
     def bound(self, delta: float) -> float:
         """The epsilon that is held against the budget: by the order that decides, whatever requests depended on."""
-        return 0.0 if self.order is None else float(self.spent[self.order] + surcharge(delta)[self.order])
+        if self.order is None:
+            return 0.0 if np.all(np.isfinite(self.spent)) else math.inf
+        return float(self.spent[self.order] + surcharge(delta)[self.order])
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon, which holds where no request depended on earlier answers, as in an honest fit."""
@@ -111,7 +116,8 @@ class Ledger:
         spent = np.asarray(told["spent"], float)
         if told["format"] != _FORMAT or told["orders"] != ORDERS.tolist() or spent.shape != ORDERS.shape:
             raise ValueError("it has other orders than this version of fedbayes keeps account at")
-        return Account(int(told["answers"]), int(told["steps"]), int(told["order"]), spent)
+        order = None if told["order"] is None else int(told["order"])
+        return Account(int(told["answers"]), int(told["steps"]), order, spent)
 
     def charge(self, releases: Sequence[Release], budget: Budget) -> int:
         """Enter an answer that is about to be computed; the number of answers with it.

@@ -425,3 +425,36 @@ def test_an_order_that_was_chosen_stays(tmp_path):
     assert ledger.read().order < order
     with pytest.raises(Refused):
         ledger.charge([Release(float("inf"), 10, 10, 1)], Budget(30.0, 1e-5))
+
+
+def test_a_step_of_size_zero_does_not_choose_the_order(tmp_path):
+    """It tells nothing, and the order that suits it would leave the budget for no other answer."""
+    ledger, nothing, honest = Ledger(tmp_path), Release(0.0, 10, 10, 1), Release(0.05, 10, 10, 5)
+    ledger.charge([nothing], Budget(3.0, 1e-5))
+    assert (ledger.read().order, ledger.read().answers, ledger.read().bound(1e-5)) == (None, 1, 0.0)
+    ledger.charge([honest], Budget(3.0, 1e-5))
+    found = ledger.read()
+    other = Ledger(tmp_path / "other")
+    other.path.parent.mkdir()
+    other.charge([honest], Budget(3.0, 1e-5))
+    assert found.order == other.read().order
+    assert found.bound(1e-5) == other.read().bound(1e-5)
+    ledger.path.unlink()
+    with pytest.raises(Refused):
+        ledger.charge([Release(float("inf"), 10, 10, 1)], Budget(30.0, 1e-5))
+
+
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_a_weight_next_to_zero_is_no_test_of_the_rows(asked, share):
+    """Of such a weight the sum of gradients over it would be finite or not, at no charge, as the sum is small or large.
+
+    By bisection a server had the sum to seven digits, before weights had a floor.
+    """
+    header = json.loads(json.dumps(unpack(asked.round).header))
+    total = abs(np.sum(np.clip(asked.data["ada"]["y"], -1.5, 1.5)))
+    header["charter"]["rows"] = [share * total / np.finfo(float).max, 1.0, 1e-300]
+    header["run"] = "abcd"
+    arrays = {"shared_step_size": np.zeros(2), "shared_local_steps": np.ones(2)}
+    before = asked.account()
+    assert reason(asked.site().answer(changed(asked.round, header, **arrays))) == "FORMAT"
+    assert asked.account().answers == before.answers

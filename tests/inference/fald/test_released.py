@@ -86,7 +86,7 @@ def test_a_batch_larger_than_the_data_is_refused():
         released(replace(METHOD, batch_size=21), WEIGHTS, told(), client())
 
 
-@pytest.mark.parametrize("weight", [0.0, -0.5, np.nan, 2.0])
+@pytest.mark.parametrize("weight", [0.0, -0.5, np.nan, 2.0, 1e-10, 1e-307, 5e-324])
 def test_a_weight_that_is_none_is_refused(weight):
     with pytest.raises(ValueError, match="20 rows and the weight"):
         released(METHOD, np.array([0.5, weight]), told(), client())
@@ -123,3 +123,18 @@ def test_a_row_is_not_seen_by_what_rounds_its_gradient():
         bounded.append(float(energy.clipped_slopes(*given)[0][0]))
     assert bounded == pytest.approx([64.5 / 0.25, 61.5 / 0.25])
     assert abs(slopes[1] - slopes[0]) == 128.0 / 0.25  # planted: both terms in one number
+
+
+def test_a_sum_of_gradients_that_could_overflow_is_refused():
+    """By a weight next to zero whether ``sum / p_c`` is finite would tell the sum itself, at a step of size zero."""
+    with pytest.raises(ValueError, match="overflow"):
+        released(replace(METHOD, clip=1e200), WEIGHTS, told(step_size=(0.0, 0.0)), client())
+    with pytest.raises(ValueError, match="A step size of the broadcast is"):
+        released(METHOD, WEIGHTS, told(step_size=(1e-3, 1e200)), client())
+
+
+@pytest.mark.parametrize("round_", [-1.0, 0.5, 2.0**60, np.nan, np.inf])
+def test_a_schedule_is_charged_where_rounds_can_be_counted(round_):
+    config = replace(METHOD, step_size=lambda k: 0.01 / (1.0 + k))
+    with pytest.raises(ValueError, match="rounds are counted in whole numbers"):
+        released(config, WEIGHTS, told(round_=round_), client())
