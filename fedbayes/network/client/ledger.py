@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from fedbayes.errors import ClientDataError
+from fedbayes.network.client.policy import Budget
 from fedbayes.network.messages import Refusal, Refused
 from fedbayes.numerics.accounting import ORDERS, Release, best_order, divergences, epsilon_of, surcharge
 from fedbayes.runtime.files import alone, replace_private_file, settle
@@ -36,13 +37,6 @@ _ASSUMPTIONS = (
     "numbers are double precision: the bounds hold up to rounding; positions are rounded to a millionth of the noise "
     "before they leave, which takes off the bits that floating-point noise is known to leak by",
 )
-
-
-class Budget(NamedTuple):
-    """How much a site's answers may tell of one record, in all: (epsilon, delta)-differential privacy."""
-
-    epsilon: float
-    delta: float
 
 
 class Account(NamedTuple):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbayes.errors import ClientDataError, did_you_mean
-from fedbayes.network.client.ledger import Budget
 from fedbayes.network.client.naming import Config, site_folder
 from fedbayes.network.fixed_point import FEWEST_SITES
 from fedbayes.owner.rules import DisclosureRules
@@ -79,6 +78,16 @@ class StudyRules(NamedTuple):
     """
 
     any: bool = False
+
+
+class Budget(NamedTuple):
+    """How much a site's answers may tell of one record, in all: (epsilon, delta)-differential privacy.
+
+    From the table ``[privacy]``.
+    """
+
+    epsilon: float
+    delta: float
 
 
 _TABLES = {
@@ -195,7 +204,7 @@ def _answers(path: Path, told: Mapping[str, Any]) -> AnswerRules:
     if found.most is not None and (type(found.most) is not int or found.most < 1):
         raise ClientDataError(
             f"The site's policy, '{path}': `most` is {found.most!r}; write a whole number of numbers, such as 100000. "
-            "A fit by `method='laplace'` takes some thousands, most of them in the check after its rounds."
+            "A fit takes some thousands, most of them in the check after its rounds."
         )
     return found
 

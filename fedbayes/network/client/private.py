@@ -5,8 +5,8 @@ import logging
 import secrets
 from collections.abc import Sequence
 
-from fedbayes.network.client.ledger import Budget, Ledger
-from fedbayes.network.client.policy import Policy
+from fedbayes.network.client.ledger import Ledger
+from fedbayes.network.client.policy import Budget, Policy
 from fedbayes.network.messages import Refusal, Refused
 from fedbayes.numerics.accounting import Release
 

@@ -15,9 +15,9 @@ from fedbayes.errors import FederatedError, ResultCode
 from fedbayes.fit import updates_after
 from fedbayes.network.charter import read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
-from fedbayes.network.client.ledger import Budget, Ledger
+from fedbayes.network.client.ledger import Ledger
 from fedbayes.network.client.points import Reach, reach_of
-from fedbayes.network.client.policy import Policy
+from fedbayes.network.client.policy import Budget, Policy
 from fedbayes.network.client.private import charged, check_asked, check_keys
 from fedbayes.network.client.reading import OwnProblem, digest_of
 from fedbayes.network.client.secure import Sent, Sums, history_after

@@ -25,8 +25,8 @@ from fedbayes.cli.main import app
 from fedbayes.errors import ClientDataError, FederatedError, NotConvergedWarning
 from fedbayes.network.client import private
 from fedbayes.network.client.journal import as_text as log_text
-from fedbayes.network.client.ledger import Account, Budget, Ledger, as_text
-from fedbayes.network.client.policy import read_policy
+from fedbayes.network.client.ledger import Account, Ledger, as_text
+from fedbayes.network.client.policy import Budget, read_policy
 from fedbayes.network.fit import fit_over
 from fedbayes.network.messages import Refused, pack, unpack
 from fedbayes.network.rehearsal import Rehearsal
