@@ -69,7 +69,7 @@ class Site:
         self._digest = ""  # of the data that were read last
         self._greeting: str | None = None  # for which they were read
         self._passed: tuple[str, DisclosureRules] | None = None  # the data, and the rules that let this study out
-        self._told = ("", 0)  # data, and how many numbers about them have left
+        self._counted = ("", 0)  # data, and how many numbers about them have left
         self._owns: dict[str, OwnProblem] = {}
         self._sessions: dict[str, Session] = {}
 
@@ -116,7 +116,7 @@ class Site:
 
     def _count(self, numbers: int) -> None:
         """Numbers that are about to leave, beside those about the same data that have left before."""
-        most, (data, before) = self._policy().answers.most, self._told
+        most, (data, before) = self._policy().answers.most, self._counted
         if most is None:
             return
         if data != self._digest:
@@ -124,7 +124,7 @@ class Site:
         if before + numbers > most:
             log.error("%d numbers about these data have left, and %d more are asked for.", before, numbers)
             raise Refused(Refusal.MOST)
-        self._told = self._digest, before + numbers
+        self._counted = self._digest, before + numbers
 
     def _answered(self, request: bytes, asked: dict[str, Any]) -> bytes:
         try:

@@ -74,7 +74,7 @@ def summary(fitted: Fitted) -> str:
     state = ", ".join(["converged" if found.converged else "NOT CONVERGED", *found.remarks])
     sites = ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in globals_.shapes)
     asked = ", fit.idata included" if cost_of_posterior(fitted) else "; fit.idata takes one more"
-    asked = "" if fitted.unchecked or (fitted.problem.elsewhere and fitted.method.is_private) else asked
+    asked = "" if fitted.unchecked or fitted.is_closed else asked
     lines = [
         f"FederatedFit by {type(fitted.method).__name__}: {state} after {done} rounds",
         f"  clients   {len(names)}: {shortened(names)}",

@@ -87,6 +87,11 @@ class Fitted:
     answers: dict[Any, Any] = field(default_factory=dict)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether clients answer nothing about the finished fit: exact numbers would undo what noise has hidden."""
+        return self.problem.elsewhere and self.method.is_private
+
+    @property
     def roster(self) -> Roster:
         """What the server knows of the clients."""
         return self.problem.roster

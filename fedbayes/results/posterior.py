@@ -18,12 +18,9 @@ def idata(fitted: Fitted) -> Any:
     if fitted.saved is not None and (found := fitted.saved.read()) is not None:
         return found
     correction, theta = corrected.correction(fitted), corrected.theta(fitted)
-    if fitted.unchecked:
+    if fitted.unchecked or fitted.is_closed:
         with computing():
-            return of_globals(fitted, theta, None, {}, {"correction": "failed"})
-    if fitted.problem.elsewhere and fitted.method.is_private:  # exact numbers would undo what noise has hidden
-        with computing():
-            return of_globals(fitted, theta, None, {}, {"correction": "none"})
+            return of_globals(fitted, theta, None, {}, {"correction": "failed" if fitted.unchecked else "none"})
     log_likelihood = corrected.log_likelihood(fitted)
     with computing():
         if correction is not None and correction.applied:

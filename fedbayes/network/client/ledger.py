@@ -5,7 +5,7 @@ There is one account for a site, whatever the study, the run and the data: a rec
 A server may choose a request by what earlier answers have shown. Renyi divergences of *one* order then still add up, up
 to a limit that was fixed beforehand (Feldman and Zrnic, "Individual privacy accounting via a Renyi filter", NeurIPS
 2021), but the best order may not be looked up at the end. So the order that decides is chosen once, when the first
-request is charged, as the one at which the budget suffices for most requests of that kind.
+request that tells anything is charged, as the one at which the budget suffices for most requests of that kind.
 """
 
 import json

@@ -33,9 +33,10 @@ def node(tmp_path):
 
 
 def answers(monkeypatch, *told):
-    """A server that answers so, one request after the other."""
-    given = iter(told)
-    monkeypatch.setattr(admission, "_activate", lambda client, public, interval: next(given))
+    """A server that answers so, one request after the other; the intervals that it is asked with."""
+    given, asked = iter(told), []
+    monkeypatch.setattr(admission, "_activate", lambda client, public, interval: asked.append(interval) or next(given))
+    return asked
 
 
 def answer(status, code=0, seconds=0):
@@ -49,8 +50,9 @@ REGISTERED, REFUSED = (412, 2003), (412, 2004)
 
 
 def test_a_node_that_is_let_in_is_told_nothing(node, monkeypatch):
-    answers(monkeypatch, answer(*REGISTERED), admission._Answer(200, 0, None))
+    asked = answers(monkeypatch, answer(*REGISTERED), admission._Answer(200, 0, None))
     node.ask()
+    assert asked == [0.0, 30.0]  # an interval that every server refuses, and then Flower's own
 
 
 @pytest.mark.parametrize(
