@@ -1,8 +1,8 @@
 """What a dishonest server reads off a federation's messages: ``python benchmarks/disclosure.py``.
 
 The sites are the four hospitals of the heart data, in one process, and the server sends them messages of the form that
-a fit has. Writes ``DISCLOSURE.md``: how many patients' rows each attack finds, by what owners allow; and what secure
-sums cost.
+a fit has. Writes ``DISCLOSURE.md``: how many patients' rows each attack finds, by what owners allow; what rounded
+log-likelihoods hold; and what secure sums cost.
 """
 
 import logging
@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple
 import jax
 import numpy as np
 import typer
+from log_likelihoods import DRAWS, KNOWN, Held, cost_of_rounding, held
 from pages import machine, table, wrapped
 from rich.console import Console
 
@@ -41,6 +42,7 @@ SIZE = 14  # globals
 AT_ONCE = 512  # points in a message
 FOUND = 0.01  # largest error of any covariate of a row that counts as found, in sds of the covariates
 SCALES = (1e6, 40.0)  # of the points: far away, and as far as a site answers by default
+NATS = (0.001, 0.01, 0.1)  # to which log-likelihoods are rounded
 LINES = 4  # that are searched for bends
 
 
@@ -297,7 +299,38 @@ Rows of patients that a dishonest server finds by messages that a fit has, of th
 """
 
 
-def page(attacks: list[Attack], same: float, costs: list[tuple[int, int, tuple[int, float, float]]]) -> str:
+def finely(answers: list[Held], costs: list[tuple[float, float, float]]) -> list[str]:
+    """The part of the page about rounded log-likelihoods."""
+    columns = ("whose log-likelihoods", "rows", "entries", "exact", *(f"to {step:g} nats" for step in NATS))
+    rows = [
+        (each.sites, each.rows, f"{each.entries:,}", *(f"{100.0 * share:.1f} percent" for share in each.known))
+        for each in answers
+    ]
+    costs_told = "; ".join(
+        f"to {step:g} nats, {100.0 * left:.1f} percent of the effective draws are left and the mean that moves most "
+        f"moves by {moved:.4f} posterior sds"
+        for step, left, moved in costs
+    )
+    return [
+        "## What log-likelihoods at draws of the posterior hold\n",
+        wrapped(
+            f"""A server that follows the protocol has the log-likelihoods of the fit's check, here at {DRAWS:,} draws.
+            The table has how many of the rows' entries these leave known to less than {KNOWN:g} sds, where each was
+            known to 1 sd before: to first order, that is, for a server that knows about where the rows are
+            (`benchmarks/log_likelihoods.py`). Each site rounds its own values, by `nats` under `[answers]` of its
+            policy, before they are hidden in a sum."""
+        ),
+        *table(columns, rows, right_from=1),
+        wrapped(f"What rounding at all four sites costs the check: {costs_told}."),
+    ]
+
+
+def page(
+    attacks: list[Attack],
+    about_draws: list[str],
+    same: float,
+    costs: list[tuple[int, int, tuple[int, float, float]]],
+) -> str:
     """The page."""
     rows = [
         (each.what, each.allowed, f"{each.values:,}", f"{each.found:,} of {each.rows:,}", f"{each.seconds:.0f}")
@@ -316,6 +349,7 @@ def page(attacks: list[Attack], same: float, costs: list[tuple[int, int, tuple[i
                 some hospital: nothing says of which. Other attacks may find more; what is known not to be stopped
                 is on the page [What leaves a client](../docs/what-leaves-a-client.md)."""
             ),
+            *about_draws,
             "## What secure sums cost\n",
             wrapped(
                 f"""The posterior by the Laplace approximation, checked and corrected, with secure sums differs from the
@@ -347,9 +381,10 @@ def main(
     for plan in plans[:3] if quick else plans:
         attacks.append(plan())
         console.print(attacks[-1])
+    about_draws = finely([] if quick else held(NATS), [(step, *cost_of_rounding(step)) for step in NATS])
     same = same_posterior()
     costs = [(k, d, cost(k, d)) for k, d in ((3, 14), (10, 14), (10, 100), (50, 14))]
-    text = page(attacks, same, costs)
+    text = page(attacks, about_draws, same, costs)
     if quick:
         console.print(text)
         return

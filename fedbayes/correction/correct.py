@@ -415,9 +415,9 @@ def pool_of(
     joint = log_joint(prior, drawn.theta, log_likelihood)
 
     def summed(name: str) -> np.ndarray:
-        """Of all clients, at each draw; there is none where nobody has locals."""
-        each = np.asarray(heard.infos[name])
-        return each.sum(axis=0) if each.ndim == 3 else np.zeros(drawn.theta.shape[:2])
+        """Of all clients, at each draw; where nobody has locals it is the same at all of them."""
+        each = np.asarray(heard.infos[name]).sum(axis=0)
+        return np.broadcast_to(each.reshape(len(each), -1), drawn.theta.shape[:2])
 
     noise, halved = summed("noise"), summed("halved")
     return Pool(drawn.theta, log_likelihood, joint, tuple(proposals), counts, noise, halved, (drawn.recipe,))

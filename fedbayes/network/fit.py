@@ -142,7 +142,7 @@ def fit_over(
     except Exception as error:
         fitted = without_check(fitted, error)
     with computing():
-        executor.conclude(telling(fitted))
+        fitted = replace(fitted, agreement=executor.conclude(telling(fitted)))
     return concluded(fitted, stacklevel=3)
 
 

@@ -49,6 +49,11 @@ class Refusal(Enum):
         "has spent its owner's privacy budget, or too much of it for this answer; `fedbayes privacy` there says more"
     )
     MOST = "would tell more numbers about its data than its owner allows; `fedbayes log` there says how many have left"
+    METHOD = "does not answer this study's method; its owner sets that by `methods` under `[answers]` of its policy"
+    QUESTION = (
+        "does not answer this question about a finished fit; its owner sets that by `questions` under `[answers]` of "
+        "its policy"
+    )
     APPROVAL = "has an owner who has not approved this study's code; at the site, `fedbayes approve` shows it and asks"
     CHARTER = "was told of other sites than when this run began; a sum over others needs a new run"
     DRAWS = "makes other draws from the same seed, since its NumPy or SciPy is of another version; it is sent the draws"

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedbayes.correction.recipe import OtherDraws
 from fedbayes.errors import ClientDataError, MissingColumnsError, ModelError
+from fedbayes.network.agreement import agrees
 from fedbayes.network.charter import Hello, Seat
 from fedbayes.network.client import journal
 from fedbayes.network.client.journal import Journal
@@ -138,6 +139,10 @@ class Site:
             raise Refused(Refusal.STUDY)
         kind = header["kind"]
         policy = self._policy()  # before the study's code reads the data
+        methods, asked_for = policy.answers.methods, type(self.study.configured).__name__
+        if methods is not None and asked_for.lower() not in [each.lower().replace("_", "") for each in methods]:
+            log.error("The study's method is %s; the owner's policy allows %s.", asked_for, list(methods))
+            raise Refused(Refusal.METHOD)
         client = self._greeted(header.get("greeting")) if kind == "hello" else self._client()
         self._let_out(client, policy)
         if kind == "hello":
@@ -150,7 +155,7 @@ class Site:
         if kind == "after":
             return self._reply(header, *session.after(message, policy))
         if kind == "conclude":
-            return self._conclude(session, message)
+            return self._conclude(session, message, policy)
         raise Refused(Refusal.FORMAT)
 
     def disclosure(self) -> Disclosure:
@@ -244,13 +249,24 @@ class Site:
             }
         return self._sessions[run]
 
-    def _conclude(self, session: Session, message: Message) -> bytes:
+    def _conclude(self, session: Session, message: Message, policy: Policy) -> bytes:
         """The last message of a run: keep what the client's own posterior is computed from.
 
         The draws are kept, not their recipe, which a later version of NumPy may read otherwise.
         """
         session.record_last(message)
-        told = encode(with_draws(arrays_of(message.body)))
-        session.vault.conclude(pack(message.header, told))
+        told = with_draws(arrays_of(message.body))
+        session.vault.conclude(pack(message.header, encode(told)))
         log.info("The run has ended. `fedbayes client-posterior` writes the posterior of site %s.", self.name)
-        return self._reply(message.header, {})
+        if policy.privacy is not None or not policy.answers.agreement:
+            return self._reply(message.header, {})
+        return self._reply(message.header, {"agrees": session.vault.once(lambda: _agrees(session, message, told))})
+
+
+def _agrees(session: Session, message: Message, told: Mapping[str, Any]) -> bool | None:
+    """Whether the site's data agree with the posterior; the end of a run does not fail on that."""
+    try:
+        return agrees(session, message, told["shared"])
+    except Exception:
+        log.exception("The site could not compare the posterior with its own data.")
+        return None

@@ -77,12 +77,18 @@ class Agreement(NamedTuple):
         informed = self.variance > 0.0
         return np.where(informed, self.difference / np.sqrt(np.where(informed, self.variance, 1.0)), np.nan)
 
+    @property
+    def p_overall(self) -> np.ndarray:
+        """Of all directions together, shape ``(K,)``; NaN where there is none."""
+        return np.where(self.rank > 0, stats.chi2.sf(self.chi2, np.maximum(self.rank, 1)), np.nan)
+
 
 def agreement(
     posterior: Gaussian,
     cavities: Gaussian,
     part: np.ndarray | float = 0.0,
     replicates: tuple[Gaussian, Gaussian] | None = None,
+    information: np.ndarray | None = None,
 ) -> Agreement:
     """Each client's cavity against the posterior.
 
@@ -106,6 +112,8 @@ def agreement(
         Posteriors and cavities of which these are the means over a leading axis of replicates: a client, or the others,
         know something of a direction where their precision exceeds three Monte Carlo standard errors. ``None``: there
         is no Monte Carlo noise.
+    information
+        The precision of all clients' sites together, ``(d, d)``; ``None``: as the cavities, of all clients, say.
     """
     white = whiteners(np.asarray(posterior.precision)[None])[0]
     precisions = white @ np.asarray(cavities.precision) @ white.T
@@ -113,7 +121,8 @@ def agreement(
     axes = white.T @ turn  # (K, d, d), columns are directions
     noise, own_noise = (0.0, 0.0) if replicates is None else _noises(*replicates, axes)
     known = share > np.maximum(_KNOWN, _ERRORS * noise)
-    sites = len(share) * np.asarray(posterior.precision) - np.sum(cavities.precision, axis=0)
+    all_cavities = len(share) * np.asarray(posterior.precision) - np.sum(cavities.precision, axis=0)
+    sites = all_cavities if information is None else information
     usual = np.reshape(part, (-1, 1)) * np.sum(axes * (sites @ axes), axis=1)
     informed = known & (1.0 - share > np.maximum(np.maximum(_SAYS, _TYPICAL * usual), _ERRORS * own_noise))
     safe = np.where(known, share, 1.0)
@@ -201,17 +210,11 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
     """:func:`conflict` of the Gaussians that :func:`gaussians_of` gives, the globals with these labels."""
     import xarray as xr
 
-    num = len(cavities.shift)
-    single = [agreement(*jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities))) for r in range(num)]
-    mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
     # by rows, but no more than that of one of K clients: with locals, many rows of one client are one observation
     part = np.minimum(roster.rows / np.sum(roster.rows), 1.0 / roster.num_clients)
-    found = agreement(mean, others, part, (posterior, cavities) if num > 1 else None)
-    spread = _standard_error([one.share for one in single]) if num > 1 else 0.0
-    z = np.where(found.share > np.maximum(_SAYS, _ERRORS * spread), found.z, np.nan)
-    error = np.where(np.isnan(z), np.nan, _standard_error([one.z for one in single]) if num > 1 else np.nan)
+    found, z, error = compared(posterior, cavities, part)
     p = 2.0 * stats.norm.sf(np.abs(z))
-    p_overall = np.where(found.rank > 0, stats.chi2.sf(found.chi2, np.maximum(found.rank, 1)), np.nan)
+    p_overall = found.p_overall
     each, overall = (CLIENT, COORDINATE), (CLIENT,)
     variables: dict[str, Any] = {
         "difference": (each, found.difference),
@@ -227,6 +230,34 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
     }
     dataset = xr.Dataset(variables, coords={CLIENT: list(roster.names), COORDINATE: list(labels)})
     return dataset.assign_attrs(disagreement=disagreement(dataset), remarks="; ".join(_remarks(dataset)))
+
+
+def compared(
+    posterior: Gaussian, cavities: Gaussian, part: np.ndarray | float, information: np.ndarray | None = None
+) -> tuple[Agreement, np.ndarray, np.ndarray]:
+    """:func:`agreement` of the means of replicates' natural parameters, and how far each client pulls each global.
+
+    Parameters
+    ----------
+    posterior, cavities
+        Leading axes replicate, and replicate and client.
+    part, information
+        As for :func:`agreement`.
+
+    Returns
+    -------
+    found, z, error
+        ``z`` and its Monte Carlo standard error, both ``(K, d)``, are NaN where a client says nothing beyond noise.
+    """
+    num = len(cavities.shift)
+    replicates = [jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities)) for r in range(num)]
+    single = [agreement(*each) for each in replicates]
+    mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
+    found = agreement(mean, others, part, (posterior, cavities) if num > 1 else None, information)
+    spread = _standard_error([one.share for one in single]) if num > 1 else 0.0
+    z = np.where(found.share > np.maximum(_SAYS, _ERRORS * spread), found.z, np.nan)
+    error = np.where(np.isnan(z), np.nan, _standard_error([one.z for one in single]) if num > 1 else np.nan)
+    return found, z, error
 
 
 def _standard_error(values: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:

@@ -81,6 +81,7 @@ def summary(fitted: Fitted) -> str:
         f"  globals   {globals_.size} unconstrained: {sites}",
         *found.headline,
         *_checked_lines(fitted),
+        *_agreement_lines(fitted),
         f"  network   {cost(fitted)}{asked}",
         *_refused_line(fitted),
         f"  look at   {', '.join(_worth_a_look(fitted))}",
@@ -153,6 +154,19 @@ def _checked_lines(fitted: Fitted) -> list[str]:
         unknown = ["  Gaussian  not checked: neither its error is known, nor whether there are other modes"]
         return [*(unknown if isinstance(fitted.posterior, Gaussian) else []), *_disagreement_lines(fitted)]
     return [*found.lines(), *_tail_lines(fitted), *(_disagreement_lines(fitted) if found.gaussian_enough else [])]
+
+
+def _agreement_lines(fitted: Fitted) -> list[str]:
+    """What sites over a network have found by comparing the posterior with their own data."""
+    if not fitted.agreement:
+        return []
+    against, num = [name for name, agrees in fitted.agreement.items() if not agrees], len(fitted.roster.names)
+    if not against:
+        said = f"{len(fitted.agreement)} of {num} sites"
+        return [f"  agreement {said} find no conflict between their data and the others'"]
+    verb, its = ("finds", "its") if len(against) == 1 else ("find", "their")
+    said = f"{shortened(against)} {verb} that {its} data disagree with the others'"
+    return [f"  CONFLICT  {said}; {its} log says about what"]
 
 
 def _tail_lines(fitted: Fitted) -> list[str]:

@@ -1,5 +1,6 @@
 """What the check of a Gaussian answer has shown, in numbers that are saved with a fit: to say it again asks nobody."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
@@ -69,6 +70,8 @@ class Checked(NamedTuple):
         tail = f"{self.effective_draws:,.0f} effective draws of {self.draws:,}"
         if self.correction == "unreliable" and not self.all_modes:
             return ["  Gaussian  around one of many separate modes, of which fit.idata lacks some; see fit.trouble()"]
+        if self.correction == "unreliable" and not math.isfinite(self.k_hat):
+            return ["  Gaussian  not to be trusted: its draws can't be weighed; see fit.trouble()"]
         if self.correction == "unreliable":
             return [f"  Gaussian  not to be trusted (k-hat {self.k_hat:.2f}, {tail}); see fit.trouble()"]
         if self.modes > 1:
@@ -101,6 +104,13 @@ class Checked(NamedTuple):
         """Why the answer can't be trusted, and what to do; empty if it can."""
         if self.reliable:
             return ""
+        if not math.isfinite(self.k_hat):
+            return (
+                "The draws can't be weighed: one of them has all the weight, or a client's log-likelihoods are no "
+                "numbers, or larger than any data make them. `fit.idata` has the Gaussian's draws, whose error is not "
+                "known. Look for a client whose data or model give such numbers (`fit.loo()` asks each for its own); "
+                "where there is none, write the model in another parametrisation, or try `fit.exact()`."
+            )
         why = (
             f"k-hat is {self.k_hat:.2f} (the limit is {K_HAT_LIMIT}), with {self.effective_draws:.0f} effective draws "
             f"(at least {LEAST} are needed)"

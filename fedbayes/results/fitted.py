@@ -7,7 +7,7 @@ clients, is marked by :func:`once`: the fit keeps the answer. Nothing else of a 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from importlib.metadata import version
@@ -69,6 +69,8 @@ class Fitted:
         The posterior of a loaded fit, in its file; ``None``: the fit was made in this process.
     unchecked
         Why the clients could not be asked once the rounds were over, in a sentence; empty if they could.
+    agreement
+        Whether a site over a network finds the posterior in agreement with its own data, of those that said so.
     answers
         To the questions that were asked :func:`once`.
     """
@@ -84,6 +86,7 @@ class Fitted:
     clients: Clients
     saved: SavedPosterior | None = None
     unchecked: str = ""
+    agreement: Mapping[str, bool] = field(default_factory=dict)
     answers: dict[Any, Any] = field(default_factory=dict)
 
     @property

@@ -1,14 +1,16 @@
-"""At which values of the globals a site answers: its owner says how far from the prior's centre they may be.
+"""Where and how finely a site answers: its owner says how far from the prior's centre, and to how many nats.
 
 At points far from all that the prior expects a log-density is nearly a sum of straight lines, one for each row, and a
 server that chooses such points reads the rows off where they bend, also off a sum over all sites. Points of an honest
 fit are near the posterior, or drawn as wide as the prior.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from fedbayes.contract.algorithm import Reply
 from fedbayes.problem.program.prior import Prior
 
 _MANY = 4096  # globals: of more nobody asks how wide the prior is
@@ -40,3 +42,23 @@ def reach_of(prior: Prior, farthest: float) -> Reach | None:
         return None
     centre, scale = prior.spread
     return Reach(centre, scale, farthest) if np.all(np.isfinite(scale)) else None
+
+
+def rounded(reply: Reply, nats: float) -> Reply:
+    """Log-likelihoods as multiples of some nats, and that this has made them noisy by ``nats^2 / 12``.
+
+    The noise of a log-likelihood is the relative variance of the likelihood, see
+    :class:`~fedbayes.correction.pool.Pool`; an error that is uniform over ``nats`` has this one. It is not drawn anew
+    when a server asks again, since errors that are average out.
+    """
+
+    def coarse(values: np.ndarray) -> np.ndarray:
+        return np.round(np.asarray(values) / nats) * nats
+
+    def noisier(info: dict[str, Any]) -> dict[str, Any]:
+        return {name: value + nats**2 / 12.0 if name == "noise" else value for name, value in info.items()}
+
+    if jax.tree.leaves(reply.each):
+        return reply._replace(each=coarse(reply.each), info=noisier(dict(reply.info)))
+    values, info = reply.total
+    return reply._replace(total=(coarse(values), noisier(dict(info))))

@@ -14,6 +14,12 @@ from fedbayes.network.fixed_point import FEWEST_SITES
 from fedbayes.owner.rules import DisclosureRules
 
 POLICY = "policy.toml"
+# what a fit is asked once its rounds are over: the sum of log-likelihoods, each site's, and each site's cavity
+QUESTIONS = {
+    "check": ("log_likelihood_sum", "log_likelihood_finer_sum"),
+    "log-likelihoods": ("log_likelihood", "log_likelihood_finer"),
+    "cavities": ("cavity",),
+}
 _LIMITS = [field.name for field in fields(DisclosureRules)]
 
 
@@ -56,16 +62,33 @@ class PointRules(NamedTuple):
 
 
 class AnswerRules(NamedTuple):
-    """How much a site answers, from the table ``[answers]``.
+    """What a site answers, and how much, from the table ``[answers]``.
 
     Attributes
     ----------
     most
         How many numbers about the same data may leave in all runs together, those in sums among them; ``None``: any.
         Numbers with noise have a budget of their own.
+    methods
+        The methods whose rounds it answers, such as ``("EP", "Laplace")``; ``None``: those of all studies that may run.
+    questions
+        What it answers about a finished fit, of :data:`QUESTIONS`.
+    nats
+        To how many nats its log-likelihoods are rounded; ``None``: not at all.
+    agreement
+        Whether it says at the end of a run if its data agree with the posterior.
     """
 
     most: int | None = None
+    methods: tuple[str, ...] | None = None
+    questions: tuple[str, ...] = tuple(QUESTIONS)
+    nats: float | None = None
+    agreement: bool = True
+
+    def answers(self, update: str) -> bool:
+        """Whether an update for after the rounds is among the questions."""
+        words = [word for word, updates in QUESTIONS.items() if update in updates]
+        return not words or words[0] in self.questions
 
 
 class StudyRules(NamedTuple):
@@ -206,7 +229,30 @@ def _answers(path: Path, told: Mapping[str, Any]) -> AnswerRules:
             f"The site's policy, '{path}': `most` is {found.most!r}; write a whole number of numbers, such as 100000. "
             "A fit takes some thousands, most of them in the check after its rounds."
         )
-    return found
+    if found.methods is not None and not _are_words(found.methods):
+        raise ClientDataError(
+            f'The site\'s policy, \'{path}\': `methods` is {found.methods!r}; write names in a list, ["EP", "Laplace"].'
+        )
+    wrong = [each for each in found.questions if each not in QUESTIONS] if _are_words(found.questions) else [0]
+    if wrong:
+        raise ClientDataError(
+            f"The site's policy, '{path}': `questions` is {found.questions!r}; write a list of what is answered once "
+            f"the rounds of a fit are over, some of {list(QUESTIONS)}, or [] for nothing."
+        )
+    nats = found.nats
+    if nats is not None and (isinstance(nats, bool) or not isinstance(nats, int | float) or not 0.0 < nats <= 1.0):
+        raise ClientDataError(
+            f"The site's policy, '{path}': `nats` is {nats!r}; write to how many nats log-likelihoods are rounded, "
+            "such as 0.1, and not more than 1.0."
+        )
+    if not isinstance(found.agreement, bool):
+        raise ClientDataError(f"The site's policy, '{path}': `agreement` is {found.agreement!r}; write true or false.")
+    methods = None if found.methods is None else tuple(found.methods)
+    return found._replace(methods=methods, questions=tuple(found.questions))
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
 
 
 def _studies(path: Path, told: Mapping[str, Any]) -> StudyRules:

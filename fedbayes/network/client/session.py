@@ -16,7 +16,7 @@ from fedbayes.fit import updates_after
 from fedbayes.network.charter import read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
 from fedbayes.network.client.ledger import Ledger
-from fedbayes.network.client.points import Reach, reach_of
+from fedbayes.network.client.points import Reach, reach_of, rounded
 from fedbayes.network.client.policy import Budget, Policy
 from fedbayes.network.client.private import charged, check_asked, check_keys
 from fedbayes.network.client.reading import OwnProblem, digest_of
@@ -25,7 +25,7 @@ from fedbayes.network.client.vault import Vault
 from fedbayes.network.draws import with_draws
 from fedbayes.network.messages import Message, Refusal, Refused
 from fedbayes.network.study import Study
-from fedbayes.problem.problem import Problem
+from fedbayes.numerics.gaussian import Gaussian, unpacked
 from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.programs import Programs, programs_for
 from fedbayes.rounds.wire import arrays_of, encode, from_arrays
@@ -38,6 +38,8 @@ class Session:
 
     Attributes
     ----------
+    roster, problem
+        What the server has told of all clients, and this one among them.
     executor
         Runs its updates.
     at
@@ -62,7 +64,7 @@ class Session:
         if not 0 <= self.place < roster.num_clients or roster.names[self.place] != name:
             log.error("The server gives site %s the place %d among %s.", name, self.place, roster.names)
             raise Refused(Refusal.FORMAT)
-        self.problem: Problem = own.problem(roster)
+        self.roster, self.problem = roster, own.problem(roster)
         after = updates_after(study.configured, roster)
         self.programs: Programs = programs_for(study.configured, roster, self.problem.programs, after)
         self._secret, self._impl, self._ledger = vault.secret(run, data), str(charter["impl"]), Ledger(vault.folder)
@@ -150,16 +152,28 @@ class Session:
         update = self.programs.after.get(name)
         if update is None or update.stays:
             raise Refused(Refusal.PRIVATE)
+        if not policy.answers.answers(name):
+            raise Refused(Refusal.QUESTION)
         last = (len(self.programs.phases) - 1, int(message.header["order"]))
         hiding = self.sums.hiding(message, policy.sums, self.vault.history_before(*last) if update.private else "")
-        order, reach = self._after(message, name), self._reach(policy)
-        if not name.startswith("log_likelihood") or reach is None or order.shared.shape[-1] != len(reach.centre):
-            return self.sums.sent(self.executor.reply(order), hiding, finite=False)
-        far = reach.beyond(order.shared)
+        order = self._after(message, name)
+        reply = (
+            self._log_likelihoods(order, policy) if name.startswith("log_likelihood") else self.executor.reply(order)
+        )
+        return self.sums.sent(reply, hiding, finite=False)
+
+    def _log_likelihoods(self, order: Round, policy: Policy) -> Reply:
+        """What the site says of the draws of an order: nothing of those that are too far away, and not too finely."""
+        reach, nats = self._reach(policy), policy.answers.nats
+        far = np.zeros(order.shared.shape[:-1], bool)
+        if reach is not None and order.shared.shape[-1] == len(reach.centre):
+            far = reach.beyond(order.shared)
         if np.any(far):
-            log.warning(_FAR, reach.farthest)
-            order = order._replace(shared=np.where(far[..., None], reach.centre, order.shared))
-        return self.sums.sent(_without(self.executor.reply(order), far), hiding, finite=False)
+            log.warning(_FAR, policy.points.farthest)
+            order = order._replace(shared=np.where(far[..., None], reach.centre, order.shared))  # type: ignore[union-attr]
+        reply = self.executor.reply(order)
+        reply = reply if nats is None else rounded(reply, nats)
+        return _without(reply, far) if np.any(far) else reply
 
     def _reach(self, policy: Policy) -> Reach | None:
         return reach_of(self.problem.prior, policy.points.farthest)
@@ -179,6 +193,15 @@ class Session:
     def own_reply(self, message: Message, name: str) -> Any:
         """The same for the client itself: what never leaves it."""
         return self.executor.reply(self._after(message, name)).each
+
+    def own_cavity(self, message: Message) -> Gaussian:
+        """What all others say of the globals, leading axis of replicates, by the last message of a run."""
+        arrays, update = arrays_of(message.body), self.programs.after["cavity"]
+        self._go_to_last(int(message.header["order"]))
+        nowhere = np.zeros((len(arrays["posterior/shift"]), 0, self.roster.size))
+        shared, personal = after_template(update, {**arrays, "shared": nowhere})
+        told = {"shared": shared, "personal": personal, "key": arrays["key"]}
+        return unpacked(self.executor.reply(self._round(None, told, "cavity")).each)
 
     def _after(self, message: Message, name: str) -> Round:
         arrays = with_draws(arrays_of(message.body))

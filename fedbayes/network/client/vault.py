@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from fedbayes.errors import ClientDataError
@@ -191,6 +191,14 @@ class RunVault:
     def conclude(self, content: bytes) -> None:
         """Keep the server's last message, from which the client computes its own posterior."""
         replace_private_file(self.folder / "conclusion", content)
+
+    def once(self, test: Callable[[], bool | None]) -> bool | None:
+        """What a test has found when it was made first in this run: asked again, a server learns nothing new."""
+        file = self.folder / "agrees"
+        if not file.exists():
+            replace_private_file(file, json.dumps(test()).encode())
+        found: bool | None = json.loads(file.read_text())
+        return found
 
     def conclusion(self) -> bytes | None:
         """The server's last message; ``None`` before it has come."""

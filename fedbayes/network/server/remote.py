@@ -15,6 +15,7 @@ from fedbayes.contract.algorithm import Key, Reply, Shared
 from fedbayes.errors import UNREADABLE, FederatedError, ResultCode, are_codes
 from fedbayes.network.charter import Seat, written_roster
 from fedbayes.network.draws import by_recipe
+from fedbayes.network.fixed_point import fits
 from fedbayes.network.messages import HIDDEN, Message, Refusal, pack, unpack
 from fedbayes.network.replies import plausible
 from fedbayes.network.server import secure
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _IN_VAIN = (
     Refusal.SINGLE, Refusal.FEWEST, Refusal.PARTNERS, Refusal.TICKET, Refusal.CHARTER, Refusal.EXACT, Refusal.BUDGET,
-    Refusal.SPENT, Refusal.MOST,
+    Refusal.SPENT, Refusal.MOST, Refusal.METHOD, Refusal.QUESTION,
 )  # fmt: skip
 _SPENT = (
     "No round can go on without it. The checkpoint, where one was asked for, holds the draws so far: the same run with "
@@ -254,15 +255,22 @@ class Remote(Executor):
             if self._programs.after[order.updates[place]].stays:
                 raise elsewhere(self._problem.names[place])
 
-    def conclude(self, tell: Tell) -> None:
-        """Send each client what its own posterior is computed from."""
+    def conclude(self, tell: Tell) -> dict[str, bool]:
+        """Send each client what its own posterior is computed from.
+
+        Returns
+        -------
+        dict[str, bool]
+            Whether a site finds the posterior in agreement with its own data, by its name; only of those that say.
+        """
         self._order += 1
         places, unlike = set(range(len(self._problem.names))), set(self._unlike)
-        self._conclude(places, tell)
-        self._conclude(self._unlike - unlike, tell)  # who can't make the draws is sent them
+        found = self._conclude(places, tell)
+        found |= self._conclude(self._unlike - unlike, tell)  # who can't make the draws is sent them
+        return {name: found[place] for place, name in enumerate(self._problem.names) if place in found}
 
-    def _conclude(self, places: set[int], tell: Tell) -> None:
-        requests = {}
+    def _conclude(self, places: set[int], tell: Tell) -> dict[int, bool]:
+        requests, found = {}, {}
         for place in sorted(places):
             header, arrays = tell(place, place not in self._unlike)
             told_last = {"phase_key": jax.random.key_data(self._phase_key), "broadcast": part_of(self._first, place)}
@@ -275,6 +283,11 @@ class Remote(Executor):
                     "Site %s does not have the run's end: it can't compute its own posterior.",
                     self._problem.names[place],
                 )
+                continue
+            told = answer.header.get("told")
+            if isinstance(told, dict) and isinstance(told.get("agrees"), bool):
+                found[place] = told["agrees"]
+        return found
 
     def _about(self, place: int) -> dict[str, Any]:
         seat = asdict(self._seats[place])
@@ -455,7 +468,33 @@ class Remote(Executor):
             name = self._problem.names[place]
             log.warning("The answer of site %s holds numbers that can't be meant; it is not used.", name)
             return ResultCode.REFUSED
+        if isinstance(reply, Reply) and order.phase is None:
+            return self._within(place, reply)
         return reply
+
+    def _within(self, place: int, reply: Reply) -> Reply:
+        """An answer about the finished fit, NaN where it is no number, or larger than a secure sum would hold.
+
+        Beside such a log-likelihood those of all other sites would be rounded away.
+        """
+        num, beyond = len(self._problem.names), 0
+
+        def known(leaf: np.ndarray) -> np.ndarray:
+            nonlocal beyond
+            if not np.issubdtype(leaf.dtype, np.floating):
+                return leaf
+            fine = fits(leaf, num) & (np.isfinite(leaf) | (leaf == -np.inf))
+            beyond += int(np.count_nonzero(~fine))
+            return np.where(fine, leaf, np.nan)
+
+        found: Reply = reply._replace(total=jax.tree.map(known, reply.total), each=jax.tree.map(known, reply.each))
+        if beyond:
+            log.warning(
+                "%d numbers in the answer of site %s can't be meant; they are not used.",
+                beyond,
+                self._problem.names[place],
+            )
+        return found
 
     def _term(self, place: int, content: bytes, templates: Mapping[int, Any]) -> secure.Term | ResultCode:
         """A hidden term, or why it can't be used."""

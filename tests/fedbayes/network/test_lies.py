@@ -1,0 +1,259 @@
+"""A site that lies, among two that do not: which lies do no harm, which are seen, and which are neither.
+
+The lies are told where the site's numbers are made, and hidden in secure sums like any others.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from permissive import PERMISSIVE
+
+import fedbayes as fb
+from fedbayes.network.agreement import own_test
+from fedbayes.network.messages import pack, unpack
+from fedbayes.network.rehearsal import Rehearsal
+from fedbayes.network.site import Site
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.rounds.wire import arrays_of, encode
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::fedbayes.errors.UnreliableWarning"),
+    pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning"),
+]
+
+
+def logistic(x, y):
+    b = numpyro.sample("b", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=b[0] + x * b[1]), obs=y)
+
+
+@cache
+def rows() -> dict:
+    rng = np.random.default_rng(1)
+    found = {}
+    for name in ("ada", "bo", "mal"):
+        x = rng.normal(size=60)
+        found[name] = {"x": x, "y": (rng.uniform(size=60) < 1 / (1 + np.exp(-(0.2 + 0.8 * x)))).astype(int)}
+    return found
+
+
+class Liar(Site):
+    """A site whose replies a lie changes: ``lie(order, reply)`` gives what it says instead."""
+
+    lie = None
+
+    def session(self, header):
+        session = super().session(header)
+        if self.lie is not None and "reply" not in vars(session.executor):
+            honest = session.executor.reply
+            session.executor.reply = lambda order, secret=None: self.lie(order, honest(order, secret))
+        return session
+
+
+def log_likelihoods(change):
+    """A lie about log-likelihoods: ``change(theta, values)``."""
+
+    def lie(order, reply):
+        if order.phase is not None or not order.updates[0].startswith("log_likelihood"):
+            return reply
+        values, info = reply.total
+        return reply._replace(total=(change(np.asarray(order.shared), np.array(values)), info))
+
+    return lie
+
+
+def a_site(mean, precision):
+    """A lie about the Gaussian site: that it has this mean and precision, told in the first round."""
+    told = []
+
+    def lie(order, reply):
+        if order.phase is None:
+            return reply
+        change = reply.total
+        number = 0.0 if told else precision
+        told.append(number)
+        triangle = (np.eye(2) * number)[np.tril_indices(2)]
+        site = replace(
+            change.site,
+            shift=np.broadcast_to(number * np.asarray(mean), change.site.shift.shape).copy(),
+            precision=np.broadcast_to(triangle, change.site.precision.shape).copy(),
+        )
+        return reply._replace(total=change._replace(site=site))
+
+    return lie
+
+
+def last(values, to):
+    values[..., -1] = to(values[..., -1])
+    return values
+
+
+@pytest.fixture
+def lied_to(federation):
+    """``lied_to(lie, secure_sums=...)``: a checked fit of three sites, the last of which lies."""
+    world = federation(fb.EP(solver="laplace", num_replicates=1), program=logistic)
+    world.data = rows()
+
+    def fitted(lie=None, **options):
+        def site(name):
+            config = {"site-id": name, "state-dir": str(world.folder / name), **PERMISSIVE}
+            found = Liar(world.study, lambda config: world.data[config["site-id"]], config)
+            found.lie = lie if name == "mal" else None
+            return found
+
+        network = Rehearsal(*map(site, rows()))
+        return network, world.fit(network, correct=True, num_draws=500, **options)
+
+    return fitted
+
+
+def mean_of(fit) -> np.ndarray:
+    return fit.idata.posterior["b"].mean(("chain", "draw")).values
+
+
+SUMS = pytest.mark.parametrize("secure", [True, False], ids=["secure sums", "single messages"])
+HONEST = np.array([0.147, 0.771])  # the posterior's means without a lie; its sds are .16 and .20
+NEAR = 0.04  # posterior means of 1,300 effective draws lie within four of their errors, .02, of each other
+
+
+@SUMS
+def test_without_a_lie_all_agree(lied_to, secure):
+    _, fit = lied_to(secure_sums=secure)
+    np.testing.assert_allclose(mean_of(fit), HONEST, atol=1e-3)
+    assert fit.fitted.agreement == dict.fromkeys(("ada", "bo", "mal"), True)
+    assert "  agreement 3 of 3 sites find no conflict between their data and the others'" in repr(fit)
+
+
+@SUMS
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda: a_site((-1.0, -1.0), 1e29), lambda: a_site((-1.0, -1.0), 1e11), lambda: a_site((-1.0, -1.0), 1e4),
+        lambda: a_site((-1.0, -1.0), 50.0), lambda: a_site((0.0, 0.0), -50.0),
+        lambda: log_likelihoods(lambda theta, values: last(values, lambda one: one + 8.0)),
+        lambda: log_likelihoods(lambda theta, values: values + 1e12),
+    ],
+    ids=["precision 1e29", "1e11", "1e4", "50", "negative definite", "a log-likelihood too large by 8", "all by 1e12"],
+)  # fmt: skip
+def test_lies_about_a_site_are_undone_by_the_log_likelihoods(lied_to, secure, lie):
+    """The rounds end elsewhere, or not at all; their draws are weighed by what the clients say of them."""
+    _, fit = lied_to(lie(), secure_sums=secure)
+    np.testing.assert_allclose(mean_of(fit), HONEST, atol=NEAR)
+    assert fit.correction.reliable
+
+
+def test_a_precise_lie_is_seen_by_an_honest_site(lied_to, caplog):
+    _, fit = lied_to(a_site((-1.0, -1.0), 1e4), secure_sums=True)
+    assert not fit.fitted.agreement["ada"]
+    assert "  CONFLICT  ada" in repr(fit)
+    assert "This site's data disagree with what all other sites and the prior say about b[" in caplog.text
+
+
+@SUMS
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda theta, values: np.full_like(values, 1e300),
+        lambda theta, values: last(values, lambda one: one + 1e9),
+        lambda theta, values: np.full_like(values, np.nan),
+    ],
+    ids=["1e300", "one larger by 1e9", "no numbers"],
+)
+def test_absurd_log_likelihoods_leave_the_posterior_unchecked_and_that_is_said(lied_to, secure, change, caplog):
+    _, fit = lied_to(log_likelihoods(change), secure_sums=secure)
+    assert not fit.correction.reliable
+    assert "not to be trusted: its draws can't be weighed" in repr(fit)
+    assert "a client's log-likelihoods are no numbers, or larger than any data make them" in fit.trouble()
+    np.testing.assert_allclose(mean_of(fit), [0.149, 0.744], atol=1e-3)  # the Gaussian of the rounds
+    beyond = not change(np.zeros((1, 2)), np.zeros((1, 2))).max() < 1e10
+    named = "1500 numbers in the answer of site mal can't be meant" in caplog.text
+    assert named == (beyond and not secure)
+
+
+@SUMS
+def test_a_tilt_of_two_sds_is_seen_by_an_honest_site_and_one_of_less_by_nobody(lied_to, secure):
+    """It moves the mean by as many posterior sds as nats are told for one: that is neither bounded nor undone."""
+    _, fit = lied_to(log_likelihoods(lambda theta, values: values - 15.0 * theta[..., 1]), secure_sums=secure)
+    assert (mean_of(fit)[1] - HONEST[1]) / 0.199 < -2.0
+    assert fit.fitted.agreement == {"ada": False, "bo": True, "mal": True}
+    _, fit = lied_to(log_likelihoods(lambda theta, values: values - 5.0 * theta[..., 1]), secure_sums=secure)
+    assert -1.0 < (mean_of(fit)[1] - HONEST[1]) / 0.199 < -0.7
+    assert all(fit.fitted.agreement.values())
+
+
+def test_a_site_is_asked_for_one_bit_in_a_run(lied_to):
+    """Asked again, of a posterior far away, it says what it has said before."""
+    network, _ = lied_to(secure_sums=True)
+    site = network.sites[1]
+    (request,) = (unpack(each) for each in network.sent if unpack(each).header["kind"] == "conclude" and
+                  unpack(each).header["seat"]["place"] == 0)  # fmt: skip
+    arrays = arrays_of(request.body)
+    assert {"posterior/shift", "posterior/precision"} <= arrays.keys()
+    far = {**arrays, "posterior/shift": arrays["posterior/shift"] * 100.0}
+    assert unpack(site.answer(pack(request.header, encode(far)))).header["told"] == {"agrees": True}
+    (site.vault.run(request.header["run"]).folder / "agrees").unlink()
+    draws = {name: array for name, array in far.items() if not name.startswith("recipes")}
+    draws["shared"] = np.full((1, 10, 2), 9.0)
+    assert unpack(site.answer(pack(request.header, encode(draws)))).header["told"] == {"agrees": False}  # control
+
+
+def test_an_owner_can_keep_the_bit(lied_to, tmp_path, monkeypatch):
+    (tmp_path / "own.toml").write_text("[studies]\nany = true\n[answers]\nagreement = false\n")
+    monkeypatch.setitem(PERMISSIVE, "policy", str(tmp_path / "own.toml"))
+    _, fit = lied_to(secure_sums=True)
+    assert fit.fitted.agreement == {}
+    assert "agreement" not in repr(fit)
+
+
+def federations(num, clients=3, moved=0.0):
+    """Own tests of clients with Gaussian factors, in federations that obey the model but for one client."""
+    rng = np.random.default_rng(0)
+    designs = [rng.normal(size=(n, 2)) for n in (5, 12, 30)]
+    precision = np.array([x.T @ x for x in designs])
+    prior = Gaussian(np.zeros(2), 0.25 * np.eye(2), np.zeros(()))
+    total = prior.precision + precision.sum(axis=0)
+    for _ in range(num):
+        beta = 2.0 * rng.normal(size=2)
+        betas = [beta, beta, beta + moved]
+        shift = np.array([x.T @ (x @ b + rng.normal(size=len(x))) for x, b in zip(designs, betas, strict=True)])
+        posterior = Gaussian(shift.sum(axis=0)[None], total[None], np.zeros(1))
+        mean = np.linalg.solve(total, shift.sum(axis=0))
+        cavities = [
+            Gaussian((shift.sum(axis=0) - shift[k])[None], (total - precision[k])[None], np.zeros(1)) for k in range(3)
+        ]
+        parts = [min(len(x) / 47.0, 1 / 3) for x in designs]
+        yield [own_test(posterior, each, mean, part, 3, prior) for each, part in zip(cavities, parts, strict=True)]
+
+
+@pytest.mark.statistical(key=0, alarm=1e-5)
+def test_false_alarms_are_as_rare_as_is_said():
+    """Two families at 5 percent: at most 10 of 100 federations, 40 of 400; more than 67 has the chance 1e-5."""
+    alarms = sum(not all(test.agrees for test in tests) for tests in federations(400))
+    assert 0 < alarms <= 67
+
+
+def test_a_client_that_differs_is_found():
+    assert sum(not all(test.agrees for test in tests) for tests in federations(100, moved=3.0)) == 100
+
+
+def test_it_is_the_conflict_that_everybody_would_see(lied_to):
+    """To the last digits, where the draws' mean is the Gaussian's; the comparisons are counted by Bonferroni."""
+    fit = fb.fit_federated(
+        logistic, rows(), method=fb.EP(solver="laplace", num_replicates=2), key=jax.random.key(0), correct=False,
+        progress=False,
+    )  # fmt: skip
+    whole, cavities, roster = fit.posterior, fit.fitted.cavities(), fit.fitted.roster
+    mean = np.linalg.solve(np.mean(whole.precision, 0), np.mean(whole.shift, 0))
+    seen = fit.conflict()
+    for place, name in enumerate(roster.names):
+        mine = jax.tree.map(lambda leaf, place=place: leaf[:, place], cavities)
+        found = own_test(whole, mine, mean, 1 / 3, 3, roster.prior.gaussian)
+        np.testing.assert_allclose(found.z, seen["z"].sel(client=name), rtol=1e-6)
+        np.testing.assert_allclose(found.p, np.minimum(6.0 * seen["p"].sel(client=name), 1.0), rtol=1e-6)
+        overall = min(3.0 * float(seen["p_overall"].sel(client=name)), 1.0)
+        np.testing.assert_allclose(found.p_overall, overall, rtol=1e-6)
