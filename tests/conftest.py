@@ -22,8 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 DEVICES = "--xla_force_host_platform_device_count"
 # JAX 0.10 can deadlock on two independent batched LAPACK calls in one CPU program.
 SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-# The older code generator, and one thread: small programs compile in half the time.
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+# The older code generator, one thread, and less of LLVM: programs compile in about half the time.
+# All runs have the same, and so have the processes that tests start, so that one can read what another has compiled.
+QUICK = (
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=1"
+)
 
 
 def accepted(flags: str) -> bool:
@@ -45,6 +48,7 @@ def set_environment() -> None:
     if DEVICES not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=2".strip()
     add_flags(SCHEDULER)
+    add_flags(QUICK)
     os.environ["MPLBACKEND"] = "Agg"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax-cache"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -67,12 +71,6 @@ M_ARENA_MAX = -8  # of glibc's malloc.h
 C_LIBRARY = ctypes.CDLL("libc.so.6") if sys.platform == "linux" else None
 ROOM = 1.8e9  # bytes: a process that has grown to these lets go of its programs
 DURATIONS = Path(__file__).parent / "durations.json"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """A run without slow tests compiles quickly; JAX reads the flags when it is first used."""
-    if config.option.markexpr == "not slow":
-        add_flags(QUICK)
 
 
 def pytest_sessionstart() -> None:
@@ -117,7 +115,7 @@ def _bound_of_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _effort_of_compilation(request: pytest.FixtureRequest) -> None:
-    """Programs of tests marked `optimised` are compiled as a user's are, those of all others quickly."""
+    """Programs of tests marked `optimised` are compiled with some of XLA's optimisations, all others with none."""
     optimised = request.node.get_closest_marker("optimised") is not None
     if jax.config.read("jax_disable_most_optimizations") == optimised:
         jax.config.update("jax_disable_most_optimizations", not optimised)

@@ -14,20 +14,34 @@ import nbformat
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
+DEVICES = "--xla_force_host_platform_device_count"
+# With how much effort tests compile, which `tests/conftest.py` sets.
+EFFORT = (
+    "--xla_cpu_use_fusion_emitters",
+    "--xla_cpu_parallel_codegen_split_count",
+    "--xla_backend_optimization_level",
+)
+
 # A number that is no part of a name: `x4` and `float64` are words, and `theta[4]` has a number.
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?")
 
 
-def executed(path):
-    """The notebook after a run of all its cells by Jupyter."""
+def executed(path, optimised=None):
+    """The notebook after a run of all its cells by Jupyter.
+
+    It sees the machine as a user's does: one CPU device, programs as JAX compiles them, Jupyter's pictures. Where
+    `optimised` is told, its programs are compiled as a test's are that is marked so, or as one's that is not.
+    """
     os.environ.setdefault("JPY_ALLOW_INSECURE_WRITES", "1")
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    # A notebook sees the machine as a user's does: one CPU device, programs as JAX compiles them, Jupyter's pictures.
     environment = {k: v for k, v in os.environ.items() if k not in ("MPLBACKEND", "JAX_DISABLE_MOST_OPTIMIZATIONS")}
+    left_out = (DEVICES,) if optimised is not None else (DEVICES, *EFFORT)
     flags = os.environ.get("XLA_FLAGS", "").split()
-    environment["XLA_FLAGS"] = " ".join(flag for flag in flags if "device_count" not in flag)
+    environment["XLA_FLAGS"] = " ".join(flag for flag in flags if flag.partition("=")[0] not in left_out)
+    if optimised is False:
+        environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     environment["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm without Jupyter's widgets
     with TemporaryDirectory() as empty:
         NotebookClient(

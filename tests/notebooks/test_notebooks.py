@@ -34,6 +34,10 @@ def test_a_notebook_runs_with_small_settings(path, tmp_path, monkeypatch):
         assert run_small(nbformat.read(path, as_version=4), SMALL[path.stem]) > 0
 
 
+# Most of their time is compilation, and no number that they print is a chain's that another rounding leads elsewhere:
+# whether their programs are optimised as tests' are, or not at all. The other notebooks' are compiled as a user's are.
+COMPILED = {"related_engines": False, "variable_selection": True, "when_to_trust": False}
+
 ALARMS = {  # of the notebooks that compare Monte Carlo estimates; what the others say depends on their data alone
     "fed_ensemble": 4e-6,  # sds of 150 draws within 5.2 errors, of a curve with some ten degrees of freedom
     "getting_started": 1e-4,  # as `fedbayes demo`
@@ -57,7 +61,7 @@ def marked(path):
 @pytest.mark.filterwarnings("ignore")  # Jupyter's own: of sockets, event loops and kernels
 @pytest.mark.parametrize("path", [marked(path) for path in NOTEBOOKS], ids=lambda path: path.stem)
 def test_a_notebook_prints_what_is_stored(path):
-    found = differences(nbformat.read(path, as_version=4), executed(path))
+    found = differences(nbformat.read(path, as_version=4), executed(path, COMPILED.get(path.stem)))
     assert not found, "\n".join(["run `make notebooks`, and look at what has changed:", *found])
 
 

@@ -26,6 +26,7 @@ from permissive import PERMISSIVE
 BIN = Path(sys.executable).parent
 QUICK = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; by default 1
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as in tests: each process compiles, and runs for a moment
     "PYTHONPATH": os.pathsep.join(
         [str(Path(__file__).with_name("quick")), *filter(None, [os.environ.get("PYTHONPATH")])]
     ),
