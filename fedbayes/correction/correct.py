@@ -417,7 +417,7 @@ def pool_of(
     def summed(name: str) -> np.ndarray:
         """Of all clients, at each draw; where nobody has locals it is the same at all of them."""
         each = np.asarray(heard.infos[name]).sum(axis=0)
-        return np.broadcast_to(each.reshape(len(each), -1), drawn.theta.shape[:2])
+        return np.broadcast_to(each.reshape(each.shape + (1,) * (2 - each.ndim)), drawn.theta.shape[:2])
 
     noise, halved = summed("noise"), summed("halved")
     return Pool(drawn.theta, log_likelihood, joint, tuple(proposals), counts, noise, halved, (drawn.recipe,))
