@@ -5,6 +5,7 @@ fit in one process. Writes ``NETWORK.md``: seconds of a round, split into comput
 of each client and round against the numbers that EP can't do without.
 """
 
+import os
 import sys
 import tempfile
 import time
@@ -130,7 +131,9 @@ def over_processes(folder: Path, clients: dict[str, Any]) -> tuple[float, float,
     (data / "policy.toml").write_text(POLICY)
     own = {"policy": str(data / "policy.toml")}
     sites = {name: {"data-path": str(data / f"{name}.npz"), **own} for name in clients}
-    with Federation(folder / "federation", sites) as federation:
+    # Flower as a project of `fedbayes new` sets it, without what tests leave out to be quick
+    usual = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    with Federation(folder / "federation", sites, environment=usual) as federation:
         federation.start()
         settings = {"num-clients": len(clients), "output": str(folder / "fit"), "num-draws": 500, "node-keys": "no"}
         started = time.perf_counter()
