@@ -52,6 +52,12 @@ class Design:
         """Number of columns."""
         return sum(block.width for block in self.blocks)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of a table that it reads."""
+        found = [name for factor in self.factors.values() for name in factor.reads]
+        return tuple(dict.fromkeys([*found, *(name for each in self.offsets for name in each.columns)]))
+
     def values(self, table: Table) -> np.ndarray:
         """The columns of a client's rows, shape ``(n, width)``."""
         if not self.blocks:

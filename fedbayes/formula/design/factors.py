@@ -20,6 +20,10 @@ class Factor(Protocol):
     def categorical(self) -> bool:
         """Whether it has levels, so that its columns add up to one."""
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of a table that it reads."""
+
     def labels(self, full: bool) -> tuple[str, ...]:
         """One for each column, empty for a single one without levels; ``full`` has a column of every level."""
 
@@ -54,6 +58,11 @@ class Numbers:
     scales: Scales
     categorical = False
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See :class:`Factor`."""
+        return self.expression.columns
+
     def labels(self, full: bool) -> tuple[str, ...]:
         """A single one, empty."""
         return ("",)
@@ -84,6 +93,11 @@ class Levels:
     base: str
     sums: bool = False
     categorical = True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See :class:`Factor`."""
+        return (self.column,)
 
     def labels(self, full: bool) -> tuple[str, ...]:
         """The levels that have a column."""
@@ -143,6 +157,11 @@ class Spline:
     with_first: bool
     categorical = False
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See :class:`Factor`."""
+        return self.expression.columns
+
     def labels(self, full: bool) -> tuple[str, ...]:
         """Numbers from one on."""
         return tuple(map(str, range(1, self._width + 1)))
@@ -179,6 +198,11 @@ class Polynomial:
     scale: float
     coefficients: tuple[tuple[float, ...], ...]
     categorical = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See :class:`Factor`."""
+        return self.expression.columns
 
     def labels(self, full: bool) -> tuple[str, ...]:
         """The degrees."""
