@@ -25,7 +25,7 @@ class Hurdle(dist.Distribution):
     """
 
     support = constraints.nonnegative_integer
-    arg_constraints = {"rate": constraints.positive, "psi": constraints.unit_interval, "concentration": constraints.positive}
+    arg_constraints = {"rate": constraints.positive, "psi": constraints.unit_interval}
     pytree_data_fields = ("rate", "psi", "concentration")
 
     def __init__(

@@ -67,7 +67,7 @@ class Priors:
             The given prior has another shape, or can't be written.
         """
         prior = self._given.get(name, default)
-        text = written(name, prior) + _expansion(name, prior, tuple(shape))
+        text = written(name, prior, checked=name in self._given) + _expansion(name, prior, tuple(shape))
         self.all[name] = Prior(name, text, name in self._given)
         return text
 
