@@ -39,6 +39,7 @@ _COMPARED: Mapping[type, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _LARGEST_POWER = 10
 _LARGEST_NUMBER = 1e100
+_DEEPEST = 60
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def read_expression(text: str) -> Expression:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FormulaError(f"The expression {text.strip()!r} can't be read.") from error
+    _check_depth(tree, text)
     name = _called(tree) if isinstance(tree, ast.Call) else ""
     if isinstance(tree, ast.Call) and name in (*BASES, *_CODES):
         return _with_options(text.strip(), tree, name)
@@ -163,6 +165,16 @@ def _called(call: ast.Call) -> str:
         case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr=name) if name in FUNCTIONS and name != "I":
             return name
     return ""
+
+
+def _check_depth(tree: ast.expr, text: str) -> None:
+    """Refuse what is nested so deep that walking it would exhaust Python's stack."""
+    level: list[ast.AST] = [tree]
+    for _ in range(_DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise FormulaError(f"The expression {text.strip()[:60]!r}... is nested more than {_DEEPEST} deep.")
 
 
 def _check(tree: ast.expr, text: str, scaled: bool = False) -> None:

@@ -128,7 +128,7 @@ def _offset(name: str) -> str | None:
         return None
     if len(tree.args) != 1 or tree.keywords:
         raise FormulaError(f"`{name}` has other arguments than one expression, `offset(log(days))`.")
-    return ast.unparse(tree.args[0])
+    return ast.get_source_segment(name, tree.args[0])
 
 
 def _check(tree: Any) -> None:

@@ -17,11 +17,22 @@ _ALIKE = 1e-8  # smallest eigenvalue of the columns' correlations at which they 
 
 @dataclass(frozen=True)
 class Columns:
-    """Everybody's means and sds of a predictor's columns, shape ``(k,)`` each, and of each group's effects."""
+    """Everybody's means and sds of a predictor's columns, shape ``(k,)`` each.
+
+    Attributes
+    ----------
+    means, sds
+        Zero means where there is no intercept, beside which columns are centred.
+    of_groups
+        The sds of each group's columns.
+    offset
+        The mean offset.
+    """
 
     means: np.ndarray
     sds: np.ndarray
     of_groups: tuple[np.ndarray, ...] = ()
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,16 +140,19 @@ def look_at(design: Design, groups: Iterable[Group], tables: Mapping[str, Table]
     kept, notes = _varying(design, sds, means)
     _check_apart(design, (covariance if design.intercept else gram)[np.ix_(kept, kept)], kept, int(sums["rows"]))
     of_groups = tuple(_sds(sums["groups"][str(place)]) for place in range(len(groups)))
-    return Columns(means if design.intercept else np.zeros_like(means), sds, of_groups), notes
+    offset = float(sums["offset"] / sums["rows"])
+    return Columns(means if design.intercept else np.zeros_like(means), sds, of_groups, offset), notes
 
 
 def _tell(design: Design, groups: tuple[Group, ...], table: Table) -> dict[str, Any]:
     values = design.values(table)
     each = {str(place): group.values(table) for place, group in enumerate(groups)}
+    offset = design.offset(table)
     return {
         "rows": float(table.num_rows),
         "total": values.sum(axis=0),
         "products": values.T @ values,
+        "offset": 0.0 if offset is None else float(offset.sum()),
         "groups": {name: np.array([np.full(x.shape[1], len(x)), x.sum(axis=0), (x**2).sum(axis=0)]) for name, x in each.items()},
     }
 

@@ -88,7 +88,7 @@ def _intercept(source: Source, predictor: Predictor, scale: Scale, several: tupl
     name, variable = f"{_prefix(predictor)}Intercept", f"level{predictor.suffix}"
     axes = [several] if several is not None else []
     text = source.priors.text(
-        name, dist.Normal(rounded(scale.centre), rounded(scale.intercept)), tuple(len(axis) for axis in axes)
+        name, dist.Normal(rounded(scale.centre - predictor.columns.offset), rounded(scale.intercept)), tuple(len(axis) for axis in axes)
     )
     site = source.site(f"{name}_centred" if _is_moved(predictor) else name, *axes)
     source.add(f"{variable} = numpyro.sample({site}, {text})")

@@ -62,6 +62,8 @@ def _text(prior: dist.Distribution) -> str | None:
         if parameter.name == "validate_args" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         value = getattr(prior, parameter.name, None)
+        if isinstance(value, str | None) and value == parameter.default:
+            continue
         shown = _text(value) if isinstance(value, dist.Distribution) else _number(value)
         if shown is None:
             return None
@@ -80,7 +82,7 @@ def _number(value: Any) -> str | None:
     if array.dtype.kind not in "fiub":
         return None
     if array.dtype == np.float32:  # 0.1 as it was meant, and not with the digits that 32 bits add
-        array = np.vectorize(lambda each: float(str(each)), otypes=[float])(array)
+        array = np.reshape([float(str(each)) for each in array.ravel()], array.shape)
     if array.ndim == 0:
         return repr(array.item())
     if array.ndim == 1 and array.size > 3 and (array == array[0]).all():
