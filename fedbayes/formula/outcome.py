@@ -10,11 +10,11 @@ import numpy as np
 from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.formula.design.agreement import Agreement, agree
 from fedbayes.formula.design.factors import Levels, numbers_of
+from fedbayes.formula.design.tables import Table, check_kinds
 from fedbayes.formula.design.totals import mean_and_sd, moments, total
 from fedbayes.formula.families.family import Family, Outcome, Summary
 from fedbayes.formula.grammar.expressions import Expression, column, read_expression
 from fedbayes.formula.grammar.text import FormulaText
-from fedbayes.formula.tables import Table, check_kinds
 
 _SURVIVAL = re.compile(r"^Surv\s*\(\s*([^,()]+|`[^`]+`)\s*,\s*([^,()]+|`[^`]+`)\s*\)$")
 _OUTSIDE = ("gaussian", "student", "lognormal")  # whose default priors need the outcome's sd
@@ -121,8 +121,8 @@ def plan_outcome(text: FormulaText, family: Family) -> OutcomePlan:
     for name in family.needs:
         if name not in additions:
             raise FormulaError(
-                f"The family {family.name} needs `{name}(...)`: write '{written} | {name}(n) ~ ...', with the column of the "
-                f"{name}."
+                f"The family {family.name} needs `{name}(...)`: write '{written} | {name}(n) ~ ...', with the column "
+                f"of the {name}."
             )
     expression = _expression(written)
     trials = _expression(additions["trials"]) if "trials" in additions else None
@@ -175,12 +175,20 @@ def _levels(
     coded = Expression(plan.name, "C", plan.expression.tree, {})
     levels = agree(tables, {plan.name: coded}, declared).levels[plan.name]
     if family.levels == "two" and len(levels) != 2:
-        raise ClientDataError(f"The outcome `{plan.name}` of the family bernoulli has {len(levels)} levels, {list(levels)}; two are needed.")
-    ordered = all(table.is_ordered(plan.name) for table in tables.values())
-    if family.levels == "ordered" and next(iter(tables.values())).is_labels(plan.name) and not ordered and plan.name not in declared:
         raise ClientDataError(
-            f"The outcome `{plan.name}` is text, {list(levels)}, and which level comes before which is not said. Declare the "
-            f"order, `levels={{{plan.name!r}: {list(levels)}}}`."
+            f"The outcome `{plan.name}` of the family bernoulli has {len(levels)} levels, {list(levels)}; two are "
+            "needed."
+        )
+    ordered = all(table.is_ordered(plan.name) for table in tables.values())
+    if (
+        family.levels == "ordered"
+        and next(iter(tables.values())).is_labels(plan.name)
+        and not ordered
+        and plan.name not in declared
+    ):
+        raise ClientDataError(
+            f"The outcome `{plan.name}` is text, {list(levels)}, and which level comes before which is not said. "
+            f"Declare the order, `levels={{{plan.name!r}: {list(levels)}}}`."
         )
     return levels
 
@@ -202,8 +210,9 @@ def summarise(plan: OutcomePlan, family: Family, outcomes: Sequence[Outcome]) ->
     if plan.censored or plan.event:
         if events == 0:
             raise ClientDataError(
-                f"All {rows:.0f} times `{plan.name}` of all clients are censored: without an event nothing says how large the "
-                "hazard is. Check the column; in `cens(c)` 1 is censored, in `Surv(time, event)` 1 is an event."
+                f"All {rows:.0f} times `{plan.name}` of all clients are censored: without an event nothing says how "
+                "large the hazard is. Check the column; in `cens(c)` 1 is censored, in `Surv(time, event)` 1 is an "
+                "event."
             )
     name = f"log({plan.name})" if family.name == "lognormal" else plan.name
     notes = []
@@ -213,7 +222,9 @@ def summarise(plan: OutcomePlan, family: Family, outcomes: Sequence[Outcome]) ->
         notes = _constant(plan.name, sums["y"])
     missing = [level for place, level in enumerate(plan.levels) if not sums["levels"].get(str(place))]
     if missing:
-        notes.append(f"No row of any client has the outcome {', '.join(map(repr, missing))}: the prior alone speaks of it.")
+        notes.append(
+            f"No row of any client has the outcome {', '.join(map(repr, missing))}: the prior alone speaks of it."
+        )
     summary = Summary(
         rows, *_plain_moments(sums["y"]), *_plain_moments(sums["log_y"]), events=events, levels=plan.levels
     )

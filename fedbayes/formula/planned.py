@@ -9,6 +9,7 @@ import numpy as np
 from fedbayes.errors import FormulaError, did_you_mean
 from fedbayes.formula.design.agreement import Agreement, agree, check_columns, check_declared, expressions_of
 from fedbayes.formula.design.design import Design, design_of
+from fedbayes.formula.design.tables import Table
 from fedbayes.formula.design.totals import total
 from fedbayes.formula.families.family import Family, Outcome, Summary
 from fedbayes.formula.grammar.expressions import read_expression
@@ -18,11 +19,13 @@ from fedbayes.formula.outcome import OutcomePlan, agree_on_outcome, plan_outcome
 from fedbayes.formula.program.groups import Group, Grouping, Kind, groupings_of
 from fedbayes.formula.program.predictor import Predictor, look_at
 from fedbayes.formula.program.source import argument
-from fedbayes.formula.tables import Table
 
 Tables = Mapping[str, Table]
-_TAKEN = ("x", "y", "eta", "beta", "level", "offset", "rows", "trials", "observed", "weights", "model", "dist", "jnp", "fb",
-          "numpyro", "below", "above", "threshold", "expit")  # fmt: skip
+# Names that the program uses for something else.
+_TAKEN = (
+    *("x", "y", "offset", "rows", "trials", "observed", "weights"),
+    *("eta", "beta", "level", "below", "above", "threshold", "expit", "model", "dist", "jnp", "fb", "numpyro"),
+)
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ def read_formulas(formula: str | Mapping[str, str], family: Family) -> Formulas:
     effects = {name: tuple(_effects(group.effects) for group in text.groups) for name, text in texts.items()}
     if not family.intercept and not terms[""].intercept:
         raise FormulaError(
-            f"The family {family.name} has {family.parameters[0].name} in place of an intercept, which can't be left out. "
-            "Leave '0' or '- 1' out of the formula."
+            f"The family {family.name} has {family.parameters[0].name} in place of an intercept, which can't be left "
+            "out. Leave '0' or '- 1' out of the formula."
         )
     return Formulas(given, texts, terms, effects)
 
@@ -103,8 +106,8 @@ def _by_parameter(formula: Any, family: Family) -> dict[str, str]:
     main = [name for name, text in formula.items() if name not in known]
     if len(main) != 1:
         raise FormulaError(
-            f"The formulas are of {list(formula)}. Write one of the outcome, under 'mu', and those of parameters of the "
-            f"family {family.name}, which are {sorted(known) or 'none'}."
+            f"The formulas are of {list(formula)}. Write one of the outcome, under 'mu', and those of parameters of "
+            f"the family {family.name}, which are {sorted(known) or 'none'}."
         )
     if main[0] != "mu":
         raise FormulaError(
@@ -134,7 +137,9 @@ def plan(
         See :func:`fedbayes.regression`.
     """
     outcome = plan_outcome(formulas.texts[""], family)
-    expressions = expressions_of([*formulas.terms.values(), *(each for every in formulas.effects.values() for each in every)])
+    expressions = expressions_of(
+        [*formulas.terms.values(), *(each for every in formulas.effects.values() for each in every)]
+    )
     offsets = {text: read_expression(text) for terms in formulas.terms.values() for text in terms.offsets}
     every = {**expressions, **offsets}
     tables, notes = _complete(tables, every, outcome, formulas, site) if drop else (tables, [])
@@ -148,9 +153,11 @@ def plan(
         family.check(each)
     agreed = agree(tables, every, levels)
     notes += _alone(agreed, len(tables))
-    predictors = []
+    predictors: list[Predictor] = []
     for name in formulas.texts:
-        predictor, told = _predictor(name, formulas, agreed, tables, site, levels, [stem for each in predictors for stem in each.stems])
+        predictor, told = _predictor(
+            name, formulas, agreed, tables, site, levels, [stem for each in predictors for stem in each.stems]
+        )
         predictors.append(predictor)
         notes += told
     summary, told = summarise(outcome, family, outcomes)
@@ -187,8 +194,8 @@ def _check_site(expressions: Mapping[str, Any], tables: Tables, site: str) -> No
         for table in tables.values():
             if site in each.columns and site not in table.names:
                 raise FormulaError(
-                    f"`{each.name}` names '{site}', which stands for the client itself and is no column. The client's own "
-                    f"effect is `(1 | {site})`."
+                    f"`{each.name}` names '{site}', which stands for the client itself and is no column. The client's "
+                    f"own effect is `(1 | {site})`."
                 )
 
 
@@ -200,7 +207,7 @@ def _predictor(
     groups: list[Group] = []
     for text, terms in zip(formulas.texts[name].groups, formulas.effects[name], strict=True):
         for grouping in groupings_of(text, site, tables, levels):
-            groups.append(Group(grouping, design_of(terms, agreed), text.correlated))
+            groups.append(Group(grouping, design_of(terms, agreed), text.joint))
     columns, notes = look_at(design, groups, tables)
     stems: list[str] = []
     for group in groups:
@@ -228,7 +235,11 @@ def _alone(agreed: Agreement, num_clients: int) -> list[str]:
         for level, (_, clients) in counts.items()
         if clients == 1
     ]
-    return [f"One client alone has rows of {', '.join(alone)}: what is found for these rests on that client."] if alone else []
+    return (
+        [f"One client alone has rows of {', '.join(alone)}: what is found for these rests on that client."]
+        if alone
+        else []
+    )
 
 
 def _separated(design: Design, tables: Tables, outcomes: Sequence[Outcome]) -> list[str]:

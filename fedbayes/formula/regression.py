@@ -11,13 +11,13 @@ from jax import Array
 from fedbayes.errors import FormulaError
 from fedbayes.fit import fit_federated
 from fedbayes.formula.design.factors import numbers_of
+from fedbayes.formula.design.tables import Table, tables_of
 from fedbayes.formula.families import Family, family_of
 from fedbayes.formula.outcome import OutcomePlan, arguments_of
 from fedbayes.formula.planned import Plan, plan, read_formulas
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.priors import Prior
 from fedbayes.formula.program.source import compiled
-from fedbayes.formula.tables import Table, tables_of
 from fedbayes.formula.writing import Program, program_of
 from fedbayes.results.fit import FederatedFit
 
@@ -53,8 +53,8 @@ class Regression:
         Of each client, the labels of the groups within it, in the order of their effects, by group. They stand here
         alone, and in no message.
     notes
-        What is right but may surprise: levels that one client has alone, outcomes that a level separates, rows that were
-        left out.
+        What is right but may surprise: levels that one client has alone, outcomes that a level separates, rows that
+        were left out.
     """
 
     formula: str | Mapping[str, str]
@@ -179,9 +179,9 @@ def regression(
     Parameters
     ----------
     formula
-        ``"sick ~ age * sex + (1 | site)"``; after the outcome ``| trials(n)``, ``| weights(w)``, or ``| cens(c)`` with 1
-        where a time is censored. ``Surv(time, event)`` is an outcome, too. A mapping has formulas of further parameters,
-        ``{"mu": "y ~ x", "sigma": "~ group"}``.
+        ``"sick ~ age * sex + (1 | site)"``; after the outcome ``| trials(n)``, ``| weights(w)``, or ``| cens(c)`` with
+        1 where a time is censored. ``Surv(time, event)`` is an outcome, too. A mapping has formulas of further
+        parameters, ``{"mu": "y ~ x", "sigma": "~ group"}``.
     clients
         From client name to a table of pandas or polars, or to a mapping from columns to arrays ``(n,)``; or one table
         with a column that names each row's client.
@@ -215,8 +215,8 @@ def regression(
         no parameter.
     ClientDataError
         Before any work, with client, column and count: missing values, dates, text where numbers are needed, another
-        kind at one client than at another, an undeclared level, an outcome outside of the family's support, columns that
-        do not vary or are collinear, the same label of a group at two clients, only censored times.
+        kind at one client than at another, an undeclared level, an outcome outside of the family's support, columns
+        that do not vary or are collinear, the same label of a group at two clients, only censored times.
 
     Examples
     --------

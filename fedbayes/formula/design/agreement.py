@@ -7,16 +7,17 @@ columns, for centring, default priors and the search for collinear columns.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.formula.design.factors import Factor, Levels, Numbers, Polynomial, Scales, Spline, numbers_of
+from fedbayes.formula.design.tables import Table, check_kinds, label_text
 from fedbayes.formula.design.totals import binned, mean_and_sd, moments, orthonormal, powers, quantiles, total
 from fedbayes.formula.grammar.expressions import Expression, column, read_expression
 from fedbayes.formula.grammar.terms import Terms
-from fedbayes.formula.tables import Table, check_kinds, label_text
 
 MOST_LEVELS = 40
 _SHARE_OF_ROWS = 1 / 3
@@ -88,9 +89,7 @@ def check_columns(tables: Tables, expressions: Iterable[Expression]) -> None:
         check_kinds(tables, name)
 
 
-def agree(
-    tables: Tables, expressions: Mapping[str, Expression], declared: Mapping[str, Sequence[Any]]
-) -> Agreement:
+def agree(tables: Tables, expressions: Mapping[str, Expression], declared: Mapping[str, Sequence[Any]]) -> Agreement:
     """What all clients agree on, from sums of what each tells.
 
     Parameters
@@ -115,9 +114,13 @@ def agree(
     based = {name: each for name, each in expressions.items() if each.kind in ("bs", "poly")}
     sums = total(_tell(table, labels, scaled, based) for table in tables.values())
     rows = int(sums["rows"])
-    levels = {name: _agreed_levels(name, tables, sums["levels"][name], rows, _declared(name, coded, declared)) for name in labels}
+    levels = {
+        name: _agreed_levels(name, tables, sums["levels"][name], rows, _declared(name, coded, declared))
+        for name in labels
+    }
     counts = {
-        name: {level: tuple(map(int, sums["levels"][name].get(level, (0, 0)))) for level in levels[name]} for name in labels
+        name: {level: tuple(map(int, sums["levels"][name].get(level, (0, 0)))) for level in levels[name]}
+        for name in labels
     }
     scales = {key: _scale_of(key, each, sums["moments"][key]) for key, each in scaled.items()}
     shapes = _shapes(tables, based, sums["moments"])
@@ -148,7 +151,9 @@ def _scale_of(key: str, call: Expression, summed: np.ndarray) -> tuple[float, fl
     return mean, 1.0 if key.startswith("center") else sd
 
 
-def _declared(name: str, coded: Mapping[str, Expression], declared: Mapping[str, Sequence[Any]]) -> tuple[str, ...] | None:
+def _declared(
+    name: str, coded: Mapping[str, Expression], declared: Mapping[str, Sequence[Any]]
+) -> tuple[str, ...] | None:
     given = coded[name].options.get("levels") if name in coded else None
     given = declared.get(name) if given is None else given
     if given is None:
@@ -176,8 +181,9 @@ def _agreed_levels(
     limit = min(MOST_LEVELS, max(2, int(rows * _SHARE_OF_ROWS)))
     if len(levels) > limit:
         raise ClientDataError(
-            f"'{name}' has {len(levels)} levels in {rows} rows; at most {limit} are agreed on. If it groups rows, write "
-            f"`(1 | {name})`; if it is a covariate, declare `levels={{{name!r}: [...]}}`, or write it as a number."
+            f"'{name}' has {len(levels)} levels in {rows} rows; at most {limit} are agreed on. If it groups rows, "
+            f"write `(1 | {name})`; if it is a covariate, declare `levels={{{name!r}: [...]}}`, or write it as a "
+            "number."
         )
     if len(levels) < 2:
         raise ClientDataError(f"'{name}' has the level {levels[0]!r} in all rows of all clients. Leave it out.")
@@ -237,14 +243,18 @@ def _num_knots(spline: Expression) -> int:
     df, with_first = spline.options["df"], bool(spline.options.get("include_intercept", False))
     least = _degree(spline, 3) + with_first
     if "knots" in spline.options or isinstance(df, bool) or not isinstance(df, int) or not least <= df <= 30:
-        raise FormulaError(f"`{spline.name}`: write either `knots=[...]`, or `df` as a whole number from {least} to 30.")
+        raise FormulaError(
+            f"`{spline.name}`: write either `knots=[...]`, or `df` as a whole number from {least} to 30."
+        )
     return df - least
 
 
 def _degree(expression: Expression, default: int) -> int:
     degree = expression.options.get("degree", default)
     if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= _LARGEST_DEGREE:
-        raise FormulaError(f"`{expression.name}`: the degree is {degree!r}; write a number from 1 to {_LARGEST_DEGREE}.")
+        raise FormulaError(
+            f"`{expression.name}`: the degree is {degree!r}; write a number from 1 to {_LARGEST_DEGREE}."
+        )
     return degree
 
 
@@ -260,7 +270,7 @@ def _spline(expression: Expression, counts: np.ndarray | None, scale: tuple[floa
     except (TypeError, ValueError) as error:
         raise FormulaError(f"`{expression.name}`: knots and bounds are numbers, such as `knots=[40, 60]`.") from error
     every = [lower, *inner, upper]
-    if any(first >= second for first, second in zip(every, every[1:], strict=False)):
+    if any(first >= second for first, second in pairwise(every)):
         raise FormulaError(f"`{expression.name}`: knots rise from bound to bound, but these are {every}.")
     padded = (*[lower] * degree, *every, *[upper] * degree)
     return Spline(expression, padded, degree, bool(options.get("include_intercept", False)))

@@ -12,8 +12,8 @@ from itertools import combinations, product
 import numpy as np
 
 from fedbayes.formula.design.factors import Factor
+from fedbayes.formula.design.tables import Table
 from fedbayes.formula.grammar.terms import Term, Terms
-from fedbayes.formula.tables import Table
 
 Subterm = frozenset[tuple[str, bool]]  # categorical factors, each with whether all its levels have a column
 

@@ -9,9 +9,9 @@ from fedbayes.errors import FormulaError
 from fedbayes.formula.design.agreement import Agreement
 from fedbayes.formula.design.coding import Block, blocks_of
 from fedbayes.formula.design.factors import Factor, numbers_of
+from fedbayes.formula.design.tables import Table
 from fedbayes.formula.grammar.expressions import Expression, column, read_expression
 from fedbayes.formula.grammar.terms import Terms
-from fedbayes.formula.tables import Table
 
 MOST_COLUMNS = 500
 

@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from fedbayes.errors import ClientDataError
+from fedbayes.formula.design.tables import Table
 from fedbayes.formula.grammar.expressions import Expression, compute
-from fedbayes.formula.tables import Table
 
 Scales = Mapping[str, tuple[float, float]]
 
@@ -44,8 +44,8 @@ def numbers_of(expression: Expression, table: Table, scales: Scales) -> np.ndarr
         found = np.broadcast_to(compute(expression.tree, columns, scales), (table.num_rows,))
     if bad := int((~np.isfinite(found)).sum()):
         raise ClientDataError(
-            f"Client '{table.client}': `{expression.name}` is no finite number in {bad} of {table.num_rows} rows, such as "
-            "the logarithm of zero. Correct these rows, or write another expression."
+            f"Client '{table.client}': `{expression.name}` is no finite number in {bad} of {table.num_rows} rows, "
+            "such as the logarithm of zero. Correct these rows, or write another expression."
         )
     return np.asarray(found, float)
 
@@ -125,9 +125,9 @@ class Levels:
         unknown = [label for label in labels if label not in place]
         if unknown:
             raise ClientDataError(
-                f"Client '{table.client}': {len(unknown)} of {table.num_rows} rows have a level of '{self.column}' that "
-                f"is none of the declared ones, such as {unknown[0]!r}; these are {list(self.levels)[:20]}. Add it to "
-                f"`levels={{{self.column!r}: [...]}}`, or recode these rows."
+                f"Client '{table.client}': {len(unknown)} of {table.num_rows} rows have a level of '{self.column}' "
+                f"that is none of the declared ones, such as {unknown[0]!r}; these are {list(self.levels)[:20]}. Add "
+                f"it to `levels={{{self.column!r}: [...]}}`, or recode these rows."
             )
         return np.asarray([place[label] for label in labels])
 

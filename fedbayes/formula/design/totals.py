@@ -48,8 +48,8 @@ def mean_and_sd(name: str, summed: np.ndarray) -> tuple[float, float]:
     spread = second / rows - mean**2
     if rows < 2 or spread <= _HARDLY * second / rows:
         raise ClientDataError(
-            f"`{name}` is {mean:g} in all {rows:.0f} rows of all clients together, or hardly varies beside its mean. Leave "
-            f"it out; or, if it does vary, subtract a number, `I({name} - {mean:g})`."
+            f"`{name}` is {mean:g} in all {rows:.0f} rows of all clients together, or hardly varies beside its mean. "
+            f"Leave it out; or, if it does vary, subtract a number, `I({name} - {mean:g})`."
         )
     return mean, float(np.sqrt(spread * rows / (rows - 1.0)))
 
@@ -101,5 +101,7 @@ def orthonormal(name: str, sums: np.ndarray) -> np.ndarray:
     gram = np.array([[sums[i + j] for j in range(degree + 1)] for i in range(degree + 1)])
     scale = np.sqrt(np.diag(gram))
     if np.linalg.eigvalsh(gram / np.outer(scale, scale))[0] < 1e-11:
-        raise ClientDataError(f"`{name}` has too few different values for a polynomial of degree {degree}; write a lower one.")
+        raise ClientDataError(
+            f"`{name}` has too few different values for a polynomial of degree {degree}; write a lower one."
+        )
     return np.linalg.inv(np.linalg.cholesky(gram))[1:]

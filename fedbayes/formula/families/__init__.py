@@ -31,9 +31,14 @@ FAMILIES: Mapping[str, Family] = {
     )
 }  # fmt: skip
 _ALIASES = {
-    "normal": "gaussian", "t": "student", "logistic": "bernoulli", "negbinomial": "negative_binomial",
-    "negativebinomial": "negative_binomial", "lognormal": "lognormal", "ordinal": "cumulative", "multinomial": "categorical",
-}  # fmt: skip
+    "normal": "gaussian",
+    "t": "student",
+    "logistic": "bernoulli",
+    "negbinomial": "negative_binomial",
+    "negativebinomial": "negative_binomial",
+    "ordinal": "cumulative",
+    "multinomial": "categorical",
+}
 
 
 def family_of(name: Any, options: Mapping[str, Any]) -> Family:
@@ -46,7 +51,9 @@ def family_of(name: Any, options: Mapping[str, Any]) -> Family:
     """
     known = _ALIASES.get(str(name).lower(), str(name).lower())
     if not isinstance(name, str) or known not in FAMILIES:
-        raise FormulaError(f"`family` is {name!r}; the families are {', '.join(FAMILIES)}.{did_you_mean(str(name), FAMILIES)}")
+        raise FormulaError(
+            f"`family` is {name!r}; the families are {', '.join(FAMILIES)}.{did_you_mean(str(name), FAMILIES)}"
+        )
     family = FAMILIES[known]
     if unknown := [option for option in options if not (known == "piecewise_exponential" and option == "ends")]:
         raise FormulaError(f"The family {known} has no option `{unknown[0]}`.")

@@ -25,7 +25,13 @@ def _of_trials(family: str):  # type: ignore[no-untyped-def]
 
 
 BERNOULLI = Family(
-    "bernoulli", "logit", lambda summary: "dist.Bernoulli(logits=eta)", _zero_or_one, logit_scale, levels="two", integers=True
+    "bernoulli",
+    "logit",
+    lambda summary: "dist.Bernoulli(logits=eta)",
+    _zero_or_one,
+    logit_scale,
+    levels="two",
+    integers=True,
 )
 BINOMIAL = Family(
     "binomial",

@@ -36,7 +36,6 @@ ZERO_INFLATED_POISSON = Family(
     log_scale,
     (PSI,),
     integers=True,
-
 )
 ZERO_INFLATED_NEGATIVE_BINOMIAL = Family(
     "zero_inflated_negative_binomial",
@@ -46,7 +45,6 @@ ZERO_INFLATED_NEGATIVE_BINOMIAL = Family(
     log_scale,
     (ALPHA, PSI),
     integers=True,
-
 )
 HURDLE_POISSON = Family(
     "hurdle_poisson",

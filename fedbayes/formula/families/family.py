@@ -1,4 +1,4 @@
-"""What a family is: its outcome's support, its link, its further parameters, and its likelihood as text of a program."""
+"""What a family is: its outcome's support, its link, further parameters, and its likelihood as text of a program."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,8 +8,6 @@ import numpy as np
 import numpyro.distributions as dist
 
 from fedbayes.errors import ClientDataError
-
-Prior = dist.Distribution
 
 
 class Outcome(NamedTuple):
@@ -22,8 +20,8 @@ class Outcome(NamedTuple):
     y
         Numbers, or places of levels, shape ``(n,)``.
     trials, observed, weights
-        Shape ``(n,)``, or ``None``: trials of a binomial, whether an event was seen (1) or the time is censored (0), and
-        how often a row counts.
+        Shape ``(n,)``, or ``None``: trials of a binomial, whether an event was seen (1) or the time is censored (0),
+        and how often a row counts.
     """
 
     client: str
@@ -64,7 +62,7 @@ class Summary(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Scales of default priors: the intercept at average covariates, coefficients per sd, and coefficients of levels."""
+    """Scales of default priors: of the intercept at mean covariates, of coefficients per sd, and of those of levels."""
 
     centre: float
     intercept: float
@@ -89,7 +87,7 @@ class Parameter:
     """
 
     name: str
-    prior: Callable[[Summary], Prior]
+    prior: Callable[[Summary], dist.Distribution]
     shape: Callable[[Summary], int | None] = lambda summary: None
     inverse: str | None = "jnp.exp"
 
@@ -164,8 +162,8 @@ def refuse_outside(outcome: Outcome, inside: np.ndarray, family: str, support: s
         return
     bad = outcome.y[~inside]
     raise ClientDataError(
-        f"Client '{outcome.client}': {len(bad)} of {len(inside)} outcomes `{outcome.name}` are not {support}, as the family "
-        f"{family} needs, such as {bad[0]:g}. Correct them, or take another family."
+        f"Client '{outcome.client}': {len(bad)} of {len(inside)} outcomes `{outcome.name}` are not {support}, as the "
+        f"family {family} needs, such as {bad[0]:g}. Correct them, or take another family."
     )
 
 
@@ -189,7 +187,7 @@ def log_scale(summary: Summary) -> Scale:
     return Scale(float(np.log(max(summary.mean, 1e-3))), 2.5, 1.0, 1.0)
 
 
-def half_student(scale: float) -> Prior:
+def half_student(scale: float) -> dist.Distribution:
     """A t law of 4 degrees of freedom, folded at zero."""
     return dist.FoldedDistribution(dist.StudentT(4.0, 0.0, rounded(scale)))
 

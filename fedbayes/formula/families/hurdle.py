@@ -1,5 +1,7 @@
 """Counts whose zeros have a probability of their own, and whose other values are a count given that it is not zero."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -25,11 +27,16 @@ class Hurdle(dist.Distribution):
     """
 
     support = constraints.nonnegative_integer
-    arg_constraints = {"rate": constraints.positive, "psi": constraints.unit_interval}
+    arg_constraints: ClassVar = {"rate": constraints.positive, "psi": constraints.unit_interval}
     pytree_data_fields = ("rate", "psi", "concentration")
 
     def __init__(
-        self, rate: ArrayLike, psi: ArrayLike, concentration: ArrayLike | None = None, *, validate_args: bool | None = None
+        self,
+        rate: ArrayLike,
+        psi: ArrayLike,
+        concentration: ArrayLike | None = None,
+        *,
+        validate_args: bool | None = None,
     ) -> None:
         shapes = [jnp.shape(rate), jnp.shape(psi), jnp.shape(concentration) if concentration is not None else ()]
         batch = jnp.broadcast_shapes(*shapes)
@@ -52,6 +59,7 @@ class Hurdle(dist.Distribution):
     @validate_sample
     def log_prob(self, value: ArrayLike) -> Array:
         """Of counts, by row."""
+        value = jnp.asarray(value)
         positive = jnp.where(value > 0, value, 1)
         above = jnp.log1p(-self.psi) + self._count.log_prob(positive) - jnp.log(-jnp.expm1(self._log_zero()))
         return jnp.where(value > 0, above, jnp.log(self.psi))
@@ -59,9 +67,9 @@ class Hurdle(dist.Distribution):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Counts, drawn without rejection.
 
-        A count that is not zero is the number of arrivals in a unit of time, given that there is one. The first of these
-        is drawn by inverting its distribution function, the others arrive after it; of a negative binomial, the rate is
-        a Gamma variable, whose law given the first arrival is a Gamma law again.
+        A count that is not zero is the number of arrivals in a unit of time, given that there is one. The first of
+        these is drawn by inverting its distribution function, the others arrive after it; of a negative binomial, the
+        rate is a Gamma variable, whose law given the first arrival is a Gamma law again.
         """
         zero, first, rate, rest = jax.random.split(key, 4)
         shape = self.shape(sample_shape)

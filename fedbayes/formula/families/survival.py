@@ -1,6 +1,7 @@
 """Times until an event, censored on the right: Weibull, log-logistic and piecewise exponential."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,10 @@ def _ends(outcomes: Sequence[Outcome], options: Mapping[str, Any]) -> dict[str, 
     given = options.get("ends")
     if given is not None:
         ends = [float(end) for end in given]
-        if not ends or ends[0] <= 0 or any(first >= second for first, second in zip(ends, ends[1:], strict=False)):
-            raise FormulaError(f"The ends of the pieces are {list(given)}; write rising times above zero, [30, 90, 365].")
+        if not ends or ends[0] <= 0 or any(first >= second for first, second in pairwise(ends)):
+            raise FormulaError(
+                f"The ends of the pieces are {list(given)}; write rising times above zero, [30, 90, 365]."
+            )
         return {"ends": tuple(ends)}
     seen = [each.y if each.observed is None else each.y[each.observed > 0] for each in outcomes]
     sums = total({"events": moments(times)} for times in seen)["events"]
@@ -55,7 +58,9 @@ def _ends(outcomes: Sequence[Outcome], options: Mapping[str, Any]) -> dict[str, 
     found = quantiles(counts, np.linspace(0.0, 1.0, _PIECES + 1)[1:-1], mean, sd)
     ends = sorted({rounded(float(end)) for end in found if end > 0})
     if not ends:
-        raise ClientDataError("All events are at one time, and pieces have no ends. Declare them, or take another family.")
+        raise ClientDataError(
+            "All events are at one time, and pieces have no ends. Declare them, or take another family."
+        )
     return {"ends": tuple(ends)}
 
 

@@ -1,5 +1,7 @@
 """Laws of times until an event, some of which are cut off before it (censored on the right)."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -53,7 +55,7 @@ class Times(dist.Distribution):
 class Weibull(Times):
     """Proportional hazards: ``H(t) = exp(eta) (t / unit)^shape``."""
 
-    arg_constraints = {"eta": constraints.real, "concentration": constraints.positive}
+    arg_constraints: ClassVar = {"eta": constraints.real, "concentration": constraints.positive}
     pytree_data_fields = ("eta", "concentration", "observed")
     pytree_aux_fields = ("unit",)
 
@@ -62,7 +64,7 @@ class Weibull(Times):
         validate_args: bool | None = None,
     ) -> None:  # fmt: skip
         shape = jnp.broadcast_shapes(jnp.shape(eta), jnp.shape(concentration))
-        self.eta, self.concentration, self.unit = eta, concentration, unit
+        self.eta, self.concentration, self.unit = jnp.asarray(eta), jnp.asarray(concentration), unit
         super().__init__(observed, shape, validate_args)
 
     def log_hazard(self, time: ArrayLike) -> Array:
@@ -82,7 +84,7 @@ class Weibull(Times):
 class LogLogistic(Times):
     """Accelerated failure: ``H(t) = log(1 + (t / exp(eta))^shape)``, so that ``exp(eta)`` is the median time."""
 
-    arg_constraints = {"eta": constraints.real, "concentration": constraints.positive}
+    arg_constraints: ClassVar = {"eta": constraints.real, "concentration": constraints.positive}
     pytree_data_fields = ("eta", "concentration", "observed")
 
     def __init__(
@@ -90,7 +92,7 @@ class LogLogistic(Times):
         validate_args: bool | None = None,
     ) -> None:  # fmt: skip
         shape = jnp.broadcast_shapes(jnp.shape(eta), jnp.shape(concentration))
-        self.eta, self.concentration = eta, concentration
+        self.eta, self.concentration = jnp.asarray(eta), jnp.asarray(concentration)
         super().__init__(observed, shape, validate_args)
 
     def _log_odds(self, time: ArrayLike) -> Array:
@@ -125,7 +127,7 @@ class PiecewiseExponential(Times):
         As for all times.
     """
 
-    arg_constraints = {"eta": constraints.real}
+    arg_constraints: ClassVar = {"eta": constraints.real}
     pytree_data_fields = ("eta", "log_hazards", "observed")
     pytree_aux_fields = ("ends",)
 
@@ -133,7 +135,7 @@ class PiecewiseExponential(Times):
         self, eta: ArrayLike, log_hazards: ArrayLike, ends: tuple[float, ...], observed: ArrayLike | None = None, *,
         validate_args: bool | None = None,
     ) -> None:  # fmt: skip
-        self.eta, self.log_hazards, self.ends = eta, jnp.asarray(log_hazards), tuple(ends)
+        self.eta, self.log_hazards, self.ends = jnp.asarray(eta), jnp.asarray(log_hazards), tuple(ends)
         super().__init__(observed, jnp.shape(eta), validate_args)
 
     def _pieces(self) -> tuple[Array, Array]:

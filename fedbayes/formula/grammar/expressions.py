@@ -122,11 +122,11 @@ def compute(tree: ast.expr, columns: Mapping[str, Numbers], scales: Mapping[str,
     match tree:
         case ast.Name(id=name):
             return columns[name]
-        case ast.Constant(value=value):
+        case ast.Constant(value=int() | float() as value):
             return np.asarray(float(value))
         case ast.UnaryOp(op=op, operand=operand):
-            value = compute(operand, columns, scales)
-            return np.negative(value) if isinstance(op, ast.USub) else value
+            number = compute(operand, columns, scales)
+            return np.negative(number) if isinstance(op, ast.USub) else number
         case ast.BinOp(left=left, op=op, right=right):
             return _ARITHMETIC[type(op)](compute(left, columns, scales), compute(right, columns, scales))
         case ast.Compare(left=left, ops=[op], comparators=[right]):
@@ -206,9 +206,7 @@ def _check_power(power: ast.expr, text: str) -> None:
     negative = isinstance(power, ast.UnaryOp) and isinstance(power.op, ast.USub)
     value = power.operand if negative else power  # type: ignore[attr-defined]
     if not (isinstance(value, ast.Constant) and isinstance(value.value, int | float) and value.value <= _LARGEST_POWER):
-        raise FormulaError(
-            f"The power `{ast.unparse(power)}` in {text.strip()!r} is no number up to {_LARGEST_POWER}."
-        )
+        raise FormulaError(f"The power `{ast.unparse(power)}` in {text.strip()!r} is no number up to {_LARGEST_POWER}.")
 
 
 def _check_call(call: ast.Call, text: str, scaled: bool) -> None:
@@ -250,7 +248,9 @@ def _with_options(text: str, call: ast.Call, name: str) -> Expression:
         if keyword.arg in given:
             raise FormulaError(f"`{text}` has the argument `{keyword.arg}` twice.")
         given[keyword.arg] = keyword.value
-    options = {key: _contrast(value, text) if key == "contrast" else _literal(value, text) for key, value in given.items()}
+    options = {
+        key: _contrast(value, text) if key == "contrast" else _literal(value, text) for key, value in given.items()
+    }
     return Expression(text, name, inner, options)
 
 

@@ -78,7 +78,9 @@ def _parser() -> Any:
     try:
         from formulaic.parser import DefaultFormulaParser
     except ImportError as error:
-        raise FormulaError("Formulas are read by formulaic, which is not installed: `pip install 'fedbayes[formula]'`.") from error
+        raise FormulaError(
+            "Formulas are read by formulaic, which is not installed: `pip install 'fedbayes[formula]'`."
+        ) from error
     return DefaultFormulaParser(feature_flags=set())
 
 
@@ -90,7 +92,9 @@ def _sorted_out(found: list) -> Terms:
             intercept = True
             continue
         if number := next((each.name for each in factors if each.name.replace(".", "", 1).isdigit()), None):
-            raise FormulaError(f"The number {number} stands in the term '{term}'; write `I({number} * x)` for arithmetic.")
+            raise FormulaError(
+                f"The number {number} stands in the term '{term}'; write `I({number} * x)` for arithmetic."
+            )
         inside = [_offset(factor.name) for factor in factors]
         if any(each is not None for each in inside):
             if len(factors) > 1:
@@ -146,7 +150,8 @@ def _check(tree: Any) -> None:
         sizes[id(node)] = _most(node, [sizes.get(id(child), 1) for child in getattr(node, "args", ())])
         if sizes[id(node)] > MOST_TERMS:
             raise FormulaError(
-                f"The formula may have {sizes[id(node)]:,} terms once it is multiplied out; at most {MOST_TERMS} are read."
+                f"The formula may have {sizes[id(node)]:,} terms once it is multiplied out; at most {MOST_TERMS} are "
+                "read."
             )
 
 

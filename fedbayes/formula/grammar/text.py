@@ -17,7 +17,7 @@ class GroupText(NamedTuple):
 
     effects: str
     group: str
-    correlated: bool
+    joint: bool
 
 
 class FormulaText(NamedTuple):
@@ -84,8 +84,8 @@ def _outcome(text: str) -> tuple[str, dict[str, str]]:
         found = _ADDITION.match(part)
         if not found:
             raise FormulaError(
-                f"After the outcome's bar stands {part.strip()!r}. Write `trials(n)`, `cens(c)` or `weights(w)`, joined "
-                "by '+'."
+                f"After the outcome's bar stands {part.strip()!r}. Write `trials(n)`, `cens(c)` or `weights(w)`, "
+                "joined by '+'."
             )
         if found[1] in additions:
             raise FormulaError(f"The outcome has `{found[1]}(...)` twice.")
@@ -107,7 +107,8 @@ def _terms(text: str, formula: str) -> tuple[str, tuple[GroupText, ...]]:
             groups.append(_group(bars, term))
         elif _has_bar(term):
             raise FormulaError(
-                f"A bar stands within {term.strip()!r}. A term of a group is a term by itself, such as '(1 + x | ward)'."
+                f"A bar stands within {term.strip()!r}. A term of a group is a term by itself, such as '(1 + x | "
+                "ward)'."
             )
         else:
             common.append(f"{sign} {term.strip()}")
@@ -115,12 +116,14 @@ def _terms(text: str, formula: str) -> tuple[str, tuple[GroupText, ...]]:
 
 
 def _group(bars: list[str], term: str) -> GroupText:
-    correlated = True
+    joint = True
     if len(bars) == 3 and not bars[1].strip():
-        bars, correlated = [bars[0], bars[2]], False
+        bars, joint = [bars[0], bars[2]], False
     if len(bars) != 2 or not all(bar.strip() for bar in bars):
-        raise FormulaError(f"The term {term.strip()!r} can't be read; write '(1 + x | group)', or '||' for no correlation.")
-    return GroupText(bars[0].strip(), bars[1].strip(), correlated)
+        raise FormulaError(
+            f"The term {term.strip()!r} can't be read; write '(1 + x | group)', or '||' for no correlation."
+        )
+    return GroupText(bars[0].strip(), bars[1].strip(), joint)
 
 
 def _signed(text: str) -> Iterator[tuple[str, str]]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.formula.design.design import Design
+from fedbayes.formula.design.tables import Table, label_text
 from fedbayes.formula.grammar.text import GroupText
-from fedbayes.formula.tables import Table, label_text
 
 
 class Kind(Enum):
@@ -62,8 +62,8 @@ class Grouping:
         labels = self.labels(table)
         if unknown := [label for label in labels if label not in place]:
             raise ClientDataError(
-                f"Client '{table.client}': {len(unknown)} of {table.num_rows} rows are of a group of '{self.name}' that is "
-                f"not there, such as {unknown[0]!r}; there are {len(place)}. "
+                f"Client '{table.client}': {len(unknown)} of {table.num_rows} rows are of a group of '{self.name}' "
+                f"that is not there, such as {unknown[0]!r}; there are {len(place)}. "
                 + ("Declare it among the levels." if self.kind is Kind.ACROSS else "New groups have no effects yet.")
             )
         return np.asarray([place[label] for label in labels], dtype=np.int64)
@@ -79,13 +79,13 @@ class Group:
         Which groups.
     design
         The columns whose coefficients differ between groups; the first is the intercept, where there is one.
-    correlated
+    joint
         Whether a group's effects are correlated.
     """
 
     grouping: Grouping
     design: Design
-    correlated: bool
+    joint: bool
 
     @property
     def effects(self) -> tuple[str, ...]:
@@ -105,7 +105,9 @@ class Group:
         return np.column_stack([np.ones(table.num_rows), columns]) if self.design.intercept else columns
 
 
-def groupings_of(term: GroupText, site: str, tables: Mapping[str, Table], levels: Mapping[str, Sequence]) -> list[Grouping]:
+def groupings_of(
+    term: GroupText, site: str, tables: Mapping[str, Table], levels: Mapping[str, Sequence]
+) -> list[Grouping]:
     """The groups of a term; ``a/b`` is ``a`` and ``a:b``.
 
     Raises
@@ -121,15 +123,18 @@ def groupings_of(term: GroupText, site: str, tables: Mapping[str, Table], levels
     return found
 
 
-def _grouping(names: tuple[str, ...], site: str, tables: Mapping[str, Table], levels: Mapping[str, Sequence]) -> Grouping:
+def _grouping(
+    names: tuple[str, ...], site: str, tables: Mapping[str, Table], levels: Mapping[str, Sequence]
+) -> Grouping:
     written = ":".join(names)
     columns = tuple(name for name in dict.fromkeys(names) if name != site)
     for table in tables.values():
         for name in columns:
             if name not in table.names and (name.isidentifier() is False or name in ("client", "site")):
                 raise FormulaError(
-                    f"The group '{name}' in '(... | {written})' is no column. A group is a column's name, `a:b`, `a/b`, or "
-                    f"'{site}' for the client itself; with `site={name!r}` another word stands for the client."
+                    f"The group '{name}' in '(... | {written})' is no column. A group is a column's name, `a:b`, "
+                    f"`a/b`, or '{site}' for the client itself; with `site={name!r}` another word stands for the "
+                    "client."
                 )
         table.check_there(columns)
     if not columns:
@@ -149,8 +154,9 @@ def _check_apart(grouping: Grouping, site: str, tables: Mapping[str, Table]) -> 
         for label in sorted(set(grouping.labels(table))):
             if label in seen:
                 raise ClientDataError(
-                    f"The group '{grouping.name}' has the label {label!r} at the clients '{seen[label]}' and '{client}'. If "
-                    f"these are different groups, write `(... | {site}:{grouping.name})`. If they are the same, declare the "
-                    f"labels, `levels={{{grouping.name!r}: [...]}}`: the groups' effects are then shared by all clients."
+                    f"The group '{grouping.name}' has the label {label!r} at the clients '{seen[label]}' and "
+                    f"'{client}'. If these are different groups, write `(... | {site}:{grouping.name})`. If they are "
+                    f"the same, declare the labels, `levels={{{grouping.name!r}: [...]}}`: the groups' effects are "
+                    "then shared by all clients."
                 )
             seen[label] = client

@@ -8,9 +8,9 @@ import numpy as np
 
 from fedbayes.errors import ClientDataError
 from fedbayes.formula.design.design import Design
+from fedbayes.formula.design.tables import Table
 from fedbayes.formula.design.totals import total
 from fedbayes.formula.program.groups import Group, Kind
-from fedbayes.formula.tables import Table
 
 _ALIKE = 1e-8  # smallest eigenvalue of the columns' correlations at which they are told apart
 
@@ -153,7 +153,9 @@ def _tell(design: Design, groups: tuple[Group, ...], table: Table) -> dict[str, 
         "total": values.sum(axis=0),
         "products": values.T @ values,
         "offset": 0.0 if offset is None else float(offset.sum()),
-        "groups": {name: np.array([np.full(x.shape[1], len(x)), x.sum(axis=0), (x**2).sum(axis=0)]) for name, x in each.items()},
+        "groups": {
+            name: np.array([np.full(x.shape[1], len(x)), x.sum(axis=0), (x**2).sum(axis=0)]) for name, x in each.items()
+        },
     }
 
 
@@ -173,8 +175,8 @@ def _varying(design: Design, sds: np.ndarray, means: np.ndarray) -> tuple[np.nda
             notes.append(f"No row of any client has {name}: its coefficient is known by its prior alone.")
         else:
             raise ClientDataError(
-                f"The column `{name}` is {means[place]:g} in all rows of all clients, or hardly varies beside its mean. "
-                f"Leave it out; or, if it does vary, subtract a number, `I({name} - {means[place]:g})`."
+                f"The column `{name}` is {means[place]:g} in all rows of all clients, or hardly varies beside its "
+                f"mean. Leave it out; or, if it does vary, subtract a number, `I({name} - {means[place]:g})`."
             )
     return np.flatnonzero((sds > 0.0) | ((means != 0.0) & (not design.intercept))), notes
 
@@ -185,8 +187,8 @@ def _check_apart(design: Design, products: np.ndarray, kept: np.ndarray, rows: i
         return
     if len(kept) + design.intercept > rows:
         raise ClientDataError(
-            f"The formula has {len(kept) + design.intercept} coefficients, and all clients together {rows} rows, from which "
-            "they can't be told apart. Leave terms out."
+            f"The formula has {len(kept) + design.intercept} coefficients, and all clients together {rows} rows, from "
+            "which they can't be told apart. Leave terms out."
         )
     scale = np.sqrt(np.diag(products))
     values, vectors = np.linalg.eigh(products / np.outer(scale, scale))
@@ -194,6 +196,6 @@ def _check_apart(design: Design, products: np.ndarray, kept: np.ndarray, rows: i
         return
     alike = [design.names[kept[place]] for place in np.flatnonzero(np.abs(vectors[:, 0]) > 1e-3)]
     raise ClientDataError(
-        f"The columns {', '.join(f'`{name}`' for name in alike)} are collinear: over all rows of all clients one is a sum of "
-        "the others" + (" and a constant" if design.intercept else "") + ". Leave one of them out."
+        f"The columns {', '.join(f'`{name}`' for name in alike)} are collinear: over all rows of all clients one is a "
+        "sum of the others" + (" and a constant" if design.intercept else "") + ". Leave one of them out."
     )

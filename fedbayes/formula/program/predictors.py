@@ -88,7 +88,9 @@ def _intercept(source: Source, predictor: Predictor, scale: Scale, several: tupl
     name, variable = f"{_prefix(predictor)}Intercept", f"level{predictor.suffix}"
     axes = [several] if several is not None else []
     text = source.priors.text(
-        name, dist.Normal(rounded(scale.centre - predictor.columns.offset), rounded(scale.intercept)), tuple(len(axis) for axis in axes)
+        name,
+        dist.Normal(rounded(scale.centre - predictor.columns.offset), rounded(scale.intercept)),
+        tuple(len(axis) for axis in axes),
     )
     site = source.site(f"{name}_centred" if _is_moved(predictor) else name, *axes)
     source.add(f"{variable} = numpyro.sample({site}, {text})")
@@ -99,9 +101,7 @@ def _write_intercept_at_zero(source: Source, predictor: Predictor, several: tupl
     """The intercept where all covariates are zero, as one reads it in a table."""
     site = source.site(f"{_prefix(predictor)}Intercept", *([several] if several is not None else []))
     suffix = predictor.suffix
-    source.add(
-        f"numpyro.deterministic({site}, level{suffix} - {numbers(predictor.columns.means)} @ beta{suffix})"
-    )
+    source.add(f"numpyro.deterministic({site}, level{suffix} - {numbers(predictor.columns.means)} @ beta{suffix})")
 
 
 def _scales_of_effects(group: Group, scale: Scale, sds: np.ndarray) -> np.ndarray:
@@ -123,7 +123,7 @@ def write_group(source: Source, group: Group, stem: str, scales: np.ndarray, pre
     sigma = source.site(f"{name}_sigma", *labels)
     prior = source.priors.text(f"{name}_sigma", half_normal(scales), shape)
     source.add(f"{stem}_sd = numpyro.sample({sigma}, {prior})")
-    if number > 1 and group.correlated:
+    if number > 1 and group.joint:
         _write_correlation(source, group, name, stem)
     _write_effects(source, group, name, stem, number, labels)
     _write_sum(source, group, stem, number, f"eta{predictor.suffix}")
@@ -149,7 +149,7 @@ def _write_effects(source: Source, group: Group, name: str, stem: str, number: i
     law = "dist.Normal(0.0, 1.0)" + (f".expand([{', '.join(sizes)}]).to_event({len(sizes)})" if sizes else "")
     if number == 1:
         product = f"{stem}_sd * {stem}_offset"
-    elif not group.correlated:
+    elif not group.joint:
         product = f"{stem}_offset * {stem}_sd"
     elif kind is Kind.CLIENT:
         product = f"({stem}_sd[:, None] * {stem}_factor) @ {stem}_offset"

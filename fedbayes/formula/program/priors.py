@@ -45,7 +45,9 @@ class Priors:
 
     def __init__(self, given: Mapping[str, Any] | None) -> None:
         if given is not None and not isinstance(given, Mapping):
-            raise FormulaError(f"`priors` is a {type(given).__name__}; write `priors={{'age': dist.Normal(0.0, 1.0)}}`.")
+            raise FormulaError(
+                f"`priors` is a {type(given).__name__}; write `priors={{'age': dist.Normal(0.0, 1.0)}}`."
+            )
         self._given = dict(given or {})
         self.all: dict[str, Prior] = {}
 
@@ -94,8 +96,8 @@ def _expansion(name: str, prior: dist.Distribution, shape: tuple[int, ...]) -> s
     if not prior.batch_shape and not prior.event_shape:
         return f".expand({list(shape)}).to_event({len(shape)})"
     raise FormulaError(
-        f"`priors[{name!r}]` has the shape {prior.batch_shape + prior.event_shape}, but the parameter has {shape}. Write a "
-        "distribution of one number, which is then the prior of each entry, or of this shape."
+        f"`priors[{name!r}]` has the shape {prior.batch_shape + prior.event_shape}, but the parameter has {shape}. "
+        "Write a distribution of one number, which is then the prior of each entry, or of this shape."
     )
 
 

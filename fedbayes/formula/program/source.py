@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from keyword import iskeyword
 from typing import Any
 
@@ -112,7 +113,7 @@ def write_likelihood(source: Source, outcome: str, arguments: Sequence[str]) -> 
     source.add(*source.family.before(source.summary))
     if source.family.name == "cumulative":
         levels = source.summary.levels
-        source.site("threshold", [f"{low} | {high}" for low, high in zip(levels, levels[1:], strict=False)])
+        source.site("threshold", [f"{low} | {high}" for low, high in pairwise(levels)])
     site = source.site(outcome)
     line = f"numpyro.sample({site}, {source.family.likelihood(source.summary)}, obs=y)"
     if "weights" in arguments:
@@ -129,7 +130,9 @@ def finished(source: Source, title: str, arguments: Sequence[str]) -> str:
         imports.append("from jax.scipy.special import expit")
     imports += ["", *(["import fedbayes as fb"] if "fb.local" in body else []), *source.family.imports]
     optional = [name for name in arguments if name in _OPTIONAL]
-    signature = ", ".join([*(name for name in arguments if name not in _OPTIONAL), "y=None", *(f"{name}=None" for name in optional)])
+    signature = ", ".join(
+        [*(name for name in arguments if name not in _OPTIONAL), "y=None", *(f"{name}=None" for name in optional)]
+    )
     head = "\n".join(imports).strip()
     return f"{head}\n\n\ndef model({signature}):\n    # {title}\n{body}\n"
 

@@ -30,13 +30,14 @@ def written(name: str, prior: Any, *, checked: bool = True) -> str:
     """
     if not isinstance(prior, dist.Distribution):
         raise FormulaError(
-            f"`priors[{name!r}]` is {prior!r}; write a distribution of NumPyro, `numpyro.distributions.Normal(0.0, 1.0)`."
+            f"`priors[{name!r}]` is {prior!r}; write a distribution of NumPyro, `numpyro.distributions.Normal(0.0, "
+            "1.0)`."
         )
     text = _text(prior)
     if text is None or (checked and not _same(text, prior)):
         raise FormulaError(
-            f"`priors[{name!r}]` is a {type(prior).__name__}, which can't be written as text for the program's source. Take "
-            "a distribution of `numpyro.distributions` with numbers as its parameters, or edit `.source`."
+            f"`priors[{name!r}]` is a {type(prior).__name__}, which can't be written as text for the program's "
+            "source. Take a distribution of `numpyro.distributions` with numbers as its parameters, or edit `.source`."
         )
     return text
 

@@ -1,4 +1,4 @@
-"""Columns: those of formulaic on everybody's rows, whatever the clients; and what is agreed is what pooling would say."""
+"""Columns: those of formulaic on everybody's rows; and what is agreed is what pooling would say."""
 
 import numpy as np
 import pandas as pd
@@ -9,9 +9,9 @@ import fedbayes as fb
 from fedbayes.formula.design import agreement, totals
 from fedbayes.formula.design.agreement import agree, expressions_of
 from fedbayes.formula.design.design import design_of
+from fedbayes.formula.design.tables import tables_of
 from fedbayes.formula.grammar.terms import read_terms
 from fedbayes.formula.grammar.text import cut
-from fedbayes.formula.tables import tables_of
 
 RNG = np.random.default_rng(0)
 ROWS = 300
@@ -35,8 +35,8 @@ def designed(text, levels=None):
 
 FORMULAS = [
     "x + z", "a", "0 + a", "a * b", "a:b", "a + a:b", "b * x", "a:x", "0 + a:x", "a * b * x", "x * z", "scale(x)",
-    "center(x) * a", "poly(x, 3)", "bs(x, knots=[40, 50], lower_bound=0, upper_bound=100)", "log(x) + I(z ** 2)", "C(k)",
-    "bs(x, df=4, lower_bound=0, upper_bound=100, degree=3, knots=[45])".replace("df=4, ", ""), "C(k, contr.sum)",
+    "center(x) * a", "poly(x, 3)", "bs(x, knots=[40, 50], lower_bound=0, upper_bound=100)", "log(x) + I(z ** 2)",
+    "bs(x, knots=[45], degree=3, lower_bound=0, upper_bound=100)", "C(k)", "C(k, contr.sum)",
     "C(a, contr.treatment('q')) * b", "a / b", "(a + b + x) ** 2", "0 + a + b", "0 + x:a + b", "0 + a * b", "I(x > 50)",
     "scale(log(x))", "b %in% a", "0 + x + a", "poly(x, 2, raw=True)", "bs(z, degree=2, lower_bound=-5, upper_bound=5)",
     "bs(x, knots=[50], lower_bound=0, upper_bound=100, include_intercept=True) - 1", "scale(x):a", "a:b:x + a:b",
@@ -143,7 +143,9 @@ def test_every_client_has_the_same_columns_though_each_lacks_a_level():
 def test_polars_and_mappings_and_pandas_say_the_same():
     polars = pytest.importorskip("polars")
     data = {"y": [1.0, 2.0, 4.0, 3.0], "g": ["a", "b", "a", "b"], "x": [1, 2, 3, 5]}
-    made = [fb.regression("y ~ g + x", clients={"s": each}) for each in (data, pd.DataFrame(data), polars.DataFrame(data))]
+    made = [
+        fb.regression("y ~ g + x", clients={"s": each}) for each in (data, pd.DataFrame(data), polars.DataFrame(data))
+    ]
     for reg in made[1:]:
         assert reg.source == made[0].source
         np.testing.assert_array_equal(reg.clients["s"]["x"], made[0].clients["s"]["x"])

@@ -41,8 +41,8 @@ ATTACKS = [
     "C(x, levels=open('{file}', 'w'))",
     "C(x, Treatment(open('{file}', 'w')))",
     "C(x, open('{file}', 'w'))",
-    "eval('open(\"{file}\", \"w\")')",
-    "exec('open(\"{file}\", \"w\")')",
+    'eval(\'open("{file}", "w")\')',
+    'exec(\'open("{file}", "w")\')',
     "(lambda: open('{file}', 'w'))()",
     "[open('{file}', 'w') for _ in [1]]",
     "x.__class__.__base__.__subclasses__()",
@@ -80,7 +80,13 @@ def test_code_in_a_formula_is_refused_and_not_run(text, tmp_path):
     with pytest.raises(fb.FormulaError):
         read_expression(code)
     rows = {"a": {"x": X, "y": Z}}
-    for formula in (f"y ~ {code}", f"{code} ~ x", f"y ~ x + offset({code})", f"y | weights({code}) ~ x", f"y ~ (0 + {code} | site)"):
+    for formula in (
+        f"y ~ {code}",
+        f"{code} ~ x",
+        f"y ~ x + offset({code})",
+        f"y | weights({code}) ~ x",
+        f"y ~ (0 + {code} | site)",
+    ):
         with pytest.raises(fb.FormulaError):
             fb.regression(formula, clients=rows)
     assert os.listdir(tmp_path) == []

@@ -55,7 +55,9 @@ def test_two_bars_leave_the_correlation_out():
     np.testing.assert_allclose(found["1 + x|site"], found["1 + x|site_sigma"] * found["1 + x|site_offset"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("formula", ["y ~ x + (0 + x | own)", "y ~ x + (1 + x | own)", "y ~ x + (1 + x || own)", "y ~ x + (1 | own)"])
+@pytest.mark.parametrize(
+    "formula", ["y ~ x + (0 + x | own)", "y ~ x + (1 + x | own)", "y ~ x + (1 + x || own)", "y ~ x + (1 | own)"]
+)
 def test_each_row_has_the_effects_of_its_group(formula):
     reg = fb.regression(formula, clients=FRAME)
     client, found = reg.clients["b"], sites(reg, "b")
@@ -85,7 +87,7 @@ def test_nested_groups_are_the_client_and_the_groups_within_it():
 
 
 def test_the_same_label_at_two_clients_is_refused_until_one_says_what_it_means():
-    with pytest.raises(fb.ClientDataError, match="the label '1' at the clients 'a' and 'b'.*site:ward.*levels="):
+    with pytest.raises(fb.ClientDataError, match=r"the label '1' at the clients 'a' and 'b'.*site:ward.*levels="):
         fb.regression("y ~ x + (1 | ward)", clients=FRAME)
 
 

@@ -104,11 +104,14 @@ REFUSED = [
     ({"x": 3.0}, "is 3.0; write a distribution"),
     ({"x": dist.Normal(jnp.zeros(2), 1.0)}, r"has the shape \(2,\), but the parameter has \(\)"),
     ([], "`priors` is a list"),
-    ({"x": dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(0.0, 2.0))}, "can't be written"),
+    (
+        {"x": dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(0.0, 2.0))},
+        "can't be written",
+    ),
 ]
 
 
-@pytest.mark.parametrize("given, words", REFUSED)
+@pytest.mark.parametrize(("given", "words"), REFUSED)
 def test_priors_that_mean_nothing_are_refused(given, words):
     with pytest.raises(fb.FormulaError, match=words):
         fb.regression("y ~ x", clients=FRAME, priors=given)
@@ -117,8 +120,8 @@ def test_priors_that_mean_nothing_are_refused(given, words):
 WRITTEN = [
     dist.Normal(0.0, 0.1), dist.LogNormal(1.0, 2.0), dist.Gamma(2.0, 0.1), dist.Beta(2.0, 2.0), dist.HalfCauchy(1.0),
     dist.Normal(jnp.array([0.1, 0.2]), 1.0).to_event(1), dist.Exponential(0.3).expand([2]), dist.Dirichlet(jnp.ones(5)),
-    dist.TruncatedNormal(0.0, 1.0, low=0.0), dist.FoldedDistribution(dist.StudentT(4.0, 0.0, 1.3)), dist.LKJCholesky(3, 2.0),
-    dist.Uniform(-1.0, 2.5), dist.InverseGamma(2.0, 3.0),
+    dist.TruncatedNormal(0.0, 1.0, low=0.0), dist.FoldedDistribution(dist.StudentT(4.0, 0.0, 1.3)),
+    dist.LKJCholesky(3, 2.0),    dist.Uniform(-1.0, 2.5), dist.InverseGamma(2.0, 3.0),
 ]  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from fedbayes.models import heart_disease
 
 NAMES = heart_disease.COORDS["coefficient"]
 HOSPITALS = {
-    name: pd.DataFrame(data["x"], columns=NAMES).assign(sick=data["y"]) for name, data in heart_disease.clients().items()
+    name: pd.DataFrame(data["x"], columns=NAMES).assign(sick=data["y"])
+    for name, data in heart_disease.clients().items()
 }
 AS_BY_HAND = {name: dist.Normal(0.0, 1.0) for name in NAMES} | {"Intercept": dist.Normal(0.0, 5.0)}
 
@@ -51,10 +52,12 @@ FORMULAS = [
 def test_the_source_runs_and_says_the_same(formula):
     reg = fb.regression(formula, clients=FRAME)
     namespace = {}
-    exec(reg.source, namespace)  # noqa: S102
+    exec(reg.source, namespace)
     client = dict(reg.clients["b"])
     latents = trace(seed(reg.model, 1)).get_trace(**client)
-    values = {name: site["value"] for name, site in latents.items() if site["type"] == "sample" and not site["is_observed"]}
+    values = {
+        name: site["value"] for name, site in latents.items() if site["type"] == "sample" and not site["is_observed"]
+    }
     found, _ = log_density(namespace["model"], (), client, values)
     expected, _ = log_density(reg.model, (), client, values)
     assert float(found) == float(expected)
@@ -133,7 +136,9 @@ def test_new_rows_of_an_intercept_alone_have_their_number():
 
 def test_new_rows_with_another_level_or_group_are_refused():
     reg = fb.regression("y ~ sex + (1 | site:ward)", clients=FRAME)
-    with pytest.raises(fb.ClientDataError, match="1 of 1 rows have a level of 'sex' that is none of the declared ones, such as 'x'"):
+    with pytest.raises(
+        fb.ClientDataError, match="1 of 1 rows have a level of 'sex' that is none of the declared ones, such as 'x'"
+    ):
         reg.arguments("b", {"sex": ["x"], "ward": ["1"]})
     with pytest.raises(fb.ClientDataError, match="1 of 1 rows are of a group of 'site:ward' that is not there"):
         reg.arguments("b", {"sex": ["m"], "ward": ["9"]})
@@ -174,5 +179,7 @@ def test_nothing_of_the_clients_but_sums_is_in_the_program():
 
 
 def test_a_covariate_may_be_called_like_an_argument():
-    reg = fb.regression("z ~ x + y", clients={"a": {"x": [1.0, 2.0, 4.0, 3.0], "y": [0.0, 1.0, 1.0, 0.0], "z": [1.0, 2.0, 3.0, 5.0]}})
+    reg = fb.regression(
+        "z ~ x + y", clients={"a": {"x": [1.0, 2.0, 4.0, 3.0], "y": [0.0, 1.0, 1.0, 0.0], "z": [1.0, 2.0, 3.0, 5.0]}}
+    )
     assert set(reg.priors) == {"Intercept", "x", "y", "sigma"}

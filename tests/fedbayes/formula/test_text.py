@@ -48,7 +48,9 @@ def test_terms_are_multiplied_out(text):
     assert [set(name.split(":")) for name in names(text)] == [set(name.split(":")) for name in PRODUCTS[text]]
 
 
-@pytest.mark.parametrize("text, intercept", [("x", True), ("0 + x", False), ("x - 1", False), ("1", True), ("x + 0 + 1", True)])
+@pytest.mark.parametrize(
+    ("text", "intercept"), [("x", True), ("0 + x", False), ("x - 1", False), ("1", True), ("x + 0 + 1", True)]
+)
 def test_the_intercept_is_there_unless_it_is_taken_out(text, intercept):
     assert read_terms(cut(f"y ~ {text}").common).intercept is intercept
 
@@ -106,7 +108,7 @@ def test_what_is_no_text_is_refused():
         cut(3)
 
 
-@pytest.mark.parametrize("text, words", [("y ~ x", "has no outcome"), (" ~ ", "no terms")])
+@pytest.mark.parametrize(("text", "words"), [("y ~ x", "has no outcome"), (" ~ ", "no terms")])
 def test_a_formula_of_a_parameter_has_no_outcome(text, words):
     assert cut("~ x", outcome=False).common == "x"
     assert cut("x", outcome=False).common == "x"

@@ -14,14 +14,27 @@ def _data():
     site = np.repeat([f"s{i}" for i in range(8)], 30)
     age, dose = RNG.normal(55.0, 9.0, ROWS), RNG.uniform(0.1, 4.0, ROWS)
     eta = 0.03 * (age - 55.0) + 0.2 * dose
-    return pd.DataFrame({
-        "site": site, "age": age, "dose": dose, "sex": RNG.choice(["f", "m"], ROWS), "arm": RNG.choice(["a", "b", "c"], ROWS),
-        "ward": RNG.choice(["1", "2", "3", "4"], ROWS), "days": RNG.integers(0, 10, ROWS), "n": RNG.integers(5, 20, ROWS),
-        "y": eta + RNG.normal(size=ROWS), "sick": (RNG.random(ROWS) < 1 / (1 + np.exp(-eta))).astype(int),
-        "count": RNG.poisson(np.exp(eta)), "time": RNG.exponential(np.exp(-eta)) + 0.01, "seen": RNG.integers(0, 2, ROWS),
-        "share": RNG.beta(2.0, 3.0, ROWS), "rating": RNG.integers(1, 5, ROWS), "colour": RNG.choice(["r", "g", "b"], ROWS),
-        "exposure": RNG.uniform(0.5, 2.0, ROWS),
-    }).assign(killed=lambda d: RNG.binomial(d["n"], 0.4), subject=lambda d: d["site"] + d["ward"])  # fmt: skip
+    return pd.DataFrame(
+        {
+            "site": site,
+            "age": age,
+            "dose": dose,
+            "sex": RNG.choice(["f", "m"], ROWS),
+            "arm": RNG.choice(["a", "b", "c"], ROWS),
+            "ward": RNG.choice(["1", "2", "3", "4"], ROWS),
+            "days": RNG.integers(0, 10, ROWS),
+            "n": RNG.integers(5, 20, ROWS),
+            "y": eta + RNG.normal(size=ROWS),
+            "sick": (RNG.random(ROWS) < 1 / (1 + np.exp(-eta))).astype(int),
+            "count": RNG.poisson(np.exp(eta)),
+            "time": RNG.exponential(np.exp(-eta)) + 0.01,
+            "seen": RNG.integers(0, 2, ROWS),
+            "share": RNG.beta(2.0, 3.0, ROWS),
+            "rating": RNG.integers(1, 5, ROWS),
+            "colour": RNG.choice(["r", "g", "b"], ROWS),
+            "exposure": RNG.uniform(0.5, 2.0, ROWS),
+        }
+    ).assign(killed=lambda d: RNG.binomial(d["n"], 0.4), subject=lambda d: d["site"] + d["ward"])
 
 
 DATA = _data()
@@ -44,7 +57,7 @@ RIGHT = [
     ("count ~ dose", "hurdle_negative_binomial", 1, ["psi", "alpha"]),  # Zeileis, Kleiber and Jackman 2008
     ("y ~ days + (1 + days | subject)", "gaussian", 1, ["1 + days|subject_sigma"]),  # Bates et al. 2015: sleepstudy
     ("y ~ 1 + (1 | site/ward)", "gaussian", 0, ["1|site:ward_sigma"]),  # Bates et al. 2015: pastes
-    ("y ~ sex + (1 | site)", "gaussian", 1, ["1|site_sigma"]),  # Gelman and Hill 2007, 12.4: radon ~ floor + (1 | county)
+    ("y ~ sex + (1 | site)", "gaussian", 1, ["1|site_sigma"]),  # Gelman and Hill 2007, 12.4: radon
     ("rating ~ arm + sex + (1 | site)", "cumulative", 3, ["probability"]),  # Buerkner and Vuorre 2019
     ("colour ~ age + sex", "categorical", 2, ["Intercept"]),  # Venables and Ripley 2002, 7.3: multinom
     ("Surv(time, seen) ~ age + sex", "weibull", 2, ["shape"]),  # Therneau and Grambsch 2000: survreg
@@ -58,7 +71,9 @@ def test_there_are_24():
     assert len(RIGHT) == 24
 
 
-@pytest.mark.parametrize("formula, family, width, parameters", RIGHT, ids=[f"{case[1]}: {case[0]}" for case in RIGHT])
+@pytest.mark.parametrize(
+    ("formula", "family", "width", "parameters"), RIGHT, ids=[f"{case[1]}: {case[0]}" for case in RIGHT]
+)
 def test_a_formula_of_a_textbook_is_right(formula, family, width, parameters):
     reg = fb.regression(formula, family=family, clients=DATA)
     assert set(parameters) <= set(reg.priors)
@@ -81,7 +96,7 @@ NOT_THERE = [
 ]
 
 
-@pytest.mark.parametrize("formula, family, words", NOT_THERE, ids=[case[0] for case in NOT_THERE])
+@pytest.mark.parametrize(("formula", "family", "words"), NOT_THERE, ids=[case[0] for case in NOT_THERE])
 def test_what_is_not_there_is_refused_in_our_words(formula, family, words):
     with pytest.raises(fb.FormulaError, match=words):
         fb.regression(formula, family=family, clients=DATA)

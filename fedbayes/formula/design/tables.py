@@ -68,8 +68,8 @@ class Table:
             missing = int(self._frame[name].isna().sum())
             if missing:
                 raise ClientDataError(
-                    f"Client '{self.client}': column '{name}' lacks {missing} of {self.num_rows} values. Impute them, or "
-                    "write `missing='drop'`, which leaves out rows that lack a value of the formula."
+                    f"Client '{self.client}': column '{name}' lacks {missing} of {self.num_rows} values. Impute them, "
+                    "or write `missing='drop'`, which leaves out rows that lack a value of the formula."
                 )
 
     def is_labels(self, name: str) -> bool:
@@ -85,8 +85,9 @@ class Table:
             return True
         if types.is_datetime64_any_dtype(series) or types.is_timedelta64_dtype(series) or _has_dates(series):
             raise ClientDataError(
-                f"Client '{self.client}': column '{name}' holds dates or times. Write a number in its place, such as days "
-                f"since the same date for all clients: `(frame[{name!r}] - pandas.Timestamp('2020-01-01')).dt.days`."
+                f"Client '{self.client}': column '{name}' holds dates or times. Write a number in its place, such as "
+                f"days since the same date for all clients: `(frame[{name!r}] - "
+                "pandas.Timestamp('2020-01-01')).dt.days`."
             )
         if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
             return False
@@ -96,8 +97,8 @@ class Table:
         if set(kinds) <= {"int", "float", "bool", "Decimal", "Fraction", "int64", "float64"}:
             return False
         raise ClientDataError(
-            f"Client '{self.client}': column '{name}' holds values of the types {', '.join(kinds)}. Write numbers alone, "
-            "or text alone."
+            f"Client '{self.client}': column '{name}' holds values of the types {', '.join(kinds)}. Write numbers "
+            "alone, or text alone."
         )
 
     def numbers(self, name: str, used: str) -> np.ndarray:
@@ -123,7 +124,9 @@ class Table:
             )
         found = self._frame[name].to_numpy(dtype=float)
         if infinite := int(np.isinf(found).sum()):
-            raise ClientDataError(f"Client '{self.client}': column '{name}' has {infinite} infinite values. Correct them.")
+            raise ClientDataError(
+                f"Client '{self.client}': column '{name}' has {infinite} infinite values. Correct them."
+            )
         return found
 
     def labels(self, name: str) -> np.ndarray:
@@ -175,8 +178,8 @@ def check_kinds(tables: Mapping[str, Table], name: str) -> bool:
         text = next(client for client, labels in kinds.items() if labels)
         numbers = next(client for client, labels in kinds.items() if not labels)
         raise ClientDataError(
-            f"Column '{name}' holds text at client '{text}', and numbers at client '{numbers}'. Write it in the same way "
-            "at all clients."
+            f"Column '{name}' holds text at client '{text}', and numbers at client '{numbers}'. Write it in the same "
+            "way at all clients."
         )
     return next(iter(kinds.values()))
 
@@ -202,12 +205,15 @@ def _as_pandas(client: str, frame: Any) -> Any:
     where = f"Client '{client}'" if client else "`clients`"
     if not isinstance(frame, Mapping):
         raise ClientDataError(
-            f"{where} is a {type(frame).__name__}; write a table of pandas or polars, or a mapping from columns to arrays."
+            f"{where} is a {type(frame).__name__}; write a table of pandas or polars, or a mapping from columns to "
+            "arrays."
         )
     arrays = {str(name): np.asarray(values) for name, values in frame.items()}
     for name, values in arrays.items():
         if values.ndim != 1:
-            raise ClientDataError(f"{where}: column '{name}' has the shape {values.shape}; a column has one value a row.")
+            raise ClientDataError(
+                f"{where}: column '{name}' has the shape {values.shape}; a column has one value a row."
+            )
     lengths = {name: len(values) for name, values in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ClientDataError(f"{where} has columns of different lengths, {lengths}.")
@@ -228,5 +234,7 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise FormulaError("Formulas need pandas, which is not installed: `pip install 'fedbayes[formula]'`.") from error
+        raise FormulaError(
+            "Formulas need pandas, which is not installed: `pip install 'fedbayes[formula]'`."
+        ) from error
     return pandas
