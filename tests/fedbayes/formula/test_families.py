@@ -176,7 +176,7 @@ def law(name):
 
 
 @pytest.mark.parametrize("name", ["hurdle_poisson", "hurdle_negative_binomial"])
-@pytest.mark.statistical(key=0, numbers=14, errors=5.0)
+@pytest.mark.statistical(key=0, numbers=7, errors=5.0)
 def test_draws_of_a_hurdle_follow_its_probabilities(name):
     drawn = np.asarray(law(name).sample(random.key(0), (40_000,)))
     for count in range(7):
