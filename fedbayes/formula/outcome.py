@@ -31,7 +31,7 @@ class OutcomePlan:
         As it is written.
     expression
         Of the outcome.
-    trials, weights
+    trials, weights, errors
         Expressions, or ``None``.
     censored, event
         The column that says which times are censored, or the one that says at which an event was seen.
@@ -49,12 +49,13 @@ class OutcomePlan:
     event: str | None = None
     levels: tuple[str, ...] = ()
     scales: Mapping[str, tuple[float, float]] | None = None
+    errors: Expression | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Everything that it reads."""
         found = list(self.expression.columns)
-        for each in (self.trials, self.weights):
+        for each in (self.trials, self.weights, self.errors):
             found += each.columns if each else ()
         found += [name for name in (self.censored, self.event) if name]
         return tuple(dict.fromkeys(found))
@@ -67,12 +68,9 @@ class OutcomePlan:
         else:
             y = numbers_of(self.expression, table, scales)
         trials = numbers_of(self.trials, table, {}) if self.trials else None
-        weights = numbers_of(self.weights, table, {}) if self.weights else None
-        if weights is not None and (bad := int((weights <= 0).sum())):
-            raise ClientDataError(
-                f"Client '{table.client}': {bad} of {len(weights)} weights are not above zero. Leave these rows out."
-            )
-        return Outcome(table.client, self.name, y, trials, self._observed(table), weights)
+        weights = _above_zero("weights", self.weights, table)
+        errors = _above_zero("standard errors", self.errors, table)
+        return Outcome(table.client, self.name, y, trials, self._observed(table), weights, errors)
 
     def _observed(self, table: Table) -> np.ndarray | None:
         name = self.censored or self.event
@@ -88,11 +86,24 @@ class OutcomePlan:
         return marked if self.event else 1.0 - marked
 
 
+def _above_zero(what: str, expression: Expression | None, table: Table) -> np.ndarray | None:
+    if expression is None:
+        return None
+    found = numbers_of(expression, table, {})
+    if bad := int((found <= 0).sum()):
+        raise ClientDataError(
+            f"Client '{table.client}': {bad} of {len(found)} {what} are not above zero. Leave these rows out."
+        )
+    return found
+
+
 def arguments_of(outcome: Outcome, family: Family) -> dict[str, np.ndarray]:
     """The program's arguments, shape ``(n,)`` each."""
     found = {"y": outcome.y.astype(np.int64) if family.integers else outcome.y}
     if outcome.trials is not None:
         found["trials"] = outcome.trials.astype(np.int64)
+    if outcome.errors is not None:
+        found["errors"] = outcome.errors
     if outcome.observed is not None:
         found["observed"] = outcome.observed
     if outcome.weights is not None:
@@ -127,10 +138,11 @@ def plan_outcome(text: FormulaText, family: Family) -> OutcomePlan:
     expression = _expression(written)
     trials = _expression(additions["trials"]) if "trials" in additions else None
     weights = _expression(additions["weights"]) if "weights" in additions else None
+    errors = _expression(additions["se"]) if "se" in additions else None
     censored = additions["cens"].strip("` ") if "cens" in additions and event is None else None
     if expression.kind != "numbers":
         raise FormulaError(f"The outcome `{written}` is no number; write a column or an expression.")
-    return OutcomePlan(written.strip("`"), expression, trials, weights, censored, event)
+    return OutcomePlan(written.strip("`"), expression, trials, weights, censored, event, errors=errors)
 
 
 def _expression(text: str) -> Expression:

@@ -12,6 +12,7 @@ from fedbayes.formula.design.design import Design, design_of
 from fedbayes.formula.design.tables import Table
 from fedbayes.formula.design.totals import total
 from fedbayes.formula.families.family import Family, Outcome, Summary
+from fedbayes.formula.families.gaussian import GAUSSIAN_WITH_ERRORS
 from fedbayes.formula.grammar.expressions import read_expression
 from fedbayes.formula.grammar.terms import Terms, read_terms
 from fedbayes.formula.grammar.text import FormulaText, cut
@@ -23,7 +24,7 @@ from fedbayes.formula.program.source import argument
 Tables = Mapping[str, Table]
 # Names that the program uses for something else.
 _TAKEN = (
-    *("x", "y", "offset", "rows", "trials", "observed", "weights"),
+    *("x", "y", "offset", "rows", "trials", "observed", "weights", "errors"),
     *("eta", "beta", "level", "below", "above", "threshold", "expit", "model", "dist", "jnp", "fb", "numpyro"),
 )
 
@@ -99,6 +100,21 @@ def read_formulas(formula: str | Mapping[str, str], family: Family) -> Formulas:
     return Formulas(given, texts, terms, effects)
 
 
+def settled(family: Family, formulas: Formulas) -> Family:
+    """The family, without its ``sigma`` where standard errors are known.
+
+    Raises
+    ------
+    FormulaError
+        There is a formula of ``sigma`` as well.
+    """
+    if "se" not in formulas.texts[""].additions or family.name != GAUSSIAN_WITH_ERRORS.name:
+        return family
+    if "sigma" in formulas.written:
+        raise FormulaError("With known standard errors, `se(...)`, there is no sigma. Leave its formula out.")
+    return GAUSSIAN_WITH_ERRORS
+
+
 def _by_parameter(formula: Any, family: Family) -> dict[str, str]:
     if not isinstance(formula, Mapping):
         return {"": formula}
@@ -162,7 +178,7 @@ def plan(
         notes += told
     summary, told = summarise(outcome, family, outcomes)
     notes += told + (_separated(predictors[0].design, tables, outcomes) if family.levels == "two" else [])
-    groups = {client: _groups_of(predictors, table) for client, table in tables.items()}
+    groups = {client: groups_of(predictors, table) for client, table in tables.items()}
     return Plan(formulas, family, outcome, tuple(predictors), tables, outcomes, summary, groups, tuple(notes))
 
 
@@ -215,7 +231,8 @@ def _predictor(
     return Predictor(name, design, tuple(groups), columns, tuple(stems)), notes
 
 
-def _groups_of(predictors: Iterable[Predictor], table: Table) -> dict[str, tuple[str, ...]]:
+def groups_of(predictors: Iterable[Predictor], table: Table) -> dict[str, tuple[str, ...]]:
+    """The names of a client's groups, by group, in the order of their effects."""
     within: dict[str, Grouping] = {
         group.grouping.name: group.grouping
         for predictor in predictors

@@ -14,7 +14,7 @@ from fedbayes.formula.design.factors import numbers_of
 from fedbayes.formula.design.tables import Table, tables_of
 from fedbayes.formula.families import Family, family_of
 from fedbayes.formula.outcome import OutcomePlan, arguments_of
-from fedbayes.formula.planned import Plan, plan, read_formulas
+from fedbayes.formula.planned import Plan, groups_of, plan, read_formulas, settled
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.priors import Prior
 from fedbayes.formula.program.source import compiled
@@ -89,6 +89,10 @@ class Regression:
         -------
         FederatedFit
             The fit.
+
+        Examples
+        --------
+        >>> reg.fit(key=jax.random.key(0)).idata  # doctest: +SKIP
         """
         coords = {**self.coords, **options.pop("coords", {})}
         dims = {**self.dims, **options.pop("dims", {})}
@@ -100,7 +104,8 @@ class Regression:
         Parameters
         ----------
         client
-            The name for messages; groups within a client are numbered as its own where it is one of the fit's.
+            The client's name. Where it is one of the fit's, groups within it have their numbers of the fit; a new
+            client, for ``fit.adapt``, has groups of its own.
         rows
             A table with the formula's columns.
         outcome
@@ -126,9 +131,10 @@ class Regression:
         """
         table = Table(client, rows)
         table.check_there([name for predictor in self._predictors for name in predictor.reads])
+        groups = self.groups[client] if client in self.groups else groups_of(self._predictors, table)
         found: dict[str, Any] = {}
         for predictor in self._predictors:
-            found |= predictor.arrays(table, self.groups.get(client, {}))
+            found |= predictor.arrays(table, groups)
         if self._needs_rows:
             found["rows"] = np.ones(table.num_rows)
         if outcome:
@@ -139,6 +145,9 @@ class Regression:
         if self._outcome.trials is not None:
             table.check_there(self._outcome.trials.columns)
             found["trials"] = numbers_of(self._outcome.trials, table, {}).astype(np.int64)
+        if self._outcome.errors is not None:
+            table.check_there(self._outcome.errors.columns)
+            found["errors"] = numbers_of(self._outcome.errors, table, {})
         return found
 
     def __repr__(self) -> str:
@@ -151,7 +160,7 @@ class Regression:
         lines.append("  priors:")
         width = max(map(len, self._written))
         for name, text, given in self._written.values():
-            about = " (at mean covariates)" if f"{name}_centred" in self.source else ""
+            about = " (at mean covariates)" if f'"{name}_centred"' in self.source else ""
             lines.append(f"    {name:<{width}}  {text.replace('dist.', '')}{about}{' (given)' if given else ''}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -179,9 +188,9 @@ def regression(
     Parameters
     ----------
     formula
-        ``"sick ~ age * sex + (1 | site)"``; after the outcome ``| trials(n)``, ``| weights(w)``, or ``| cens(c)`` with
-        1 where a time is censored. ``Surv(time, event)`` is an outcome, too. A mapping has formulas of further
-        parameters, ``{"mu": "y ~ x", "sigma": "~ group"}``.
+        ``"sick ~ age * sex + (1 | site)"``; after the outcome ``| trials(n)``, ``| weights(w)``, ``| se(s)`` with known
+        standard errors, or ``| cens(c)`` with 1 where a time is censored. ``Surv(time, event)`` is an outcome, too. A
+        mapping has formulas of further parameters, ``{"mu": "y ~ x", "sigma": "~ group"}``.
     clients
         From client name to a table of pandas or polars, or to a mapping from columns to arrays ``(n,)``; or one table
         with a column that names each row's client.
@@ -231,11 +240,12 @@ def regression(
       clients: 2, rows 4 to 4, 8 in all
       priors:
         Intercept  Normal(0.0, 1.5) (at mean covariates)
-        age        Normal(0.0, 0.0966)
+        age        Normal(0.0, 0.0917)
         sex        Normal(0.0, 1.0).expand([1]).to_event(1)
     """
     family_, drop = family_of(family, options), _drops(missing)
     formulas = read_formulas(formula, family_)
+    family_ = settled(family_, formulas)
     found = plan(formulas, family_, tables_of(clients, site), site, levels or {}, drop)
     return _regression(formula, found, program_of(found, priors))
 

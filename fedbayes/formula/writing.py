@@ -36,7 +36,9 @@ def program_of(plan: Plan, given: Mapping[str, Any] | None) -> Program:
     family, summary = plan.family, plan.summary
     source = Source(family, summary, Priors(given))
     main, *others = plan.predictors
-    needs_rows = not any(predictor.says_rows for predictor in plan.predictors) and plan.outcome.trials is None
+    needs_rows = not any(predictor.says_rows for predictor in plan.predictors) and not (
+        plan.outcome.trials or plan.outcome.errors
+    )
     of_others = {predictor.parameter: predictor for predictor in others}
     write_predictor(source, main, family.scale(summary), family.intercept, needs_rows)
     for parameter in family.parameters:
@@ -59,6 +61,7 @@ def _arguments(plan: Plan, needs_rows: bool) -> list[str]:
     found = [name for predictor in plan.predictors for name in predictor.names()]
     found += ["rows"] if needs_rows else []
     found += ["trials"] if plan.outcome.trials else []
+    found += ["errors"] if plan.outcome.errors else []
     found += ["weights"] if plan.outcome.weights else []
     if "cens" in plan.family.additions:
         found.append("observed")

@@ -19,9 +19,9 @@ class Outcome(NamedTuple):
         Whose they are, and how the outcome is written.
     y
         Numbers, or places of levels, shape ``(n,)``.
-    trials, observed, weights
+    trials, observed, weights, errors
         Shape ``(n,)``, or ``None``: trials of a binomial, whether an event was seen (1) or the time is censored (0),
-        and how often a row counts.
+        how often a row counts, and known standard errors.
     """
 
     client: str
@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
     trials: np.ndarray | None = None
     observed: np.ndarray | None = None
     weights: np.ndarray | None = None
+    errors: np.ndarray | None = None
 
 
 class Summary(NamedTuple):
@@ -102,7 +103,7 @@ class Family:
         Their names; the link's inverse makes the mean, or what ``likelihood`` says, of the linear predictor.
     likelihood
         From the summary to the distribution of the outcomes as text: of ``eta``, the parameters' names, and
-        ``trials`` and ``observed``.
+        ``trials``, ``observed`` and ``errors``.
     check
         Raises for outcomes outside of the support.
     scale

@@ -11,7 +11,25 @@ def _any(outcome: Outcome) -> None:
 
 SIGMA = Parameter("sigma", lambda summary: half_student(summary.sd))
 
-GAUSSIAN = Family("gaussian", "identity", lambda summary: "dist.Normal(eta, sigma)", _any, identity_scale, (SIGMA,))
+GAUSSIAN = Family(
+    "gaussian",
+    "identity",
+    lambda summary: "dist.Normal(eta, sigma)",
+    _any,
+    identity_scale,
+    (SIGMA,),
+    additions=("weights", "se"),
+)
+GAUSSIAN_WITH_ERRORS = Family(
+    "gaussian",
+    "identity",
+    lambda summary: "dist.Normal(eta, errors)",
+    _any,
+    identity_scale,
+    additions=("weights", "se"),
+    needs=("se",),
+)
+"""Outcomes with known standard errors, as in a meta-analysis; there is no ``sigma`` then."""
 STUDENT = Family(
     "student",
     "identity",

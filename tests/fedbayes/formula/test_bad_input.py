@@ -125,6 +125,18 @@ DATA = {
     "all times censored by Surv": ("Surv(t, e) ~ x", {"family": "loglogistic"}, {"a": table(e=0)}, "are censored"),
     "another kind of censoring": ("t | cens(c) ~ x", {"family": "weibull"}, {"a": table(c="left")}, "it has .'left'."),
     "weights that are zero": ("y | weights(w) ~ x", {}, {"a": table(w=0.0)}, "20 of 20 weights are not above zero"),
+    "standard errors that are zero": (
+        "y | se(w) ~ x",
+        {},
+        {"a": table(w=0.0)},
+        "20 of 20 standard errors are not above",
+    ),
+    "standard errors and a formula of sigma": (
+        {"mu": "y | se(t) ~ x", "sigma": "~ x"},
+        {},
+        two(),
+        "there is no sigma. Leave its formula out",
+    ),
     "text without an order": (
         "g ~ x",
         {"family": "cumulative"},

@@ -9,7 +9,7 @@ import pytest
 from numpyro.infer.util import log_density
 
 import fedbayes as fb
-from fedbayes.models import heart_disease, hierarchical_linear
+from fedbayes.models import eight_schools, heart_disease, hierarchical_linear
 
 NAMES = heart_disease.COORDS["coefficient"]
 
@@ -69,6 +69,22 @@ def test_coefficients_of_clients_have_the_density_of_the_ready_program():
             expected, _ = log_density(hierarchical_linear.model_noncentered, (), data, by_hand)
             known = float(reg.priors["sigma"].log_prob(1.0))
             assert float(found) - known == pytest.approx(float(expected) + np.log(2.0 * sd).sum(), rel=1e-6)
+
+
+def test_eight_schools_have_the_density_of_the_ready_program():
+    schools = eight_schools.clients()
+    frames = {name: {"effect": data["y"], "error": data["sigma"]} for name, data in schools.items()}
+    priors = {"Intercept": dist.Normal(0.0, 5.0), "1|site_sigma": dist.HalfCauchy(5.0)}
+    reg = fb.regression("effect | se(error) ~ 1 + (1 | site)", clients=frames, priors=priors)
+    assert list(reg.priors) == ["Intercept", "1|site_sigma"]
+    values = {"Intercept": 4.4, "1|site_sigma": 3.3, "1|site_offset": -0.7}
+    by_hand = {"mu": 4.4, "tau": 3.3, "theta_raw": -0.7}
+    with jax.enable_x64(True):
+        for name, data in schools.items():
+            found, _ = log_density(reg.model, (), dict(reg.clients[name]), values)
+            expected, _ = log_density(eight_schools.model_noncentered, (), data, by_hand)
+            assert float(found) == pytest.approx(float(expected), rel=1e-12)
+    assert reg.arguments("A", {"error": [9.0]})["errors"] == [9.0]
 
 
 @pytest.mark.slow

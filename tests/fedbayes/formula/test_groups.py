@@ -91,6 +91,14 @@ def test_the_same_label_at_two_clients_is_refused_until_one_says_what_it_means()
         fb.regression("y ~ x + (1 | ward)", clients=FRAME)
 
 
+def test_a_new_client_has_groups_of_its_own():
+    reg = fb.regression("y ~ x + (1 | own)", clients=FRAME)
+    rows = {"x": [0.0, 1.0, 2.0], "own": ["new", "newer", "new"]}
+    found = reg.arguments("d", rows)
+    assert found["own_count"] == 2
+    np.testing.assert_array_equal(found["own_index"], [0, 1, 0])
+
+
 def test_groups_with_declared_labels_are_shared_by_all():
     reg = fb.regression("y ~ x + (1 | drug)", clients=FRAME, levels={"drug": ["p", "q"]})
     found = sites(reg)
