@@ -46,10 +46,11 @@ BINOMIAL = Family(
 BETA_BINOMIAL = Family(
     "beta_binomial",
     "logit",
-    lambda summary: "dist.BetaBinomial(kappa * expit(eta), kappa * expit(-eta), trials)",
+    lambda summary: "BetaBinomial(kappa * expit(eta), kappa * expit(-eta), trials)",
     _of_trials("beta_binomial"),
     logit_scale,
     (Parameter("kappa", lambda summary: dist.LogNormal(2.0, 1.5)),),
+    imports=("from fedbayes.formula.families.overdispersed import BetaBinomial",),
     additions=("weights", "trials"),
     needs=("trials",),
     integers=True,

@@ -21,12 +21,20 @@ def _always(text: str) -> Callable[[Summary], str]:
 ALPHA = Parameter("alpha", lambda summary: dist.LogNormal(1.0, 1.5))
 PSI = Parameter("psi", lambda summary: dist.Beta(2.0, 2.0), inverse="expit")
 _POISSON = "dist.Poisson(jnp.exp(eta))"
-_NEGATIVE = "dist.NegativeBinomial2(jnp.exp(eta), alpha)"
+_NEGATIVE = "NegativeBinomial(jnp.exp(eta), alpha)"
+_OVERDISPERSED = "from fedbayes.formula.families.overdispersed import NegativeBinomial"
 _HURDLE = "from fedbayes.formula.families.hurdle import Hurdle"
 
 POISSON = Family("poisson", "log", _always(_POISSON), _whole("poisson"), log_scale, integers=True)
 NEGATIVE_BINOMIAL = Family(
-    "negative_binomial", "log", _always(_NEGATIVE), _whole("negative_binomial"), log_scale, (ALPHA,), integers=True
+    "negative_binomial",
+    "log",
+    _always(_NEGATIVE),
+    _whole("negative_binomial"),
+    log_scale,
+    (ALPHA,),
+    integers=True,
+    imports=(_OVERDISPERSED,),
 )
 ZERO_INFLATED_POISSON = Family(
     "zero_inflated_poisson",
@@ -45,6 +53,7 @@ ZERO_INFLATED_NEGATIVE_BINOMIAL = Family(
     log_scale,
     (ALPHA, PSI),
     integers=True,
+    imports=(_OVERDISPERSED,),
 )
 HURDLE_POISSON = Family(
     "hurdle_poisson",

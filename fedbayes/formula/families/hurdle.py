@@ -10,6 +10,8 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.util import promote_shapes, validate_sample
 
+from fedbayes.formula.families.overdispersed import NegativeBinomial
+
 
 class Hurdle(dist.Distribution):
     """Zero with probability ``psi``, else a Poisson or negative binomial count given that it is not zero.
@@ -48,7 +50,7 @@ class Hurdle(dist.Distribution):
     def _count(self) -> dist.Distribution:
         if self.concentration is None:
             return dist.Poisson(self.rate)
-        return dist.NegativeBinomial2(self.rate, self.concentration)
+        return NegativeBinomial(self.rate, self.concentration)
 
     def _log_zero(self) -> Array:
         """The count's log probability of zero."""

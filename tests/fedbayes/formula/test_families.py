@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.handlers import seed
@@ -14,6 +15,7 @@ from scipy.special import betaln, expit, gammaln
 import fedbayes as fb
 from fedbayes.formula.families import FAMILIES
 from fedbayes.formula.families.hurdle import Hurdle
+from fedbayes.formula.families.overdispersed import BetaBinomial, NegativeBinomial, log_rising
 from fedbayes.formula.families.times import LogLogistic, PiecewiseExponential, Times, Weibull
 
 ROWS = 40
@@ -201,6 +203,30 @@ def test_a_time_is_found_again_from_its_cumulative_hazard(name):
         slope = jax.vmap(jax.grad(law(name).cumulative_hazard))(times)
         np.testing.assert_allclose(again, times, rtol=1e-5)
         np.testing.assert_allclose(np.log(slope), law(name).log_hazard(times), rtol=1e-5)
+
+
+@pytest.mark.parametrize("large", [1e6, 1e8, 1e12, 1e17, 1e40])
+def test_overdispersed_counts_become_binomial_and_poisson(large):
+    # the next term of the series is at most 9 * 8 / (2 * 0.3 large)
+    with jax.enable_x64(True):
+        found = BetaBinomial(0.3 * large, 0.7 * large, 9).log_prob(np.arange(10))
+        np.testing.assert_allclose(found, stats.binom.logpmf(np.arange(10), 9, 0.3), atol=120.0 / large + 1e-12)
+        found = NegativeBinomial(2.5, large).log_prob(np.arange(10))
+        np.testing.assert_allclose(found, stats.poisson.logpmf(np.arange(10), 2.5), atol=120.0 / large + 1e-12)
+
+
+def test_numpyro_s_own_densities_do_not():
+    """Which is why they are not taken."""
+    with jax.enable_x64(True):
+        found = dist.BetaBinomial(0.3e17, 0.7e17, 9).log_prob(4)
+        assert abs(float(found) - stats.binom.logpmf(4, 9, 0.3)) > 1.0
+
+
+def test_the_logarithm_of_a_rising_product_has_no_step():
+    with jax.enable_x64(True):
+        for n in (0.0, 1.0, 7.0, 5000.0):
+            low, high = log_rising(np.array([1e7 * (1.0 - 1e-12), 1e7 * (1.0 + 1e-12)]), n)
+            assert float(high) == pytest.approx(float(low), abs=2e-7)
 
 
 def test_a_distribution_that_says_nothing_of_its_hazard_has_none():
