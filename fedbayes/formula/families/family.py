@@ -147,9 +147,6 @@ class Family:
     agree: Callable[[Sequence[Outcome], Mapping[str, Any]], Mapping[str, Any]] = lambda outcomes, options: {}
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        return f"{self.name} (link {self.link})"
-
 
 def refuse_outside(outcome: Outcome, inside: np.ndarray, family: str, support: str) -> None:
     """Refuse a client's outcomes that are not all inside of the family's support.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpyro.distributions as dist
 
-from fedbayes.errors import ClientDataError, FormulaError
+from fedbayes.errors import FormulaError
 from fedbayes.formula.design.totals import binned, mean_and_sd, moments, quantiles, total
 from fedbayes.formula.families.family import Family, Outcome, Parameter, Scale, Summary, refuse_outside, rounded
 
@@ -57,10 +57,6 @@ def _ends(outcomes: Sequence[Outcome], options: Mapping[str, Any]) -> dict[str, 
     counts = total({"events": binned(times, mean, sd)} for times in seen)["events"]
     found = quantiles(counts, np.linspace(0.0, 1.0, _PIECES + 1)[1:-1], mean, sd)
     ends = sorted({rounded(float(end)) for end in found if end > 0})
-    if not ends:
-        raise ClientDataError(
-            "All events are at one time, and pieces have no ends. Declare them, or take another family."
-        )
     return {"ends": tuple(ends)}
 
 

@@ -117,8 +117,6 @@ def _factor(factor: Any) -> Factor:
 
 def _is_quoted(factor: Any) -> bool:
     token = factor.token
-    if token is None or token.source is None:
-        return False
     return token.source[token.source_start : token.source_start + 1] == "`"
 
 

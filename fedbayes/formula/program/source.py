@@ -102,10 +102,8 @@ def _labels_of(parameter: Parameter, summary: Summary, size: int | None) -> list
     if len(summary.levels) == size:
         return list(summary.levels)
     ends = summary.settings.get("ends", ())
-    if len(ends) + 1 == size:
-        edges = [0.0, *ends]
-        return [f"{start:g} to {end:g}" for start, end in zip(edges, ends, strict=False)] + [f"after {edges[-1]:g}"]
-    return None
+    edges = [0.0, *ends]
+    return [f"{start:g} to {end:g}" for start, end in zip(edges, ends, strict=False)] + [f"after {edges[-1]:g}"]
 
 
 def write_likelihood(source: Source, outcome: str, arguments: Sequence[str]) -> None:

@@ -1,5 +1,7 @@
 """Columns: those of formulaic on everybody's rows; and what is agreed is what pooling would say."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -149,3 +151,27 @@ def test_polars_and_mappings_and_pandas_say_the_same():
     for reg in made[1:]:
         assert reg.source == made[0].source
         np.testing.assert_array_equal(reg.clients["s"]["x"], made[0].clients["s"]["x"])
+
+
+def test_true_and_false_may_be_levels():
+    assert designed("C(yes)")[0].names == ("C(yes)[True]",)
+
+
+def test_more_columns_than_anybody_reads_are_refused():
+    rng = np.random.default_rng(0)
+    wide = pd.DataFrame({f"g{i}": rng.integers(0, 30, 900) for i in range(2)}).assign(y=rng.normal(size=900))
+    with pytest.raises(fb.FormulaError, match="The terms have 899 columns; at most 500"):
+        fb.regression("y ~ C(g0) * C(g1)", clients={"a": wide})
+
+
+def test_an_outcome_in_backticks_may_have_any_name():
+    rows = {"a": {"blood pressure": [1.0, 2.0, 4.0, 3.0], "x": [0.0, 1.0, 2.0, 5.0]}}
+    reg = fb.regression("`blood pressure` ~ x", clients=rows)
+    np.testing.assert_array_equal(reg.clients["a"]["y"], rows["a"]["blood pressure"])
+    assert '"blood pressure"' in reg.source
+
+
+def test_without_pandas_one_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(fb.FormulaError, match=r"need pandas.*fedbayes\[formula\]"):
+        fb.regression("y ~ x", clients={"a": {"y": [1.0], "x": [1.0]}})

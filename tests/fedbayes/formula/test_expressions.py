@@ -125,3 +125,10 @@ WORDS = {
 def test_a_refusal_says_what_is_wrong(text):
     with pytest.raises(fb.FormulaError, match=WORDS[text]):
         read_expression(text)
+
+
+def test_what_was_not_checked_is_not_computed():
+    import ast
+
+    with pytest.raises(fb.FormulaError, match="can't be computed"):
+        compute(ast.parse("[x]", mode="eval").body, {"x": X}, {})

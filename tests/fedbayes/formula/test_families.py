@@ -229,6 +229,31 @@ def test_the_logarithm_of_a_rising_product_has_no_step():
             assert float(high) == pytest.approx(float(low), abs=2e-7)
 
 
+def test_the_probability_that_an_event_comes_later():
+    expected = stats.weibull_min(1.6, scale=3.0 * np.exp(-0.4 / 1.6)).sf(2.0)
+    assert float(law("weibull").survival(2.0)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_formula_of_a_probability_is_of_its_log_odds():
+    outcome, _, _ = of("hurdle_poisson")
+    reg = fb.regression({"mu": "y ~ x", "psi": "~ x"}, family="hurdle_poisson", clients=tables(outcome))
+    trace = numpyro.handlers.trace(seed(reg.model, 0)).get_trace(**reg.clients["a"])
+    slope, level = trace["psi_x"]["value"], trace["psi_Intercept"]["value"]
+    x = tables(outcome)["a"]["x"]
+    np.testing.assert_allclose(trace["y"]["fn"].psi, expit(np.asarray(level + slope * x)), rtol=1e-4)
+
+
+def test_each_level_has_coefficients_of_its_own():
+    outcome, _, _ = of("categorical")
+    reg = fb.regression("y ~ poly(x, 2)", family="categorical", clients=tables(outcome))
+    trace = numpyro.handlers.trace(seed(reg.model, 0)).get_trace(**reg.clients["a"])
+    assert trace["poly(x, 2)"]["value"].shape == (2, 2)
+    variances = reg.priors["poly(x, 2)"].variance
+    assert variances.shape == (2, 2)
+    assert (variances[:, 0] == variances[:, 1]).all()
+    assert reg.dims["poly(x, 2)"] == ["poly(x, 2)_dim_0", "poly(x, 2)_dim_1"]
+
+
 def test_a_distribution_that_says_nothing_of_its_hazard_has_none():
     for ask in (lambda t: t.log_hazard(1.0), lambda t: t.cumulative_hazard(1.0), lambda t: t.time_at(1.0)):
         with pytest.raises(NotImplementedError):
