@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from numpyro.handlers import seed, trace
 
 import fedbayes as fb
 from fedbayes.formula.grammar.expressions import compute, read_expression
@@ -132,3 +133,25 @@ def test_what_was_not_checked_is_not_computed():
 
     with pytest.raises(fb.FormulaError, match="can't be computed"):
         compute(ast.parse("[x]", mode="eval").body, {"x": X}, {})
+
+
+NAMES = [
+    'x")); open("{file}", "w"); (("',
+    "x'); open('{file}', 'w'); ('",
+    "x\nopen('{file}', 'w')",
+    'x\\"); open("{file}", "w")',
+    "x # {file}",
+    "coding: utf-7",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_code_in_the_name_of_a_column_is_quoted_and_not_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    column = name.format(file="touched")
+    rng = np.random.default_rng(0)
+    rows = {"a": {column: rng.normal(size=9), "y": rng.normal(size=9), "g": list("uvu") * 3}}
+    for formula in (f"y ~ `{column}`", f"`{column}` ~ y", f"y ~ 1 + (1 + `{column}` | site)"):
+        reg = fb.regression(formula, clients=rows)
+        trace(seed(reg.model, 0)).get_trace(**reg.clients["a"])
+    assert os.listdir(tmp_path) == []
