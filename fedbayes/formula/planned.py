@@ -13,7 +13,7 @@ from fedbayes.formula.design.tables import Table
 from fedbayes.formula.design.totals import total
 from fedbayes.formula.families.family import Family, Outcome, Summary
 from fedbayes.formula.families.gaussian import GAUSSIAN_WITH_ERRORS
-from fedbayes.formula.grammar.expressions import read_expression
+from fedbayes.formula.grammar.expressions import Expression, read_expression
 from fedbayes.formula.grammar.terms import Terms, read_terms
 from fedbayes.formula.grammar.text import FormulaText, cut
 from fedbayes.formula.outcome import OutcomePlan, agree_on_outcome, plan_outcome, summarise
@@ -152,34 +152,37 @@ def plan(
     FormulaError, ClientDataError
         See :func:`fedbayes.regression`.
     """
-    outcome = plan_outcome(formulas.texts[""], family)
-    expressions = expressions_of(
-        [*formulas.terms.values(), *(each for every in formulas.effects.values() for each in every)]
-    )
-    offsets = {text: read_expression(text) for terms in formulas.terms.values() for text in terms.offsets}
-    every = {**expressions, **offsets}
-    tables, notes = _complete(tables, every, outcome, formulas, site) if drop else (tables, [])
-    _check_site(every, tables, site)
-    check_columns(tables, every.values())
-    check_declared(levels, [*_columns(every, outcome), *_group_columns(formulas, site)])
-    outcome, told = agree_on_outcome(outcome, family, tables, levels)
-    notes += told
-    outcomes = tuple(outcome.outcome(table) for table in tables.values())
-    for each in outcomes:
-        family.check(each)
-    agreed = agree(tables, every, levels)
-    notes += _alone(agreed, len(tables))
-    predictors: list[Predictor] = []
-    for name in formulas.texts:
-        predictor, told = _predictor(
-            name, formulas, agreed, tables, site, levels, [stem for each in predictors for stem in each.stems]
-        )
-        predictors.append(predictor)
-        notes += told
-    summary, told = summarise(outcome, family, outcomes)
-    notes += told + (_separated(predictors[0].design, tables, outcomes) if family.levels == "two" else [])
+    outcome, expressions = plan_outcome(formulas.texts[""], family), _expressions(formulas)
+    left_out: list[str] = []
+    if drop:
+        tables, left_out = _complete(tables, expressions, outcome, formulas, site)
+    _check_site(expressions, tables, site)
+    check_columns(tables, expressions.values())
+    check_declared(levels, [*_columns(expressions, outcome), *_group_columns(formulas, site)])
+    outcome, coded = agree_on_outcome(outcome, family, tables, levels)
+    outcomes = _outcomes(outcome, family, tables)
+    agreed = agree(tables, expressions, levels)
+    predictors, empty = _predictors(formulas, agreed, tables, site, levels)
+    summary, unsaid = summarise(outcome, family, outcomes)
+    separated = _separated(predictors[0].design, tables, outcomes) if family.levels == "two" else []
+    notes = (*left_out, *coded, *_alone(agreed, len(tables)), *empty, *unsaid, *separated)
     groups = {client: groups_of(predictors, table) for client, table in tables.items()}
-    return Plan(formulas, family, outcome, tuple(predictors), tables, outcomes, summary, groups, tuple(notes))
+    return Plan(formulas, family, outcome, predictors, tables, outcomes, summary, groups, notes)
+
+
+def _expressions(formulas: Formulas) -> dict[str, Expression]:
+    """Every factor and offset of all formulas, by how it is written."""
+    of_groups = [terms for effects in formulas.effects.values() for terms in effects]
+    offsets = {text: read_expression(text) for terms in formulas.terms.values() for text in terms.offsets}
+    return {**expressions_of([*formulas.terms.values(), *of_groups]), **offsets}
+
+
+def _outcomes(outcome: OutcomePlan, family: Family, tables: Tables) -> tuple[Outcome, ...]:
+    """Every client's outcomes, all inside of the family's support."""
+    found = tuple(outcome.outcome(table) for table in tables.values())
+    for each in found:
+        family.check(each)
+    return found
 
 
 def _columns(expressions: Mapping[str, Any], outcome: OutcomePlan) -> list[str]:
@@ -215,20 +218,28 @@ def _check_site(expressions: Mapping[str, Any], tables: Tables, site: str) -> No
                 )
 
 
-def _predictor(
-    name: str, formulas: Formulas, agreed: Agreement, tables: Tables, site: str, levels: Mapping[str, Sequence[Any]],
-    taken: Iterable[str],
-) -> tuple[Predictor, list[str]]:  # fmt: skip
-    design = design_of(formulas.terms[name], agreed)
-    groups: list[Group] = []
-    for text, terms in zip(formulas.texts[name].groups, formulas.effects[name], strict=True):
-        for grouping in groupings_of(text, site, tables, levels):
-            groups.append(Group(grouping, design_of(terms, agreed), text.joint))
-    columns, notes = look_at(design, groups, tables)
-    stems: list[str] = []
-    for group in groups:
-        stems.append(argument(group.grouping.name + (f"_{name}" if name else ""), [*_TAKEN, *taken, *stems]))
-    return Predictor(name, design, tuple(groups), columns, tuple(stems)), notes
+def _predictors(
+    formulas: Formulas, agreed: Agreement, tables: Tables, site: str, levels: Mapping[str, Sequence[Any]]
+) -> tuple[tuple[Predictor, ...], list[str]]:
+    """The linear predictors, that of the outcome first, and notes on their columns."""
+    found: list[Predictor] = []
+    notes: list[str] = []
+    taken = list(_TAKEN)
+    for name, text in formulas.texts.items():
+        design = design_of(formulas.terms[name], agreed)
+        groups = tuple(
+            Group(grouping, design_of(terms, agreed), each.joint)
+            for each, terms in zip(text.groups, formulas.effects[name], strict=True)
+            for grouping in groupings_of(each, site, tables, levels)
+        )
+        columns, empty = look_at(design, groups, tables)
+        notes += empty
+        stems = []
+        for group in groups:
+            stems.append(argument(group.grouping.name + (f"_{name}" if name else ""), taken))
+            taken.append(stems[-1])
+        found.append(Predictor(name, design, groups, columns, tuple(stems)))
+    return tuple(found), notes
 
 
 def groups_of(predictors: Iterable[Predictor], table: Table) -> dict[str, tuple[str, ...]]:
