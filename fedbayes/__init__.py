@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ClientDataError,
         FedbayesError,
         FederatedError,
+        FormulaError,
         MergeWarning,
         ModelError,
         NotConvergedWarning,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         UnreliableWarning,
     )
     from fedbayes.fit import fit_federated, load_fit
+    from fedbayes.formula.regression import Regression, regression
     from fedbayes.inference import (
         EP,
         FALD,
@@ -74,12 +76,14 @@ __all__ = [
     "FedbayesError",
     "FederatedError",
     "FederatedFit",
+    "FormulaError",
     "Gaussian",
     "Laplace",
     "MergeWarning",
     "ModelError",
     "NotConvergedWarning",
     "OneShot",
+    "Regression",
     "ResultCode",
     "UnreliableWarning",
     "cache_programs",
@@ -94,6 +98,7 @@ __all__ = [
     "local",
     "prior_simulator",
     "probability_of_direction",
+    "regression",
 ]
 
 # Importing the package loads none of it, nor JAX: a name is loaded when it is first used. The imports above tell
@@ -107,6 +112,7 @@ _HOMES = {
         "ClientDataError",
         "FedbayesError",
         "FederatedError",
+        "FormulaError",
         "MergeWarning",
         "ModelError",
         "NotConvergedWarning",
@@ -114,6 +120,7 @@ _HOMES = {
         "UnreliableWarning",
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],
+    "fedbayes.formula.regression": ["Regression", "regression"],
     "fedbayes.numerics.gaussian": ["Gaussian"],
     "fedbayes.inference": [
         "EP",

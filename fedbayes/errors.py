@@ -44,6 +44,17 @@ class ModelError(FedbayesError, ValueError):
     """The program cannot be fitted by federation; the message names the site and what to write instead."""
 
 
+class FormulaError(ModelError):
+    """A formula that can't be read, or means nothing with these columns; the message names the part and what to write.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> issubclass(fb.FormulaError, fb.ModelError)
+    True
+    """
+
+
 class NotDrawableError(ModelError, NotImplementedError):
     """A site of the program can't be drawn, as predictions and replicates are; the message names it."""
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedbayes
 
-OPTIONAL = ["dp_accounting", "flwr", "funsor", "matplotlib", "pandas", "polars", "torch"]
+OPTIONAL = ["dp_accounting", "flwr", "formulaic", "funsor", "matplotlib", "pandas", "polars", "torch"]
 
 SIDE_EFFECTS = """
 import os, warnings

@@ -107,7 +107,10 @@ FLOORS = [
     {"problem.data"},
     {"problem.program"},
     {"problem"},
-    {"contract", "models", "owner"},
+    {"contract", "models", "owner", "formula.grammar"},
+    {"formula.design"},
+    {"formula.families"},
+    {"formula.program"},
     {"rounds"},
     {"correction"},
     {"results"},
@@ -135,7 +138,7 @@ FLOORS = [
         "network.transport",
     },  # what both halves know
     {"network.client", "network.server"},  # neither knows the other
-    {"calibration", "cli.demo", "network", "questions.gain"},
+    {"calibration", "cli.demo", "formula", "network", "questions.gain"},
     {"flower.codes"},
     {"flower.node"},
     {"flower"},

@@ -1,0 +1,40 @@
+"""Outcomes on the whole line: normal, and t with unknown degrees of freedom."""
+
+import numpyro.distributions as dist
+
+from fedbayes.formula.families.family import Family, Outcome, Parameter, half_student, identity_scale
+
+
+def _any(outcome: Outcome) -> None:
+    """Every number is inside; that all are finite has been looked at."""
+
+
+SIGMA = Parameter("sigma", lambda summary: half_student(summary.sd))
+
+GAUSSIAN = Family(
+    "gaussian",
+    "identity",
+    lambda summary: "dist.Normal(eta, sigma)",
+    _any,
+    identity_scale,
+    (SIGMA,),
+    additions=("weights", "se"),
+)
+GAUSSIAN_WITH_ERRORS = Family(
+    "gaussian",
+    "identity",
+    lambda summary: "dist.Normal(eta, errors)",
+    _any,
+    identity_scale,
+    additions=("weights", "se"),
+    needs=("se",),
+)
+"""Outcomes with known standard errors, as in a meta-analysis; there is no ``sigma`` then."""
+STUDENT = Family(
+    "student",
+    "identity",
+    lambda summary: "dist.StudentT(nu, eta, sigma)",
+    _any,
+    identity_scale,
+    (SIGMA, Parameter("nu", lambda summary: dist.Gamma(2.0, 0.1))),
+)

@@ -1,0 +1,46 @@
+"""Outcomes that are levels: in an order, by cumulative log odds, or in none."""
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from fedbayes.formula.families.family import Family, Outcome, Parameter, Summary, logit_scale, refuse_outside, whole
+
+
+def _places(outcome: Outcome) -> None:
+    refuse_outside(outcome, whole(outcome.y), "of levels", "places of levels")
+
+
+def _number(summary: Summary) -> int:
+    return len(summary.levels)
+
+
+def _thresholds(summary: Summary) -> tuple[str, ...]:
+    """Log odds of at most each level but the last, from the levels' probabilities at average covariates."""
+    return (
+        "below, above = jnp.cumsum(probability)[:-1], jnp.cumsum(probability[::-1])[:-1][::-1]",
+        'threshold = numpyro.deterministic("threshold", jnp.log(below) - jnp.log(above))',
+    )
+
+
+CUMULATIVE = Family(
+    "cumulative",
+    "logit",
+    lambda summary: "dist.OrderedLogistic(eta, threshold)",
+    _places,
+    logit_scale,
+    (Parameter("probability", lambda summary: dist.Dirichlet(jnp.ones(_number(summary))), _number, None),),
+    levels="ordered",
+    integers=True,
+    intercept=False,
+    before=_thresholds,
+)
+CATEGORICAL = Family(
+    "categorical",
+    "logit",
+    lambda summary: "dist.Categorical(logits=jnp.concatenate([jnp.zeros_like(eta[..., :1]), eta], axis=-1))",
+    _places,
+    logit_scale,
+    levels="any",
+    integers=True,
+    several=True,
+)

@@ -1,0 +1,105 @@
+"""Times until an event, censored on the right: Weibull, log-logistic and piecewise exponential."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpyro.distributions as dist
+
+from fedbayes.errors import FormulaError
+from fedbayes.formula.design.totals import binned, mean_and_sd, moments, quantiles, total
+from fedbayes.formula.families.family import Family, Outcome, Parameter, Scale, Summary, refuse_outside, rounded
+
+_MODULE = "from fedbayes.formula.families.times import"
+_PIECES = 5
+
+
+def _times(family: str) -> Callable[[Outcome], None]:
+    def check(outcome: Outcome) -> None:
+        refuse_outside(outcome, outcome.y > 0, family, "times above zero")
+
+    return check
+
+
+def _scale_of_hazard(summary: Summary) -> Scale:
+    """Of the log cumulative hazard at the mean time: around the log of the share of events."""
+    share = max(summary.events, 0.5) / summary.rows
+    return Scale(float(np.log(share)), 2.5, 1.0, 1.0)
+
+
+def _scale_of_median(summary: Summary) -> Scale:
+    return Scale(summary.mean_log, 2.5, 1.0, 1.0)
+
+
+def _scale_of_pieces(summary: Summary) -> Scale:
+    return Scale(0.0, 2.5, 1.0, 1.0)
+
+
+def _unit(summary: Summary) -> float:
+    """The mean time, in which the Weibull law counts time, so that its intercept is about the times that occur."""
+    return rounded(summary.mean)
+
+
+def _ends(outcomes: Sequence[Outcome], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Where pieces end: as declared, or at quantiles of all clients' times of events, from binned counts."""
+    given = options.get("ends")
+    if given is not None:
+        ends = [float(end) for end in given]
+        if not ends or ends[0] <= 0 or any(first >= second for first, second in pairwise(ends)):
+            raise FormulaError(
+                f"The ends of the pieces are {list(given)}; write rising times above zero, [30, 90, 365]."
+            )
+        return {"ends": tuple(ends)}
+    seen = [each.y if each.observed is None else each.y[each.observed > 0] for each in outcomes]
+    sums = total({"events": moments(times)} for times in seen)["events"]
+    mean, sd = mean_and_sd(outcomes[0].name, sums)
+    counts = total({"events": binned(times, mean, sd)} for times in seen)["events"]
+    found = quantiles(counts, np.linspace(0.0, 1.0, _PIECES + 1)[1:-1], mean, sd)
+    ends = sorted({rounded(float(end)) for end in found if end > 0})
+    return {"ends": tuple(ends)}
+
+
+def _hazards(summary: Summary) -> dist.Distribution:
+    rate = np.log(max(summary.events, 0.5) / (summary.rows * summary.mean))
+    return dist.Normal(rounded(float(rate)), 2.5).expand([_number(summary)]).to_event(1)
+
+
+def _number(summary: Summary) -> int:
+    return len(summary.settings["ends"]) + 1
+
+
+_SHAPE = Parameter("shape", lambda summary: dist.LogNormal(0.0, 1.0))
+
+WEIBULL = Family(
+    "weibull",
+    "log hazard",
+    lambda summary: f"Weibull(eta, shape, {_unit(summary)!r}, observed)",
+    _times("weibull"),
+    _scale_of_hazard,
+    (_SHAPE,),
+    additions=("weights", "cens"),
+    imports=(f"{_MODULE} Weibull",),
+)
+LOGLOGISTIC = Family(
+    "loglogistic",
+    "log median",
+    lambda summary: "LogLogistic(eta, shape, observed)",
+    _times("loglogistic"),
+    _scale_of_median,
+    (_SHAPE,),
+    additions=("weights", "cens"),
+    imports=(f"{_MODULE} LogLogistic",),
+)
+PIECEWISE_EXPONENTIAL = Family(
+    "piecewise_exponential",
+    "log hazard",
+    lambda summary: f"PiecewiseExponential(eta, log_hazard, {summary.settings['ends']!r}, observed)",
+    _times("piecewise_exponential"),
+    _scale_of_pieces,
+    (Parameter("log_hazard", _hazards, _number, None),),
+    additions=("weights", "cens"),
+    intercept=False,
+    imports=(f"{_MODULE} PiecewiseExponential",),
+    agree=_ends,
+)

@@ -1,0 +1,162 @@
+"""Effects of groups: the client itself, groups within a client, and groups that cross clients by declared levels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from fedbayes.errors import ClientDataError, FormulaError
+from fedbayes.formula.design.design import Design
+from fedbayes.formula.design.tables import Table, label_text
+from fedbayes.formula.grammar.text import GroupText
+
+
+class Kind(Enum):
+    """Whose effects they are."""
+
+    CLIENT = "the client's own"
+    WITHIN = "groups within a client"
+    ACROSS = "groups that cross clients"
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which groups a term is about.
+
+    Attributes
+    ----------
+    name
+        As it is written, ``"site:ward"``.
+    kind
+        Whose they are.
+    columns
+        Whose values together name a group; none where the group is the client.
+    levels
+        Of groups that cross clients.
+    """
+
+    name: str
+    kind: Kind
+    columns: tuple[str, ...]
+    levels: tuple[str, ...] = ()
+
+    def labels(self, table: Table) -> np.ndarray:
+        """Each row's group by name, shape ``(n,)``."""
+        parts = [table.labels(name) for name in self.columns]
+        return np.asarray([", ".join(map(str, each)) for each in zip(*parts, strict=True)], dtype=object)
+
+    def names(self, table: Table) -> tuple[str, ...]:
+        """Of a client's groups, in the order of their numbers."""
+        return self.levels if self.kind is Kind.ACROSS else tuple(sorted(set(self.labels(table))))
+
+    def codes(self, table: Table, names: Sequence[str]) -> np.ndarray:
+        """Each row's group as its place among these names, shape ``(n,)``.
+
+        Raises
+        ------
+        ClientDataError
+            A row is of none of these groups.
+        """
+        place = {name: number for number, name in enumerate(names)}
+        labels = self.labels(table)
+        if unknown := [label for label in labels if label not in place]:
+            raise ClientDataError(
+                f"Client '{table.client}': {len(unknown)} of {table.num_rows} rows are of a group of '{self.name}' "
+                f"that is not there, such as {unknown[0]!r}; there are {len(place)}. "
+                + ("Declare it among the levels." if self.kind is Kind.ACROSS else "New groups have no effects yet.")
+            )
+        return np.asarray([place[label] for label in labels], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A term ``(effects | group)``.
+
+    Attributes
+    ----------
+    grouping
+        Which groups.
+    design
+        The columns whose coefficients differ between groups; the first is the intercept, where there is one.
+    joint
+        Whether a group's effects are correlated.
+    """
+
+    grouping: Grouping
+    design: Design
+    joint: bool
+
+    @property
+    def effects(self) -> tuple[str, ...]:
+        """Names of a group's effects."""
+        return ("1", *self.design.names) if self.design.intercept else self.design.names
+
+    @property
+    def name(self) -> str:
+        """The site's, as in Bambi: ``1|site``, ``1 + age|site``."""
+        written = ["1"] if self.design.intercept else []
+        written += [block.name for block in self.design.blocks]
+        return f"{' + '.join(written)}|{self.grouping.name}"
+
+    def values(self, table: Table) -> np.ndarray:
+        """The columns of a client's rows, shape ``(n, effects)``."""
+        columns = self.design.values(table)
+        return np.column_stack([np.ones(table.num_rows), columns]) if self.design.intercept else columns
+
+
+def groupings_of(
+    term: GroupText, site: str, tables: Mapping[str, Table], levels: Mapping[str, Sequence]
+) -> list[Grouping]:
+    """The groups of a term; ``a/b`` is ``a`` and ``a:b``.
+
+    Raises
+    ------
+    FormulaError
+        The group is no column, or an expression.
+    """
+    parts = [part.strip().strip("`") for part in term.group.split("/")]
+    found = []
+    for number in range(len(parts)):
+        names = tuple(name.strip().strip("`") for part in parts[: number + 1] for name in part.split(":"))
+        found.append(_grouping(names, site, tables, levels))
+    return found
+
+
+def _grouping(
+    names: tuple[str, ...], site: str, tables: Mapping[str, Table], levels: Mapping[str, Sequence]
+) -> Grouping:
+    written = ":".join(names)
+    columns = tuple(name for name in dict.fromkeys(names) if name != site)
+    for table in tables.values():
+        for name in columns:
+            if name not in table.names and (name.isidentifier() is False or name in ("client", "site")):
+                raise FormulaError(
+                    f"The group '{name}' in '(... | {written})' is no column. A group is a column's name, `a:b`, "
+                    f"`a/b`, or '{site}' for the client itself; with `site={name!r}` another word stands for the "
+                    "client."
+                )
+        table.check_there(columns)
+    if not columns:
+        return Grouping(written, Kind.CLIENT, ())
+    if len(names) == 1 and names[0] in levels:
+        return Grouping(written, Kind.ACROSS, columns, tuple(label_text(level) for level in levels[names[0]]))
+    grouping = Grouping(written, Kind.WITHIN, columns)
+    if site not in names:
+        _check_apart(grouping, site, tables)
+    return grouping
+
+
+def _check_apart(grouping: Grouping, site: str, tables: Mapping[str, Table]) -> None:
+    """Refuse a label that two clients have: it may be one group or two, and only the analyst knows which."""
+    seen: dict[str, str] = {}
+    for client, table in tables.items():
+        for label in sorted(set(grouping.labels(table))):
+            if label in seen:
+                raise ClientDataError(
+                    f"The group '{grouping.name}' has the label {label!r} at the clients '{seen[label]}' and "
+                    f"'{client}'. If these are different groups, write `(... | {site}:{grouping.name})`. If they are "
+                    f"the same, declare the labels, `levels={{{grouping.name!r}: [...]}}`: the groups' effects are "
+                    "then shared by all clients."
+                )
+            seen[label] = client

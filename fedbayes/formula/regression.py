@@ -1,0 +1,272 @@
+"""``regression``: a formula and clients' tables in, a NumPyro program with its data out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+
+from fedbayes.errors import FormulaError
+from fedbayes.fit import fit_federated
+from fedbayes.formula.design.factors import numbers_of
+from fedbayes.formula.design.tables import Table, tables_of
+from fedbayes.formula.families import Family, family_of
+from fedbayes.formula.outcome import OutcomePlan, arguments_of
+from fedbayes.formula.planned import Plan, groups_of, plan, read_formulas, settled
+from fedbayes.formula.program.predictor import Predictor
+from fedbayes.formula.program.priors import Prior
+from fedbayes.formula.program.source import compiled
+from fedbayes.formula.writing import Program, program_of
+from fedbayes.results.fit import FederatedFit
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A regression by a formula: the program of one client, and every client's data for it.
+
+    ``fedbayes.fit_federated(reg.model, reg.clients, coords=reg.coords, dims=reg.dims, key=...)`` fits it, and so does
+    :meth:`fit`. Printed, it shows the formula, the family, what was agreed, and every prior.
+
+    Attributes
+    ----------
+    formula
+        As it was written; of a mapping, the formula of each parameter.
+    family
+        The family's name.
+    link
+        The link's.
+    model
+        The program of ONE client, an ordinary NumPyro function.
+    source
+        Its text, which can be read, edited, and run by ``exec``.
+    clients
+        From client name to the program's arguments, as ``fit_federated`` takes them.
+    coords, dims
+        Names of the entries of coefficients, for ArviZ.
+    priors
+        The distribution of each parameter. That of ``Intercept`` is about the intercept at everybody's mean covariates.
+    terms
+        The names of the terms, as in the posterior.
+    groups
+        Of each client, the labels of the groups within it, in the order of their effects, by group. They stand here
+        alone, and in no message.
+    notes
+        What is right but may surprise: levels that one client has alone, outcomes that a level separates, rows that
+        were left out.
+    """
+
+    formula: str | Mapping[str, str]
+    family: str
+    link: str
+    model: Callable[..., None]
+    source: str
+    clients: Mapping[str, Mapping[str, Any]]
+    coords: Mapping[str, list[str]]
+    dims: Mapping[str, list[str]]
+    priors: Mapping[str, dist.Distribution]
+    terms: tuple[str, ...]
+    groups: Mapping[str, Mapping[str, tuple[str, ...]]]
+    notes: tuple[str, ...]
+    _predictors: tuple[Predictor, ...] = field(repr=False)
+    _outcome: OutcomePlan = field(repr=False)
+    _family: Family = field(repr=False)
+    _written: Mapping[str, Prior] = field(repr=False)
+    _needs_rows: bool = field(repr=False)
+
+    def fit(self, *, key: Array, **options: Any) -> FederatedFit:
+        """Fit it: ``fit_federated`` with this program, its data, and the names of coefficients.
+
+        Parameters
+        ----------
+        key
+            ``jax.random.key(seed)``.
+        **options
+            Those of :func:`fedbayes.fit_federated`, such as ``method``.
+
+        Returns
+        -------
+        FederatedFit
+            The fit.
+
+        Examples
+        --------
+        >>> reg.fit(key=jax.random.key(0)).idata  # doctest: +SKIP
+        """
+        coords = {**self.coords, **options.pop("coords", {})}
+        dims = {**self.dims, **options.pop("dims", {})}
+        return fit_federated(self.model, self.clients, key=key, coords=coords, dims=dims, **options)
+
+    def arguments(self, client: str, rows: Any, *, outcome: bool = False) -> dict[str, Any]:
+        """The program's arguments of new rows, with the columns, levels, means and sds of this regression.
+
+        Parameters
+        ----------
+        client
+            The client's name. Where it is one of the fit's, groups within it have their numbers of the fit; a new
+            client, for ``fit.adapt``, has groups of its own.
+        rows
+            A table with the formula's columns.
+        outcome
+            Whether the table has the outcome as well.
+
+        Returns
+        -------
+        dict
+            For ``fit.predict(client, **reg.arguments(client, rows))``.
+
+        Raises
+        ------
+        ClientDataError, FormulaError
+            A column is missing, or has a level that was not agreed on.
+
+        Examples
+        --------
+        >>> import fedbayes as fb
+        >>> rows = {"a": {"x": [0.0, 1.0, 2.0, 4.0], "y": [1.0, 2.0, 2.0, 5.0]}}
+        >>> reg = fb.regression("y ~ x", clients=rows)
+        >>> reg.arguments("a", {"x": [1.75]})["x"]
+        array([[0.]])
+        """
+        table = Table(client, rows)
+        table.check_there([name for predictor in self._predictors for name in predictor.reads])
+        groups = self.groups[client] if client in self.groups else groups_of(self._predictors, table)
+        found: dict[str, Any] = {}
+        for predictor in self._predictors:
+            found |= predictor.arrays(table, groups)
+        if self._needs_rows:
+            found["rows"] = np.ones(table.num_rows)
+        if outcome:
+            table.check_there(self._outcome.columns)
+            outcomes = self._outcome.outcome(table)
+            self._family.check(outcomes)
+            return found | arguments_of(outcomes, self._family)
+        if self._outcome.trials is not None:
+            table.check_there(self._outcome.trials.columns)
+            found["trials"] = numbers_of(self._outcome.trials, table, {}).astype(np.int64)
+        if self._outcome.errors is not None:
+            table.check_there(self._outcome.errors.columns)
+            found["errors"] = numbers_of(self._outcome.errors, table, {})
+        return found
+
+    def __repr__(self) -> str:
+        formulas = self.formula if isinstance(self.formula, Mapping) else {"": self.formula}
+        lines = ["Regression"]
+        lines += [f"  {'formula' if not name else f'formula of {name}'}: {text}" for name, text in formulas.items()]
+        rows = [len(client["y"]) for client in self.clients.values()]
+        lines.append(f"  family: {self.family}, link {self.link}")
+        lines.append(f"  clients: {len(self.clients)}, rows {min(rows):,} to {max(rows):,}, {sum(rows):,} in all")
+        lines.append("  priors:")
+        width = max(map(len, self._written))
+        for name, text, given in self._written.values():
+            about = " (at mean covariates)" if f'"{name}_centred"' in self.source else ""
+            lines.append(f"    {name:<{width}}  {text.replace('dist.', '')}{about}{' (given)' if given else ''}")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def regression(
+    formula: str | Mapping[str, str],
+    *,
+    clients: Any,
+    family: str = "gaussian",
+    priors: Mapping[str, dist.Distribution] | None = None,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    site: str = "site",
+    missing: str = "refuse",
+    **options: Any,
+) -> Regression:
+    """A regression from a formula: one client's program, its priors, and the same columns at every client.
+
+    The grammar is that of Wilkinson and Rogers as R, formulaic and Bambi have it: ``+ - * : / ^ %in%``, ``0 +`` for no
+    intercept, and ``log``, ``exp``, ``sqrt``, ``I``, ``scale``, ``center``, ``bs``, ``poly``, ``C`` and ``offset`` for
+    columns that are computed. No other call is ever run. ``scale`` and ``center`` use the mean and the sd of all
+    clients' rows, which clients tell as sums. ``(1 + x | site)`` are effects of the client itself, which stay with it;
+    ``(1 | ward)`` those of groups within a client, whose labels stay with it, too. ``docs/formulas.md`` has all of it.
+
+    Parameters
+    ----------
+    formula
+        ``"sick ~ age * sex + (1 | site)"``; after the outcome ``| trials(n)``, ``| weights(w)``, ``| se(s)`` with known
+        standard errors, or ``| cens(c)`` with 1 where a time is censored. ``Surv(time, event)`` is an outcome, too. A
+        mapping has formulas of further parameters, ``{"mu": "y ~ x", "sigma": "~ group"}``.
+    clients
+        From client name to a table of pandas or polars, or to a mapping from columns to arrays ``(n,)``; or one table
+        with a column that names each row's client.
+    family
+        ``"gaussian"``, ``"student"``, ``"bernoulli"``, ``"binomial"``, ``"beta_binomial"``, ``"poisson"``,
+        ``"negative_binomial"``, ``"zero_inflated_poisson"``, ``"zero_inflated_negative_binomial"``,
+        ``"hurdle_poisson"``, ``"hurdle_negative_binomial"``, ``"gamma"``, ``"lognormal"``, ``"beta"``,
+        ``"cumulative"``, ``"categorical"``, ``"weibull"``, ``"loglogistic"`` or ``"piecewise_exponential"``.
+    priors
+        Priors in place of the defaults, by parameter: ``{"age": dist.Normal(0.0, 0.1)}``. Printed, the regression shows
+        all of them.
+    levels
+        Levels of columns of text, so that these need not be asked for: ``{"stage": ["I", "II", "III"]}``. The first one
+        is compared with. Of a group: it crosses clients, and its effects are shared by all.
+    site
+        The word that stands for the client in ``(1 | site)``; of one table the column that names the client.
+    missing
+        ``"refuse"``, or ``"drop"``: leave out rows that lack a value which the formula reads.
+    **options
+        Of the family: ``ends=[30, 90]``, where the pieces of ``"piecewise_exponential"`` end.
+
+    Returns
+    -------
+    Regression
+        ``.fit(key=...)`` fits it; ``.model``, ``.clients``, ``.coords`` and ``.dims`` are for ``fit_federated``.
+
+    Raises
+    ------
+    FormulaError
+        The formula can't be read, names a column that is not there or a function that is not on the list; a prior is of
+        no parameter.
+    ClientDataError
+        Before any work, with client, column and count: missing values, dates, text where numbers are needed, another
+        kind at one client than at another, an undeclared level, an outcome outside of the family's support, columns
+        that do not vary or are collinear, the same label of a group at two clients, only censored times.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> north = {"age": [61, 48, 55, 70], "sex": ["f", "m", "m", "f"], "sick": [1, 0, 1, 1]}
+    >>> south = {"age": [35, 52, 44, 66], "sex": ["m", "f", "m", "f"], "sick": [0, 0, 1, 1]}
+    >>> reg = fb.regression("sick ~ age + sex", family="bernoulli", clients={"north": north, "south": south})
+    >>> print(reg)
+    Regression
+      formula: sick ~ age + sex
+      family: bernoulli, link logit
+      clients: 2, rows 4 to 4, 8 in all
+      priors:
+        Intercept  Normal(0.0, 1.5) (at mean covariates)
+        age        Normal(0.0, 0.0917)
+        sex        Normal(0.0, 1.0).expand([1]).to_event(1)
+    """
+    family_, drop = family_of(family, options), _drops(missing)
+    formulas = read_formulas(formula, family_)
+    family_ = settled(family_, formulas)
+    found = plan(formulas, family_, tables_of(clients, site), site, levels or {}, drop)
+    return _regression(formula, found, program_of(found, priors))
+
+
+def _drops(missing: str) -> bool:
+    if missing not in ("refuse", "drop"):
+        raise FormulaError(f"`missing` is {missing!r}; write 'refuse', or 'drop' to leave out rows that lack a value.")
+    return missing == "drop"
+
+
+def _regression(formula: str | Mapping[str, str], found: Plan, program: Program) -> Regression:
+    clients = {}
+    for (name, table), outcome in zip(found.tables.items(), found.outcomes, strict=True):
+        arrays: dict[str, Any] = {}
+        for predictor in found.predictors:
+            arrays |= predictor.arrays(table, found.groups[name])
+        rows = {"rows": np.ones(table.num_rows)} if program.needs_rows else {}
+        clients[name] = {**arrays, **rows, **arguments_of(outcome, found.family)}
+    terms = tuple(block.name for predictor in found.predictors for block in predictor.design.blocks)
+    return Regression(
+        formula, found.family.name, found.family.link, compiled(program.text), program.text, clients, program.coords,
+        program.dims, program.priors.distributions(), terms, found.groups, found.notes, found.predictors, found.outcome,
+        found.family, program.priors.all, program.needs_rows,
+    )  # fmt: skip

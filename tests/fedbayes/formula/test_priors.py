@@ -1,0 +1,136 @@
+"""Default priors: the stated scales from everybody's sums; and those that a user gives in their place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+
+import fedbayes as fb
+from fedbayes.formula.program.written import made, written
+
+RNG = np.random.default_rng(5)
+ROWS = 200
+FRAME = pd.DataFrame({
+    "x": RNG.normal(3.0, 7.0, ROWS), "sex": RNG.choice(["f", "m"], ROWS), "site": RNG.choice(["a", "b", "c"], ROWS),
+    "y": RNG.normal(100.0, 30.0, ROWS), "count": RNG.poisson(5.0, ROWS), "days": RNG.integers(1, 9, ROWS),
+    "sick": RNG.integers(0, 2, ROWS), "time": RNG.exponential(4.0, ROWS) + 0.1, "seen": RNG.integers(0, 2, ROWS),
+    "grade": RNG.integers(1, 4, ROWS),
+})  # fmt: skip
+SD = float(FRAME["x"].std(ddof=0))
+MALE = float((FRAME["sex"] == "m").std(ddof=0))
+SD_Y = float(FRAME["y"].std())
+
+
+def priors(formula, family="gaussian", **options):
+    return fb.regression(formula, family=family, clients=FRAME, **options).priors
+
+
+def scale(prior):
+    inner = prior.base_dist if isinstance(prior, dist.Independent) else prior
+    return np.asarray(inner.scale if hasattr(inner, "scale") else inner.base_dist.scale, float).reshape(-1)
+
+
+def near(value):
+    return pytest.approx(value, rel=0.006)  # they are written with three digits
+
+
+def test_a_gaussian_outcome_has_the_scales_of_rstanarm():
+    found = priors("y ~ x + sex + (1 + x | site)")
+    assert float(found["Intercept"].loc) == near(FRAME["y"].mean())
+    assert scale(found["Intercept"]) == near(2.5 * SD_Y)
+    assert scale(found["x"]) == near(2.5 * SD_Y / SD)
+    assert scale(found["sex"]) == near(2.5 * SD_Y / MALE)
+    assert isinstance(found["sigma"].base_dist, dist.StudentT)
+    assert float(found["sigma"].base_dist.df) == 4.0
+    assert float(found["sigma"].base_dist.scale) == near(SD_Y)
+    np.testing.assert_allclose(scale(found["1 + x|site_sigma"]), [2.5 * SD_Y, 2.5 * SD_Y / SD], rtol=0.006)
+    assert isinstance(found["1 + x|site_cholesky"], dist.LKJCholesky)
+
+
+def test_log_odds_have_an_intercept_of_one_and_a_half_and_slopes_per_sd():
+    found = priors("sick ~ x + sex + (1 | site)", "bernoulli")
+    assert float(found["Intercept"].loc) == 0.0
+    assert scale(found["Intercept"]) == near(1.5)
+    assert scale(found["x"]) == near(1.0 / SD)
+    assert scale(found["sex"]) == near(1.0)
+    assert scale(found["1|site_sigma"]) == near(1.5)
+
+
+def test_a_logarithm_is_around_that_of_the_mean_rate():
+    found = priors("count ~ x + offset(log(days))", "poisson")
+    assert float(found["Intercept"].loc) == near(np.log(FRAME["count"].mean()) - np.log(FRAME["days"]).mean())
+    assert scale(found["x"]) == near(1.0 / SD)
+
+
+def test_hazards_are_around_the_share_of_events():
+    found = priors("Surv(time, seen) ~ x", "weibull")
+    assert float(found["Intercept"].loc) == near(np.log(FRAME["seen"].mean()))
+    found = priors("Surv(time, seen) ~ x", "piecewise_exponential", ends=[1.0, 5.0])
+    assert found["log_hazard"].event_shape == (3,)
+
+
+def test_levels_of_an_ordered_outcome_are_equally_likely_at_average_covariates():
+    found = priors("grade ~ x", "cumulative")["probability"]
+    np.testing.assert_array_equal(found.concentration, [1.0, 1.0, 1.0])
+
+
+def test_the_scales_do_not_depend_on_units():
+    plain, metres = priors("y ~ x"), priors("y ~ I(x * 1000)")
+    assert scale(metres["I(x * 1000)"]) * 1000.0 == near(scale(plain["x"])[0])
+
+
+def test_the_scale_of_a_parameter_with_a_formula_is_around_its_default():
+    found = priors({"mu": "y ~ x", "sigma": "~ sex"})
+    assert float(found["sigma_Intercept"].loc) == pytest.approx(np.log(0.74 * SD_Y), abs=0.1)  # median of |t4|: 0.74
+
+
+def test_a_column_that_nobody_has_takes_the_scale_of_one_sd():
+    found = priors("y ~ sex", levels={"sex": ["f", "m", "x"]})
+    np.testing.assert_allclose(scale(found["sex"])[1], 2.5 * SD_Y, rtol=0.006)
+
+
+def test_given_priors_replace_the_defaults_and_are_printed():
+    given = {"x": dist.StudentT(3.0, 0.5, 0.25), "sex": dist.Laplace(0.0, 1.5), "sigma": dist.HalfNormal(2.0)}
+    reg = fb.regression("y ~ x + sex", clients=FRAME, priors=given)
+    assert "x          StudentT(3.0, 0.5, 0.25) (given)" in repr(reg)
+    assert "Laplace(0.0, 1.5).expand([1]).to_event(1) (given)" in repr(reg)
+    assert float(reg.priors["x"].log_prob(0.3)) == pytest.approx(float(given["x"].log_prob(0.3)))
+
+
+REFUSED = [
+    ({"xx": dist.Normal(0.0, 1.0)}, "is no parameter of this regression.*Did you mean 'x'"),
+    ({"x": 3.0}, "is 3.0; write a distribution"),
+    ({"x": dist.Normal(jnp.zeros(2), 1.0)}, r"has the shape \(2,\), but the parameter has \(\)"),
+    ([], "`priors` is a list"),
+    (
+        {"x": dist.TransformedDistribution(dist.Normal(0.0, 1.0), dist.transforms.AffineTransform(0.0, 2.0))},
+        "can't be written",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), REFUSED)
+def test_priors_that_mean_nothing_are_refused(given, words):
+    with pytest.raises(fb.FormulaError, match=words):
+        fb.regression("y ~ x", clients=FRAME, priors=given)
+
+
+WRITTEN = [
+    dist.Normal(0.0, 0.1), dist.LogNormal(1.0, 2.0), dist.Gamma(2.0, 0.1), dist.Beta(2.0, 2.0), dist.HalfCauchy(1.0),
+    dist.Normal(jnp.array([0.1, 0.2]), 1.0).to_event(1), dist.Exponential(0.3).expand([2]), dist.Dirichlet(jnp.ones(5)),
+    dist.TruncatedNormal(0.0, 1.0, low=0.0), dist.FoldedDistribution(dist.StudentT(4.0, 0.0, 1.3)),
+    dist.LKJCholesky(3, 2.0),    dist.Uniform(-1.0, 2.5), dist.InverseGamma(2.0, 3.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prior", WRITTEN, ids=lambda prior: type(prior).__name__)
+def test_a_prior_is_made_again_from_its_text(prior):
+    again = made(written("x", prior))
+    draws = prior.sample(jax.random.key(1), (3,))
+    np.testing.assert_allclose(again.log_prob(draws), prior.log_prob(draws), rtol=1e-5)
+
+
+def test_numbers_of_32_bits_are_written_as_they_were_meant():
+    assert written("x", dist.Normal(jnp.float32(0.1), 1.0)) == "dist.Normal(0.1, 1.0)"

@@ -1,0 +1,102 @@
+"""24 formulas of textbooks: right, which is to say the columns of R's design, or refused in our words."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedbayes as fb
+
+RNG = np.random.default_rng(11)
+ROWS = 240
+
+
+def _data():
+    site = np.repeat([f"s{i}" for i in range(8)], 30)
+    age, dose = RNG.normal(55.0, 9.0, ROWS), RNG.uniform(0.1, 4.0, ROWS)
+    eta = 0.03 * (age - 55.0) + 0.2 * dose
+    return pd.DataFrame(
+        {
+            "site": site,
+            "age": age,
+            "dose": dose,
+            "sex": RNG.choice(["f", "m"], ROWS),
+            "arm": RNG.choice(["a", "b", "c"], ROWS),
+            "ward": RNG.choice(["1", "2", "3", "4"], ROWS),
+            "days": RNG.integers(0, 10, ROWS),
+            "n": RNG.integers(5, 20, ROWS),
+            "y": eta + RNG.normal(size=ROWS),
+            "sick": (RNG.random(ROWS) < 1 / (1 + np.exp(-eta))).astype(int),
+            "count": RNG.poisson(np.exp(eta)),
+            "time": RNG.exponential(np.exp(-eta)) + 0.01,
+            "seen": RNG.integers(0, 2, ROWS),
+            "share": RNG.beta(2.0, 3.0, ROWS),
+            "rating": RNG.integers(1, 5, ROWS),
+            "colour": RNG.choice(["r", "g", "b"], ROWS),
+            "exposure": RNG.uniform(0.5, 2.0, ROWS),
+        }
+    ).assign(killed=lambda d: RNG.binomial(d["n"], 0.4), subject=lambda d: d["site"] + d["ward"])
+
+
+DATA = _data()
+# formula, family, columns of the common design, parameters among the priors, where it stands
+RIGHT = [
+    ("y ~ dose", "gaussian", 1, ["dose", "sigma"]),  # McElreath 2020, 4.4: a line
+    ("y ~ dose + I(dose ** 2)", "gaussian", 2, ["I(dose ** 2)"]),  # McElreath 2020, 4.5: a parabola
+    ("y ~ bs(dose, df=7)", "gaussian", 7, ["bs(dose, df=7)"]),  # McElreath 2020, 4.5: a spline
+    ("y ~ dose * sex", "gaussian", 3, ["dose:sex"]),  # Gelman and Hill 2007, 3.3: kidscore ~ mom.iq * mom.hs
+    ("log(time) ~ dose + sex", "gaussian", 2, ["sigma"]),  # Gelman and Hill 2007, 4.4: log(earn) ~ height + male
+    ("y ~ scale(age) + scale(dose)", "gaussian", 2, ["scale(age)"]),  # Gelman, Hill and Vehtari 2020, 12.2
+    ("y ~ dose", "student", 1, ["nu"]),  # Kruschke 2015, 17.2: a robust line
+    ("sick ~ dose + age", "bernoulli", 2, ["age"]),  # Gelman and Hill 2007, 5.4: switch ~ dist100 + arsenic
+    ("sick ~ center(dose) * center(age)", "bernoulli", 3, ["center(dose):center(age)"]),  # the same, 5.5
+    ("killed | trials(n) ~ log(dose)", "binomial", 1, ["log(dose)"]),  # Dobson and Barnett 2018, 7.3: beetles
+    ("killed | trials(n) ~ arm", "beta_binomial", 2, ["kappa"]),  # McElreath 2020, 12.1: admissions
+    ("count ~ arm + offset(log(exposure))", "poisson", 2, ["arm"]),  # Gelman and Hill 2007, 15.1: police stops
+    ("count ~ age + sex", "negative_binomial", 2, ["alpha"]),  # Venables and Ripley 2002, 7.4: quine
+    ("count ~ dose", "zero_inflated_poisson", 1, ["psi"]),  # McElreath 2020, 12.2: monks
+    ("count ~ dose", "hurdle_negative_binomial", 1, ["psi", "alpha"]),  # Zeileis, Kleiber and Jackman 2008
+    ("y ~ days + (1 + days | subject)", "gaussian", 1, ["1 + days|subject_sigma"]),  # Bates et al. 2015: sleepstudy
+    ("y ~ 1 + (1 | site/ward)", "gaussian", 0, ["1|site:ward_sigma"]),  # Bates et al. 2015: pastes
+    ("y ~ sex + (1 | site)", "gaussian", 1, ["1|site_sigma"]),  # Gelman and Hill 2007, 12.4: radon
+    ("rating ~ arm + sex + (1 | site)", "cumulative", 3, ["probability"]),  # Buerkner and Vuorre 2019
+    ("colour ~ age + sex", "categorical", 2, ["Intercept"]),  # Venables and Ripley 2002, 7.3: multinom
+    ("Surv(time, seen) ~ age + sex", "weibull", 2, ["shape"]),  # Therneau and Grambsch 2000: survreg
+    ("time | cens(seen) ~ arm", "piecewise_exponential", 2, ["log_hazard"]),  # Ibrahim, Chen and Sinha 2001, 3.1
+    ("share ~ dose", "beta", 1, ["kappa"]),  # Ferrari and Cribari-Neto 2004
+    ("time ~ arm / dose", "gamma", 5, ["arm:dose"]),  # Dobson and Barnett 2018: slopes within groups
+]  # fmt: skip
+
+
+def test_there_are_24():
+    assert len(RIGHT) == 24
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "width", "parameters"), RIGHT, ids=[f"{case[1]}: {case[0]}" for case in RIGHT]
+)
+def test_a_formula_of_a_textbook_is_right(formula, family, width, parameters):
+    reg = fb.regression(formula, family=family, clients=DATA)
+    assert set(parameters) <= set(reg.priors)
+    first = next(iter(reg.clients.values()))
+    assert (first["x"].shape[1] if "x" in first else 0) == width
+    assert reg.source.startswith("import jax.numpy as jnp")
+
+
+NOT_THERE = [
+    ("y ~ .", "gaussian", r"operator '\.' is not read"),
+    ("y ~ s(dose)", "gaussian", "`s` in 's.dose.' is no function that formulas know"),  # Wood 2017: penalised splines
+    ("y ~ lag(dose)", "gaussian", "is no function that formulas know"),
+    ("y ~ te(dose, age)", "gaussian", "is no function that formulas know"),
+    ("y ~ gp(dose)", "gaussian", "is no function that formulas know"),
+    ("y ~ mo(rating)", "gaussian", "is no function that formulas know"),  # monotonic effects of brms
+    ("cbind(killed, n) ~ dose", "binomial", "needs `trials|is no function"),  # R's binomial outcomes
+    ("y ~ dose + (1 | gr(site, by=arm))", "gaussian", "is no column"),
+    ("time ~ dose", "cox", "`family` is 'cox'; the families are"),
+    ("y ~ poly(dose, age)", "gaussian", "is no number, text or list"),
+]
+
+
+@pytest.mark.parametrize(("formula", "family", "words"), NOT_THERE, ids=[case[0] for case in NOT_THERE])
+def test_what_is_not_there_is_refused_in_our_words(formula, family, words):
+    with pytest.raises(fb.FormulaError, match=words):
+        fb.regression(formula, family=family, clients=DATA)
