@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -442,6 +443,16 @@ def test_a_step_of_size_zero_does_not_choose_the_order(tmp_path):
     ledger.path.unlink()
     with pytest.raises(Refused):
         ledger.charge([Release(float("inf"), 10, 10, 1)], Budget(30.0, 1e-5))
+
+
+def test_positions_are_rounded_by_the_largest_step_of_a_round(sites):
+    """Also where a schedule begins and ends at zero: the last bits tell how the noise was computed."""
+    some = sites(method=replace(METHOD, step_size=lambda k: jnp.where(k % 3 == 1, 1e-4, 0.0), local_steps=3))
+    some.fit()
+    grid = 2.0 ** (np.floor(np.log2(np.sqrt(2.0 * 1e-4 / (40.0 / 150.0)))) - 20.0)
+    places = position(some.site().answer(some.requests("round")[0])) / grid
+    assert np.all(places != 0.0)
+    np.testing.assert_allclose(places, np.round(places), atol=1e-6)
 
 
 def two_outcomes(y, w):
