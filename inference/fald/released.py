@@ -24,6 +24,7 @@ _MOST_STEPS = 1_000_000  # of a round: a server must not choose how long a clien
 _LEAST_WEIGHT = 1e-9  # below it the sum of clipped gradients over the weight could overflow, which a code would tell
 _MOST_COUNTED = 2.0**53  # local steps, exactly
 _LARGEST = 1e150  # of that sum, and of a step
+_LEAST = 1e-250  # of a step and of its noise's variance: what is below 2e-308 is zero on a processor, noise and all
 
 
 def released(config: Options, weights: np.ndarray, shared: Shared, client: Client) -> list[Release]:
@@ -50,6 +51,8 @@ def _of_chain(config: Options, shared: Shared, weight: float, rows: int, batch: 
     sizes, num = _step_sizes(config, shared)
     if not np.all((sizes >= 0.0) & (sizes < _LARGEST)):  # NaN is neither; a schedule may begin at zero
         raise ValueError(f"A step size of the broadcast is {sizes.min()}; Langevin steps are not negative, and finite.")
+    if not np.all((sizes == 0.0) | (sizes * min(1.0, config.temperature) >= _LEAST)):
+        raise ValueError(f"A step size of the broadcast is {sizes.min()}: its noise would be rounded to zero.")
     # the divergence of a step on all records is linear in eta, and of one on a batch it grows with it
     eta = float(np.mean(sizes) if batch == rows else np.max(sizes))
     found = ratio(

@@ -49,14 +49,19 @@ def rounded(reply: Reply, nats: float) -> Reply:
 
     The noise of a log-likelihood is the relative variance of the likelihood, see
     :class:`~fedbayes.correction.pool.Pool`; an error that is uniform over ``nats`` has this one. It is not drawn anew
-    when a server asks again, since errors that are average out.
+    when a server asks again, since errors that are average out. What is said of a value's own error is rounded to such
+    variances, too: beside rounded values it would hold as many exact numbers about the same rows.
     """
+    error = nats**2 / 12.0
 
     def coarse(values: np.ndarray) -> np.ndarray:
         return np.round(np.asarray(values) / nats) * nats
 
     def noisier(info: dict[str, Any]) -> dict[str, Any]:
-        return {name: value + nats**2 / 12.0 if name == "noise" else value for name, value in info.items()}
+        steps = {name: np.asarray(value) / error for name, value in info.items()}
+        return {
+            name: error * (np.ceil(each) + 1.0 if name == "noise" else np.round(each)) for name, each in steps.items()
+        }
 
     if jax.tree.leaves(reply.each):
         return reply._replace(each=coarse(reply.each), info=noisier(dict(reply.info)))

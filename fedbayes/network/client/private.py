@@ -4,11 +4,18 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedbayes.network.client.ledger import Ledger
 from fedbayes.network.client.policy import Budget, Policy
 from fedbayes.network.messages import Refusal, Refused
 from fedbayes.numerics.accounting import Release
+from fedbayes.problem.client import Client
+from fedbayes.problem.program.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -80,3 +87,34 @@ def check_keys(impl: str) -> None:
     if impl != _KEYS:
         log.error("The server wants random numbers of the kind %r; noisy answers need %s.", impl[:80], _KEYS)
         raise Refused(Refusal.FORMAT)
+
+
+def check_rows(client: Client) -> None:
+    """That the gradient of each row depends on that row alone; which arguments have rows the server has a say in.
+
+    An argument of which it says that it has none is in the gradients of all rows, and clipping these hides none of it.
+
+    Raises
+    ------
+    Refused
+        A term of the factor has no axis of rows, or an argument that is as long as the rows is none of theirs.
+    """
+    program, rows = client.program, int(np.sum(client.mask))
+    shapes = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in client.data.items()}
+    others = [name for name, (shape, _) in shapes.items() if shape[:1] == (rows,) and name not in program.row_arguments]
+    if found := sorted({*others, *_without_rows(program, tuple(sorted(shapes.items())))}):
+        log.error(
+            "The gradient of each row depends on all of %s: clipping it hides no row of these. An argument without "
+            "rows must not be as long as those that have rows, nor be an outcome.",
+            found,
+        )
+        raise Refused(Refusal.FORMAT)
+
+
+@lru_cache(maxsize=64)
+def _without_rows(program: Program, shapes: tuple[tuple[str, tuple[tuple[int, ...], str]], ...]) -> tuple[str, ...]:
+    """The sites of the client's factor whose log-probability has no axis of rows, for arguments of these shapes."""
+    data = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes}
+    at = jnp.zeros(program.globals.size), jnp.zeros(program.locals.size)
+    known = {*program.prior_sites, *program.missing, *program.processes, *program.row_axes}
+    return tuple(name for name in jax.eval_shape(program.site_log_probs, *at, data) if name not in known)

@@ -211,6 +211,8 @@ def _digest(message: Message, about: str, arrays: Sequence[str] = _ARRAYS) -> by
     """What stands for a request: all that the sites of a sum are told alike."""
     header = message.header
     words = [about, *(header.get(name) for name in _WORDS), header["charter"]]
+    if header["kind"] == "after":  # in a round each site has a solver of its own
+        words.append(header["update"])
     found = hashlib.sha256(json.dumps(words, sort_keys=True).encode())
     for name, array in sorted(arrays_of(message.body).items()):
         if name.split("/")[0] in arrays:

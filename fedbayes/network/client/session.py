@@ -18,7 +18,7 @@ from fedbayes.network.client.alone import Alone, after_template, told_template
 from fedbayes.network.client.ledger import Ledger
 from fedbayes.network.client.points import Reach, reach_of, rounded
 from fedbayes.network.client.policy import Budget, Policy
-from fedbayes.network.client.private import charged, check_asked, check_keys
+from fedbayes.network.client.private import charged, check_asked, check_keys, check_rows
 from fedbayes.network.client.reading import OwnProblem, digest_of
 from fedbayes.network.client.secure import Sent, Sums, history_after
 from fedbayes.network.client.vault import Vault
@@ -83,6 +83,7 @@ class Session:
         check_asked(policy, noisy=noisy)
         if noisy:
             check_keys(self._impl)
+            check_rows(self.executor.client)
         history = self.vault.history_before(phase, order)
         hiding = self.sums.hiding(message, policy.sums, history)
         template = self._template(phase, begins=bool(header["begins"]))

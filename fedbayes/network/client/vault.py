@@ -19,6 +19,7 @@ _STATE = re.compile(r"state-(\d+)-(\d+)\.npz")
 _DRAW = re.compile(r"draw-(\d+)-(\d+)\.npz")
 _KEPT_RUNS = 20  # folders of earlier runs
 _KNOWN_KEYS = "known-keys.json"
+_AGREEMENTS = "agreements.json"
 
 
 class Vault:
@@ -90,6 +91,18 @@ class Vault:
                     self._tickets.add(ticket)
                 self._tickets_read = used.seek(0, os.SEEK_END)
         return fresh
+
+    def count_agreement(self, data: str, most: int) -> bool:
+        """Whether one more run may hear if these data agree with its end; it counts before the test is made.
+
+        A server that makes up the ends of its runs would find the site's Gaussian by bisection.
+        """
+        file = self.folder / _AGREEMENTS
+        told = json.loads(file.read_text()) if file.exists() else {}
+        if (before := int(told.get(data, 0))) >= most:
+            return False
+        replace_private_file(file, json.dumps({**told, data: before + 1}).encode())
+        return True
 
     def keep_keys(self, known: Mapping[str, str]) -> None:
         """Remember them."""

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from permissive import PERMISSIVE
 
+from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import FederatedError
+from fedbayes.network.client.points import rounded
 from fedbayes.network.messages import unpack
 from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.rounds.wire import arrays_of
@@ -79,3 +81,18 @@ def test_log_likelihoods_are_rounded_and_the_fit_knows(federation, policy, secur
         assert all(np.abs(each / 0.1 - np.round(each / 0.1)).max() < 1e-9 for each in values)
     (mean, covariance), (moved, _) = (fit.correction.pool.moments() for fit in fits)
     assert 0.0 < np.abs((moved - mean) / np.sqrt(np.diag(covariance))).max() < 0.01
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_said_of_an_error_is_no_finer_than_the_values(alone):
+    """With locals each log-likelihood comes with its noise and with its difference from a coarser one."""
+    values, noise, halved = np.random.default_rng(0).gamma(0.2, 1.0, size=(3, 1, 200))
+    info = {"noise": noise, "halved": -halved}
+    reply = Reply(each=values, info=info, code=np.zeros(1)) if alone else Reply(total=(values, info), code=np.zeros(1))
+    found = rounded(reply, 0.1)
+    coarse, told = (found.each, found.info) if alone else found.total
+    unit = 0.1**2 / 12.0
+    for numbers, step in ((coarse, 0.1), (told["noise"], unit), (told["halved"], unit)):
+        np.testing.assert_allclose(numbers / step, np.round(numbers / step), atol=1e-6)
+    assert np.all((noise + unit <= told["noise"]) & (told["noise"] < noise + 2.0 * unit))
+    np.testing.assert_allclose(told["halved"], -halved, atol=0.51 * unit)

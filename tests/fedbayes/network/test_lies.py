@@ -202,6 +202,21 @@ def test_a_site_is_asked_for_one_bit_in_a_run(lied_to):
     assert unpack(site.answer(pack(request.header, encode(draws)))).header["told"] == {"agrees": False}  # control
 
 
+def test_a_site_says_so_of_a_few_runs_on_the_same_data(lied_to, monkeypatch):
+    """A server that made up the ends of 72 runs had the mean and the precision of one site's Gaussian to ten digits."""
+    monkeypatch.setattr("fedbayes.network.site._MOST_AGREEMENTS", 2)
+    network, _ = lied_to(secure_sums=True)
+    site, sent = network.sites[1], [each for each in map(unpack, network.sent) if "seat" in each.header]
+    mine = [each for each in sent if each.header["seat"]["place"] == 0 and each.header["kind"] in ("round", "conclude")]
+
+    def end(run: str) -> bool | None:
+        for each in mine:
+            answer = unpack(site.answer(pack({**each.header, "run": run}, each.body)))
+        return answer.header["told"]["agrees"]
+
+    assert [end(run) for run in ("aa", "bb", "aa")] == [True, None, True]
+
+
 def test_an_owner_can_keep_the_bit(lied_to, tmp_path, monkeypatch):
     (tmp_path / "own.toml").write_text("[studies]\nany = true\n[answers]\nagreement = false\n")
     monkeypatch.setitem(PERMISSIVE, "policy", str(tmp_path / "own.toml"))

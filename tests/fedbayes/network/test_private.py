@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -442,6 +443,48 @@ def test_a_step_of_size_zero_does_not_choose_the_order(tmp_path):
     ledger.path.unlink()
     with pytest.raises(Refused):
         ledger.charge([Release(float("inf"), 10, 10, 1)], Budget(30.0, 1e-5))
+
+
+def test_positions_are_rounded_by_the_largest_step_of_a_round(sites):
+    """Also where a schedule begins and ends at zero: the last bits tell how the noise was computed."""
+    some = sites(method=replace(METHOD, step_size=lambda k: jnp.where(k % 3 == 1, 1e-4, 0.0), local_steps=3))
+    some.fit()
+    grid = 2.0 ** (np.floor(np.log2(np.sqrt(2.0 * 1e-4 / (40.0 / 150.0)))) - 20.0)
+    places = position(some.site().answer(some.requests("round")[0])) / grid
+    assert np.all(places != 0.0)
+    np.testing.assert_allclose(places, np.round(places), atol=1e-6)
+
+
+def two_outcomes(y, w):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(mu[0], 1.0), obs=y)
+    numpyro.sample("w", dist.Normal(mu[1], 1.0), obs=w)
+
+
+@pytest.mark.parametrize("rows", [["w"], ["y"]])
+def test_which_arguments_have_rows_is_not_the_server_s_to_choose(sites, monkeypatch, rows):
+    """An outcome that has none by its word is in the gradients of all rows: one of its rows turns them all."""
+    some = sites(data={name: {**each, "w": each["y"] + 1.0} for name, each in make_data().items()})
+    some.study = Study(two_outcomes, METHOD)
+    some.fit()
+    request = some.requests("round")[0]
+    header = json.loads(json.dumps(unpack(request).header)) | {"run": "abcd"}
+    assert reason(some.site().answer(changed(request, header))) == ""
+    before = some.account().answers
+    header["seat"]["row_arguments"], header["run"] = rows, "ef01"
+    assert reason(some.site().answer(changed(request, header))) == "FORMAT"
+    assert some.account().answers == before
+    # planted: without the check one row of 40 moves a step by 40 times what is charged
+    monkeypatch.setattr("fedbayes.network.client.session.check_rows", lambda client: None)
+    fixed_noise(monkeypatch)
+    monkeypatch.setattr("fedbayes.network.client.vault.Vault.secret", lambda *_: "0" * 64)
+    other, found = ({"w": "y", "y": "w"}[rows[0]], [])
+    for run, wild in (("aa", -1e3), ("bb", 1e3)):
+        some.data["ada"][other] = np.append(np.zeros(39), wild)
+        arrays = {"shared_local_steps": np.ones(2)}
+        found.append(position(some.site().answer(changed(request, {**header, "run": run}, **arrays))))
+    moved = np.linalg.norm(found[1] - found[0], axis=1)
+    assert np.all(moved > 35.0 * 1e-4 * 3.0 / (40.0 / 150.0))
 
 
 @pytest.mark.parametrize("share", [0.9, 1.1])

@@ -334,6 +334,25 @@ def test_masks_of_sites_with_another_past_do_not_cancel(secure):
     assert not cancel("4" * 32, order + 3, world.data)
 
 
+def test_masks_of_sites_that_were_asked_for_other_log_likelihoods_do_not_cancel(secure):
+    """Else of two sums, one with a finer log-likelihood of one site, the difference would be of that site alone."""
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True, correct=True)
+    asked = [each for each in map(unpack, network.sent) if each.header["kind"] == "after"][:3]
+
+    def cancel(ticket, first) -> bool:
+        found = []
+        for name, each, update in zip(world.data, asked, [first, *["log_likelihood_sum"] * 2], strict=True):
+            header = {**each.header, "ticket": ticket, "update": update}
+            answer = unpack(world.site(name).answer(pack(header, each.body)))
+            found.append(arrays_of(answer.body)["masked"])
+        return cancelled(reduce(plus, found), 3)
+
+    assert cancel("1" * 32, "log_likelihood_sum")
+    assert not cancel("2" * 32, "log_likelihood_finer_sum")
+
+
 def replies(codes, lost):
     """A reply of two replicates."""
     change = {"site": jnp.array([[1.5], [2.5]]), "lost": jnp.array(lost)}

@@ -81,6 +81,16 @@ def test_what_can_not_be_bounded_is_refused(broadcast, own):
         released(METHOD, WEIGHTS, broadcast, own)
 
 
+def test_a_step_whose_noise_would_be_zero_is_refused():
+    """What is below 2.2e-308 is zero for XLA: the variance of the noise, where the step itself is not yet."""
+    config, size = replace(METHOD, temperature=0.25), 3e-308
+    scale, step = jax.jit(lambda eta: (jnp.sqrt(2.0 * eta * 0.25), 1e3 * eta))(size)
+    assert (float(scale), float(step)) == (0.0, pytest.approx(3e-305))
+    with pytest.raises(ValueError, match="noise would be rounded to zero"):
+        released(config, WEIGHTS, told(step_size=(1e-3, size)), client())
+    assert released(config, WEIGHTS, told(step_size=(1e-3, 0.0)), client())[1].ratio == 0.0
+
+
 def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(ValueError, match=r"20 rows and the weight 0\.25, for batches of 21"):
         released(replace(METHOD, batch_size=21), WEIGHTS, told(), client())
