@@ -468,12 +468,13 @@ class Remote(Executor):
             name = self._problem.names[place]
             log.warning("The answer of site %s holds numbers that can't be meant; it is not used.", name)
             return ResultCode.REFUSED
-        if isinstance(reply, Reply) and order.phase is None:
+        of_draws = order.phase is None and order.updates[place].startswith("log_likelihood")
+        if isinstance(reply, Reply) and of_draws:
             return self._within(place, reply)
         return reply
 
     def _within(self, place: int, reply: Reply) -> Reply:
-        """An answer about the finished fit, NaN where it is no number, or larger than a secure sum would hold.
+        """Log-likelihoods of the finished fit, NaN where they are no numbers, or larger than a secure sum would hold.
 
         Beside such a log-likelihood those of all other sites would be rounded away.
         """

@@ -217,6 +217,19 @@ def test_a_site_says_so_of_a_few_runs_on_the_same_data(lied_to, monkeypatch):
     assert [end(run) for run in ("aa", "bb", "aa")] == [True, None, True]
 
 
+def precise(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    numpyro.sample("y", dist.Normal(mu, 1e-6), obs=y)
+
+
+def test_a_cavity_may_be_larger_than_a_log_likelihood(federation):
+    """Its precision is in the units of the globals, and stands by itself."""
+    world = federation(fb.EP(solver="laplace", num_replicates=1), program=precise)
+    world.data = {name: {"y": 1.0 + 1e-6 * np.linspace(-1.0, 1.5, num)} for name, num in (("ada", 40), ("bo", 50))}
+    fit = world.fit(Rehearsal(*map(world.site, world.data)), correct=False, secure_sums=False, num_clients=2)
+    assert fit.conflict()["z"].notnull().all()
+
+
 def test_an_owner_can_keep_the_bit(lied_to, tmp_path, monkeypatch):
     (tmp_path / "own.toml").write_text("[studies]\nany = true\n[answers]\nagreement = false\n")
     monkeypatch.setitem(PERMISSIVE, "policy", str(tmp_path / "own.toml"))
