@@ -70,7 +70,7 @@ class AnswerRules(NamedTuple):
         How many numbers about the same data may leave in all runs together, those in sums among them; ``None``: any.
         Numbers with noise have a budget of their own.
     methods
-        The methods whose rounds it answers, such as ``("EP", "Laplace")``; ``None``: those of all studies that may run.
+        The names of the methods whose rounds it answers; ``None``: those of all studies that may run.
     questions
         What it answers about a finished fit, of :data:`QUESTIONS`.
     nats
@@ -231,7 +231,7 @@ def _answers(path: Path, told: Mapping[str, Any]) -> AnswerRules:
         )
     if found.methods is not None and not _are_words(found.methods):
         raise ClientDataError(
-            f'The site\'s policy, \'{path}\': `methods` is {found.methods!r}; write names in a list, ["EP", "Laplace"].'
+            f"The site's policy, '{path}': `methods` is {found.methods!r}; write the names of methods in a list."
         )
     wrong = [each for each in found.questions if each not in QUESTIONS] if _are_words(found.questions) else [0]
     if wrong:

@@ -93,7 +93,12 @@ class Energy(NamedTuple):
         if self.clip is None:
             return jax.grad(lambda x: client.log_factor_of_rows(position(x), rows, scale))(x)
         each = jax.vmap(lambda row: jax.grad(lambda x: client.log_factor_of_rows(position(x), row[None], 1.0))(x))(rows)
-        return scale * jnp.sum(jnp.where(real[:, None], clipped(each, self.clip), 0.0), axis=0)
+        of_client = jnp.zeros(x.shape)
+        if not client.program.enumerated:  # terms that are no row's, such as an outcome of the client itself
+            no_row = jnp.zeros(1, bool)
+            of_client = jax.grad(lambda x: client.log_factor_of_rows(position(x), rows[:1], 1.0, no_row))(x)
+            each = each - of_client
+        return of_client + scale * jnp.sum(jnp.where(real[:, None], clipped(each, self.clip), 0.0), axis=0)
 
 
 def clipped(each: Float[Array, "row d"], norm: float) -> Float[Array, "row d"]:

@@ -85,7 +85,7 @@ def test_a_policy_is_where_the_configuration_says(tmp_path):
         ("[studies]\nany = 1\n", r"`any` is 1; write true or false"),
         ("[answers]\nmost = 0\n", r"`most` is 0; write a whole number of numbers, such as 100000"),
         ("[answers]\nmost = 1e5\n", r"`most` is 100000.0; write a whole number"),
-        ("[answers]\nmethods = 'EP'\n", r"`methods` is 'EP'; write names in a list, \[\"EP\", \"Laplace\"\]"),
+        ("[answers]\nmethods = 'EP'\n", r"`methods` is 'EP'; write the names of methods in a list"),
         ("[answers]\nquestions = ['loo']\n", r"`questions` is \['loo'\]; .* some of \['check', 'log-l"),
         ("[answers]\nnats = 2.0\n", r"`nats` is 2.0; write to how many nats"),
         ("[answers]\nagreement = 1\n", r"`agreement` is 1; write true or false"),

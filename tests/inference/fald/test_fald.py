@@ -348,6 +348,23 @@ def test_clipping_bounds_each_row():
     np.testing.assert_allclose(draws[0, 0, 0], 0.1 * (0.5 - 1.0 + 1.0 + 0.1), rtol=1e-12)
 
 
+def test_what_is_no_row_s_counts_once_and_is_not_clipped():
+    """An outcome of the client itself, beside its rows: it is in no row's gradient."""
+
+    def model(y, s):
+        theta = numpyro.sample("theta", dist.ImproperUniform(constraints.real, (), ()))
+        numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+        numpyro.sample("s", dist.Normal(theta, 0.5), obs=s)
+
+    data = {
+        "a": {"y": np.array([0.5, -4.0, 3.0, 0.1]), "s": np.array([2.0, 2.5])},
+        "b": {"y": np.zeros(3), "s": np.zeros(2)},
+    }
+    method = FALD(local_steps=1, step_size=0.1, temperature=0.0, clip=1.0, **(PLAIN | {"num_chains": 1}))
+    draws = draws_of(model, data, method, 1)
+    np.testing.assert_allclose(draws[0, 0, 0], 0.1 * (0.5 - 1.0 + 1.0 + 0.1 + 4.0 * 4.5), rtol=1e-12)
+
+
 # --- the noise
 
 
