@@ -22,7 +22,7 @@ from fedbayes.contract.answer import shortened
 from fedbayes.network.client.session import Session
 from fedbayes.network.messages import Message
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked
-from fedbayes.questions.conflict import LEVEL, compared
+from fedbayes.questions.conflict import LEVEL, compared, usual_parts
 from fedbayes.results.fitted import Fitted
 from fedbayes.rounds.wire import arrays_of
 
@@ -133,9 +133,7 @@ def agrees(session: Session, message: Message, draws: np.ndarray) -> bool | None
     if not (message.header["begun"] and any(name.startswith("posterior/") for name in arrays)):
         return None
     told: Any = [arrays[f"posterior/{name}"] for name in ("shift", "precision", "log_scale")]
-    cavity, place = session.own_cavity(message), session.place
-    part = min(roster.rows[place] / np.sum(roster.rows), 1.0 / roster.num_clients)
-    mean = np.mean(draws, axis=(0, 1))
+    cavity, part, mean = session.own_cavity(message), usual_parts(roster)[session.place], np.mean(draws, axis=(0, 1))
     found = own_test(unpacked(Gaussian(*told)), cavity, mean, part, roster.num_clients, roster.prior.gaussian)
     if found is None:
         return None

@@ -210,9 +210,7 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
     """:func:`conflict` of the Gaussians that :func:`gaussians_of` gives, the globals with these labels."""
     import xarray as xr
 
-    # by rows, but no more than that of one of K clients: with locals, many rows of one client are one observation
-    part = np.minimum(roster.rows / np.sum(roster.rows), 1.0 / roster.num_clients)
-    found, z, error = compared(posterior, cavities, part)
+    found, z, error = compared(posterior, cavities, usual_parts(roster))
     p = 2.0 * stats.norm.sf(np.abs(z))
     p_overall = found.p_overall
     each, overall = (CLIENT, COORDINATE), (CLIENT,)
@@ -230,6 +228,14 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
     }
     dataset = xr.Dataset(variables, coords={CLIENT: list(roster.names), COORDINATE: list(labels)})
     return dataset.assign_attrs(disagreement=disagreement(dataset), remarks="; ".join(_remarks(dataset)))
+
+
+def usual_parts(roster: Roster) -> np.ndarray:
+    """What part of all clients' information each one has on average, shape ``(K,)``: as its rows are of all rows.
+
+    It is no more than that of one of K clients: with locals, many rows of one client are one observation.
+    """
+    return np.minimum(roster.rows / np.sum(roster.rows), 1.0 / roster.num_clients)
 
 
 def compared(

@@ -166,15 +166,19 @@ class Session:
     def _log_likelihoods(self, order: Round, policy: Policy) -> Reply:
         """What the site says of the draws of an order: nothing of those that are too far away, and not too finely."""
         reach, nats = self._reach(policy), policy.answers.nats
-        far = np.zeros(order.shared.shape[:-1], bool)
-        if reach is not None and order.shared.shape[-1] == len(reach.centre):
-            far = reach.beyond(order.shared)
-        if np.any(far):
-            log.warning(_FAR, policy.points.farthest)
-            order = order._replace(shared=np.where(far[..., None], reach.centre, order.shared))  # type: ignore[union-attr]
-        reply = self.executor.reply(order)
-        reply = reply if nats is None else rounded(reply, nats)
-        return _without(reply, far) if np.any(far) else reply
+
+        def said(order: Round) -> Reply:
+            reply = self.executor.reply(order)
+            return reply if nats is None else rounded(reply, nats)
+
+        if reach is None or order.shared.shape[-1] != len(reach.centre):
+            return said(order)
+        far = reach.beyond(order.shared)
+        if not np.any(far):
+            return said(order)
+        log.warning(_FAR, reach.farthest)
+        near = order._replace(shared=np.where(far[..., None], reach.centre, order.shared))
+        return _without(said(near), far)
 
     def _reach(self, policy: Policy) -> Reach | None:
         return reach_of(self.problem.prior, policy.points.farthest)
