@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedbayes.errors import UNREADABLE
 from fedbayes.flower.codes import NoAnswer
 from fedbayes.flower.messages import MESSAGE_TYPE, NUDGE, pack, unpack
+from fedbayes.flower.waits import ask_sooner
 from fedbayes.network.transport import Failure, NodeKey
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class GridTransport:
     """
 
     def __init__(self, grid: Grid, *, keys: bool | None = None, pause: float = 0.1, nudge_after: float = 30.0) -> None:
+        ask_sooner()
         self._grid, self._keys, self._pause, self._nudge_after = grid, keys, pause, nudge_after
         self._nameless: set[int] = set()  # nodes that were told of
         self._one_by_one = False  # since Flower could not read some answer

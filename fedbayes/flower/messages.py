@@ -1,26 +1,27 @@
 """Bytes as the content of Flower's messages.
 
-Each message holds one record with one array of bytes. Flower sends every record, array and chunk of a message by a
-request of its own, so that a message of many arrays would cost many requests.
+Each message holds one record of settings with one entry of bytes, or a few where it is long. Flower sends every part of
+a message by a request of its own: an array would be three parts (record, array, chunk), and a message of many arrays
+would cost many requests.
 """
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from collections.abc import Mapping
+from typing import Any
 
-from fedbayes.runtime.npy import read_array
+from flwr.app import ConfigRecord, Message, RecordDict
 
 ACTION = "fedbayes"
 MESSAGE_TYPE = f"query.{ACTION}"
 NUDGE = b""  # asks for nothing: a node that is one answer behind sends that when the next message comes
-_RECORD, _ARRAY = "message", "bytes"
-_STYPE = "numpy.ndarray"  # Flower's name for the format of `numpy.save`
-_SHOWN = 40  # characters of a text that came with a message
+_ENTRY = "bytes"
+_LONGEST = 16 << 20  # bytes of a record; Flower itself splits arrays at 20 MB
 
 
 def pack(payload: bytes) -> RecordDict:
     """The content of a message that carries these bytes."""
-    array = Array(np.frombuffer(payload, np.uint8))
-    return RecordDict({_RECORD: ArrayRecord({_ARRAY: array})})
+    starts = range(0, max(len(payload), 1), _LONGEST)
+    pieces = (payload[start : start + _LONGEST] for start in starts)
+    return RecordDict({str(i): ConfigRecord({_ENTRY: piece}) for i, piece in enumerate(pieces)})
 
 
 def unpack(message: Message) -> bytes:
@@ -31,14 +32,15 @@ def unpack(message: Message) -> bytes:
     ValueError
         The message is not one that :func:`pack` has filled.
     """
-    records = message.content.array_records
-    if set(records) != {_RECORD} or set(records[_RECORD]) != {_ARRAY}:
-        raise ValueError(f"the message must hold one array {_RECORD}/{_ARRAY}; it holds {len(records)} others")
-    array = records[_RECORD][_ARRAY]
-    if array.stype != _STYPE:
-        raise ValueError(f"the message must hold an array of NumPy; it holds one of {array.stype[:_SHOWN]!r}")
-    # not `array.numpy()`, which makes whatever array the bytes name
-    found = read_array(array.data)
-    if found.dtype != np.uint8 or found.ndim != 1:
-        raise ValueError(f"the message must hold a vector of uint8; it holds {found.dtype} of shape {found.shape}")
-    return found.tobytes()
+    content = message.content
+    names = [str(i) for i in range(len(content))]
+    if not names or set(names) != set(content.config_records):
+        raise ValueError(f"the message must hold records of bytes, by number; it holds {len(names)} others")
+    return b"".join(_bytes_of(dict(content.config_records[name])) for name in names)
+
+
+def _bytes_of(record: Mapping[str, Any]) -> bytes:
+    piece = record.get(_ENTRY)
+    if len(record) > 1 or not isinstance(piece, bytes):
+        raise ValueError("the message must hold records of bytes; it holds other entries, or entries of another type")
+    return piece

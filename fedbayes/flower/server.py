@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedbayes.results.fit import FederatedFit
 
 _LOG = logging.getLogger(__name__)
-_SECONDS_A_ROUND = 3.0  # a node looks for messages every three seconds
+_SECONDS_A_ROUND = 1.0  # with nodes of `fedbayes start-node`; benchmarks/NETWORK.md
 
 
 def server_app(

@@ -17,6 +17,6 @@ export FLWR_HOME="${FLWR_HOME:-$PWD/.flwr}/nodes/$site"
 mkdir -p "$FLWR_HOME" sites
 # Why a server refuses a node, Flower does not say.
 fedbayes check-node "$site" --server "$server"
-exec flower-supernode --superlink "$server" --root-certificates certificates/ca.crt \
+exec fedbayes start-node --superlink "$server" --root-certificates certificates/ca.crt \
     --auth-supernode-private-key "certificates/$site" --host 127.0.0.1 --port "$port" \
     --node-config "site-id=\"$site\" data-path=\"$data\" state-dir=\"$PWD/sites/$site\""

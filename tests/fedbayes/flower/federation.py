@@ -27,9 +27,6 @@ BIN = Path(sys.executable).parent
 QUICK = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; by default 1
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as in tests: each process compiles, and runs for a moment
-    "PYTHONPATH": os.pathsep.join(
-        [str(Path(__file__).with_name("quick")), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ),
 }
 QUIET = {
     **QUICK,
@@ -233,7 +230,7 @@ class Federation:
 
     def restart(self, i: int) -> None:
         """Start node ``i``, again or for the first time; with keys a supervisor restarts it until it is let in."""
-        node = [BIN / "flower-supernode", *self._client_security(), "--superlink", f"127.0.0.1:{self.port}"]
+        node = [BIN / "fedbayes", "start-node", *self._client_security(), "--superlink", f"127.0.0.1:{self.port}"]
         node += ["--host", "127.0.0.1", "--port", self._node_ports[i], "--node-config", as_config(self.configs[i])]
         if self.keys:
             node += ["--auth-supernode-private-key", self.folder / "certificates" / self.names[i]]
@@ -250,9 +247,10 @@ class Federation:
         """SIGKILL to the process in which node ``i`` handles a message."""
         session = str(self._nodes[i].popen.pid)
         for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and b"flwr-clientapp" in command_line(folder.name):
+            if folder.name.isdigit() and b"multiprocessing.forkserver" in command_line(folder.name):
                 # after the name in brackets: state, parent, group, session
-                if (folder / "stat").read_text().rpartition(")")[2].split()[3] == session:
+                _, parent, _, of = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                if of == session and b"multiprocessing.forkserver" in command_line(parent):
                     os.kill(int(folder.name), signal.SIGKILL)
                     return
         raise AssertionError(f"node {i} handles no message")

@@ -26,7 +26,7 @@ SOON = 120.0  # seconds: a fifth of the join timeout; a site's worker takes most
 SKEW = """
 import os, sys
 
-if any(word.endswith(("flower-supernode", "fedbayes")) for word in sys.orig_argv):
+if any(word.endswith("fedbayes") for word in sys.orig_argv):
     import datetime
     import flwr.supercore.date as date
     now = date.now
@@ -53,7 +53,9 @@ class Study:
         self.ports = dict(zip(SITES, node_ports, strict=True))
         self.environment = {**QUIET, **dict([self._mark.split("=")]), "FLWR_HOME": str(self.folder / ".flwr")}
         # where a study may find more of its code; in the test of another model one site has other code there
-        self.environment["PYTHONPATH"] = f"{self.folder / 'ours'}{os.pathsep}{QUIET['PYTHONPATH']}"
+        self.environment["PYTHONPATH"] = os.pathsep.join(
+            [str(self.folder / "ours"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         self.environment["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         self.nodes: dict[str, Process] = {}
         self.processes: list[Process] = []
