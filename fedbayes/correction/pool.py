@@ -12,13 +12,14 @@ from fedbayes.correction.recipe import Recipe
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.numerics.importance import pareto_smooth
 from fedbayes.runtime.compiling import jit_cheaply
+from fedbayes.runtime.precision import computing
 
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
 SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter
 NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
 HALVED = 0.3  # sd of `Pool.halved` over the weighted draws, up to which the clients' quadrature is precise enough
 
-_smooth = jit_cheaply(pareto_smooth)
+_smoothed = jit_cheaply(pareto_smooth)
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,10 @@ class Pool:
         logs = self.log_weights
         if not self.known:
             return np.full(logs.shape, 1.0 / logs.size), float("inf")
-        smoothed, k_hat = _smooth(logs.reshape(-1))
+        smoothed, k_hat = _smooth(logs)
         if self.largest <= SHARE:  # nothing to smooth, and what looks like a tail would be cut short
-            return np.exp(logs - logsumexp(logs)), float(k_hat)
-        return np.asarray(smoothed).reshape(logs.shape), float(k_hat)
+            return np.exp(logs - logsumexp(logs)), k_hat
+        return smoothed.reshape(logs.shape), k_hat
 
     @property
     def weights(self) -> np.ndarray:
@@ -186,7 +187,14 @@ def largest_share(log_weights: np.ndarray) -> float:
 
 def tail_shape(log_weights: np.ndarray) -> float:
     """k-hat, the shape of the tail of weights ``(n,)``."""
-    return float(_smooth(log_weights)[1])
+    return _smooth(log_weights)[1]
+
+
+def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
+    """Smoothed weights and k-hat, in double precision whoever asks: a log weight may be -1e6, and its decimals count."""
+    with computing():
+        smoothed, k_hat = _smoothed(log_weights.reshape(-1))
+        return np.asarray(smoothed), float(k_hat)
 
 
 def trusted(log_weights: np.ndarray, k_hat: float) -> bool:

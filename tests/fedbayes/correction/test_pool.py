@@ -141,3 +141,13 @@ def test_planted_bug_draws_counted_in_their_own_order_are_not_the_targets(plante
 def test_nothing_finite_is_unreliable() -> None:
     pool = pool_from(law(0.0, 1.0))
     assert not replace(pool, log_joint=np.full(pool.log_joint.shape, np.nan)).reliable
+
+
+def test_weights_are_smoothed_in_double_precision_whoever_asks() -> None:
+    """A constant in the log weights changes nothing, however large: a float32 near -1e7 has a step of one."""
+    with jax.enable_x64(False):
+        near = pool_from(law(1.0, 0.3))
+        far = replace(near, log_joint=near.log_joint - 1e7)
+        assert near.largest > SHARE  # they are smoothed
+        assert far.k_hat == pytest.approx(near.k_hat, abs=1e-5)
+        np.testing.assert_allclose(far.weights, near.weights, rtol=1e-5)
