@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpyro.distributions import biject_to
 
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.formula.program.groups import Group, Kind
@@ -13,6 +14,7 @@ from fedbayes.formula.reading.estimates import Estimates, check_level, named_dra
 from fedbayes.formula.reading.places import client_posterior, global_posterior
 from fedbayes.formula.regression import Regression
 from fedbayes.results.arviz import shown
+from fedbayes.runtime.precision import computing
 
 _KEYS = ("term", "site", "group", "effect")
 
@@ -87,7 +89,8 @@ class RandomEffects(Estimates):
         draws = named_draws(values[..., one] - moved, {})
         title = f"{first} against {second}, effect {effect}"
         if ratio:
-            return Estimates(np.exp(draws), f"{self._ratio.capitalize()} of {title}", self.level, 1.0)
+            ratios = draws.copy(data=np.exp(draws.values))
+            return Estimates(ratios, f"{self._ratio.capitalize()} of {title}", self.level, 1.0)
         return Estimates(draws, f"Difference of {title}", self.level, 0.0)
 
     def _moved(self, values: np.ndarray, own: str, other: str) -> np.ndarray | float:
@@ -102,7 +105,7 @@ class RandomEffects(Estimates):
         return np.asarray((others - mine) @ slope).reshape(values.shape)
 
     def _place(self, unit: str, effect: str, term: str | None) -> int:
-        labels = {name: self.draws[name].values.astype(str) for name in ("unit", *_KEYS)}
+        labels = {name: np.asarray(self.draws[name].values.tolist(), dtype=object) for name in ("unit", *_KEYS)}
         named = (labels["unit"] == unit) | ((labels["group"] == unit) & (labels["group"] != ""))
         if not named.any():
             raise FormulaError(
@@ -210,11 +213,12 @@ def _effects(reg: Regression, posterior: Any, own: Mapping[str, Any], name: str,
 
 
 def _unconstrained(reg: Regression, posterior: Any) -> np.ndarray:
-    """A client's draws of the globals, shape ``(draws, d)``; positive ones by their logarithms."""
+    """A client's draws of the globals, each without its bounds, shape ``(draws, d)``."""
     columns = []
-    for name in [*reg.priors, *(f"{name}_centred" for name in reg.priors)]:
-        if shown(name) in posterior:
-            values = np.asarray(posterior[shown(name)], float)
-            values = values.reshape(values.shape[0] * values.shape[1], -1)
-            columns.append(np.log(values) if (values > 0).all() else values)
+    with computing():
+        for name, prior in reg.priors.items():
+            site = f"{name}_centred" if shown(f"{name}_centred") in posterior else name
+            values = np.asarray(posterior[shown(site)], float)
+            free = np.asarray(biject_to(prior.support).inv(values))
+            columns.append(free.reshape(values.shape[0] * values.shape[1], -1))
     return np.concatenate(columns, axis=1)

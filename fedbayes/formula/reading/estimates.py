@@ -60,7 +60,7 @@ class Estimates:
         }
         if not np.isnan(self.reference).all():
             known = xr.zeros_like(lower) + self.reference
-            direction = probability_of_direction(self.draws, known)  # type: ignore[arg-type]  # an array is compared, too
+            direction = probability_of_direction(self.draws, known)
             found["probability_of_direction"] = direction.where(~np.isnan(known))
         return xr.Dataset(found, attrs={"title": self.title, "level": self.level})
 
@@ -77,6 +77,8 @@ class Estimates:
 
     def __repr__(self) -> str:
         table, columns = self.to_pandas(), self._columns()
+        if not self.summary["median"].dims:
+            columns = columns[1:]  # a single quantity, which the title names
         cells = [tuple(_cell(value) for value in line) for line in table[columns].head(_SHOWN).itertuples(index=False)]
         more = [f"  ... and {len(table) - _SHOWN} more, in `.to_pandas()`"] if len(table) > _SHOWN else []
         named = {"probability_of_direction": "direction"}
@@ -94,7 +96,7 @@ def check_level(level: Any) -> float:
     ValueError
         It is none.
     """
-    if isinstance(level, bool) or not (isinstance(level, Real) and 0.0 < level < 1.0):
+    if isinstance(level, bool) or not (isinstance(level, Real) and 0.0 < float(level) < 1.0):
         raise ValueError(
             f"`level` is {level!r}; it is the probability of the intervals and lies in (0, 1), such as 0.9."
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import jax
@@ -46,7 +47,7 @@ class SurvivalCurves(Estimates):
         --------
         >>> curves.restricted_mean(365.0).summary["median"]  # doctest: +SKIP
         """
-        if not (np.ndim(horizon) == 0 and np.isreal(horizon) and np.isfinite(horizon) and horizon > 0):
+        if isinstance(horizon, bool) or not (isinstance(horizon, Real) and 0.0 < float(horizon) < np.inf):
             raise ValueError(f"`horizon` is {horizon!r}; write a time above zero, such as 365.")
         draws = named_draws(self._integral(float(horizon)), {"row": self.draws["row"].values})
         place = self.title.partition(" at ")[2]
