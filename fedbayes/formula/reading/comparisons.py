@@ -84,7 +84,7 @@ def comparisons(
     labels, values = [], []
     for label, first, second in found.contrasts(table, step):
         labels.append(label)
-        values.append(_BY[by](*(_mean(outcomes.at(each), average) for each in (first, second))))
+        values.append(_BY[by](*(outcomes.at(each, average) for each in (first, second))))
     dims = {"contrast": labels, **_rows(table.num_rows, average), **outcomes.levels}
     title = f"{by.capitalize()} of the {outcomes.words} by {variable} {outcomes.reader.place.words}"
     return Estimates(
@@ -141,8 +141,8 @@ def slopes(
     table = outcomes.reader.table(rows)
     numbers = found.numbers(table)
     half = _NARROW * spread(table, numbers)
-    below, above = (outcomes.at(table.with_column(variable, numbers + move)) for move in (-half, half))
-    values = _mean((above - below) / (2.0 * half), average)
+    below, above = (outcomes.at(table.with_column(variable, numbers + move), average) for move in (-half, half))
+    values = (above - below) / (2.0 * half)
     title = f"Slope of the {outcomes.words} along {variable} {outcomes.reader.place.words}"
     return Estimates(
         named_draws(values, {**_rows(table.num_rows, average), **outcomes.levels}),
@@ -150,11 +150,6 @@ def slopes(
         level,
         0.0,
     )
-
-
-def _mean(values: np.ndarray, average: bool) -> np.ndarray:
-    """Over the rows, where that is asked for."""
-    return values.mean(axis=2) if average else values
 
 
 def _rows(number: int, average: bool) -> dict[str, Any]:

@@ -78,8 +78,8 @@ class Reader:
         found |= {"weights": ones} if parts.outcome.weights else {}
         return found | {"y": np.ones(table.num_rows, int) if parts.family.integers else ones}
 
-    def read(self, table: Table, of: Callable[[Any], Any], *more: int) -> np.ndarray:
-        """A function of each row's law at each draw, shape ``(chain, draw, n, *more)``."""
+    def read(self, table: Table, of: Callable[[Any], Any], *more: int, average: bool = False) -> np.ndarray:
+        """A function of each row's law at each draw, shape ``(chain, draw, n, *more)``; averaged without the rows."""
         arguments, site = self.arguments(table), plain(self.reg.parts.outcome.name)
         fixed = {name: value for name, value in arguments.items() if not isinstance(value, np.ndarray)}
         arrays = {name: value for name, value in arguments.items() if name not in fixed}
@@ -88,7 +88,8 @@ class Reader:
         def one(values: Mapping[str, Array], arrays: Mapping[str, Array]) -> Array:
             with numpyro.validation_enabled(False):
                 sites = trace(substitute(seed(self.reg.model, 0), data=dict(values))).get_trace(**arrays, **fixed)
-                return jnp.broadcast_to(of(sites[site]["fn"]), shape)
+                found = jnp.broadcast_to(of(sites[site]["fn"]), shape)
+                return found.mean(axis=0) if average else found
 
         def run(values: Mapping[str, Array], arrays: Mapping[str, Array]) -> Any:
             return jax.lax.map(lambda each: one(each, arrays), values, batch_size=_AT_ONCE)
@@ -99,7 +100,8 @@ class Reader:
             flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in values.items()}
             traced = jax.jit(run).trace(flat, arrays)
             kept = _READERS.get(digest_of(traced.jaxpr), lambda: traced.lower().compile())
-            return np.asarray(kept(flat, arrays)).reshape(*samples, *shape)
+            found = np.asarray(kept(flat, arrays))
+            return found.reshape(*samples, *found.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -133,11 +135,11 @@ class Outcomes:
         what = reg.parts.family.reading.response if self.scale == "response" else "linear predictor"
         return f"{what} of `{reg.parts.outcome.name}`"
 
-    def at(self, table: Table) -> np.ndarray:
-        """Shape ``(chain, draw, n)``, or ``(chain, draw, n, levels)``."""
+    def at(self, table: Table, average: bool = False) -> np.ndarray:
+        """Shape ``(chain, draw, n)``, or ``(chain, draw, n, levels)``; of the mean over the rows without ``n``."""
         reading = self.reader.reg.parts.family.reading
         of = reading.expected if self.scale == "response" else reading.linear
-        return self.reader.read(table, of, *(len(labels) for labels in self.levels.values()))
+        return self.reader.read(table, of, *(len(labels) for labels in self.levels.values()), average=average)
 
 
 def reader_of(reg: Regression, fit: Any, where: Any, key: Array | None) -> Reader:
