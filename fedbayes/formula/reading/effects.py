@@ -162,12 +162,14 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
     """
     level, posterior = check_level(level), global_posterior(reg, fit)
     groups = _groups(reg)
-    own, refused = {}, []
+    own: dict[str, Any] = {}
+    reasons: dict[str, list[str]] = {}
     for client in reg.clients if any(group.grouping.kind is not Kind.ACROSS for _, group in groups) else ():
         try:
             own[client] = client_posterior(fit, client)
         except ClientDataError as error:
-            refused.append(str(error))
+            reasons.setdefault(str(error.__cause__), []).append(client)
+    refused = [f"The effects of {', '.join(map(repr, who))} are not known: {why}" for why, who in reasons.items()]
     found = [effect for name, group in groups for effect in _effects(reg, posterior, own, name, group)]
     if not found:
         raise ClientDataError(" ".join(refused))
