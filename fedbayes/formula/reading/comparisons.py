@@ -38,6 +38,7 @@ def comparisons(
     where: Any = "average",
     scale: str = "response",
     level: float = 0.9,
+    new_groups: bool = False,
     key: Array | None = None,
 ) -> Estimates:
     """How much the expected outcome differs between rows that are alike but for one variable.
@@ -48,7 +49,7 @@ def comparisons(
 
     Parameters
     ----------
-    reg, fit, rows, where, level, key
+    reg, fit, rows, where, level, new_groups, key
         See :func:`fedbayes.predictions`. A new site's effects are the same on both sides.
     variable
         A column on the right of the formula. Of levels each other one is compared with the first, the one without a
@@ -78,7 +79,7 @@ def comparisons(
     >>> fb.comparisons(reg, fit, rows, "sex", by="ratio")  # doctest: +SKIP
     """
     level, step, found = check_level(level), check_step(step), variable_of(reg, variable)
-    outcomes = outcomes_of(reg, fit, where, scale, key)
+    outcomes = outcomes_of(reg, fit, where, scale, key, new_groups)
     _check_by(by, outcomes)
     table = outcomes.reader.table(rows)
     labels, values = [], []
@@ -105,6 +106,7 @@ def slopes(
     where: Any = "average",
     scale: str = "response",
     level: float = 0.9,
+    new_groups: bool = False,
     key: Array | None = None,
 ) -> Estimates:
     """By how much the expected outcome changes with a variable of numbers, per unit of it.
@@ -114,7 +116,7 @@ def slopes(
 
     Parameters
     ----------
-    reg, fit, rows, where, scale, level, key
+    reg, fit, rows, where, scale, level, new_groups, key
         See :func:`fedbayes.predictions`.
     variable
         A column of numbers on the right of the formula.
@@ -137,7 +139,7 @@ def slopes(
     >>> fb.slopes(reg, fit, rows, "age").summary["median"]  # doctest: +SKIP
     """
     level, found = check_level(level), variable_of(reg, variable)
-    outcomes = outcomes_of(reg, fit, where, scale, key)
+    outcomes = outcomes_of(reg, fit, where, scale, key, new_groups)
     table = outcomes.reader.table(rows)
     numbers = found.numbers(table)
     half = _NARROW * spread(table, numbers)

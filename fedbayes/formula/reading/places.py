@@ -11,7 +11,7 @@ from jax import Array
 from numpyro.handlers import seed, trace
 
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
-from fedbayes.formula.program.groups import Kind
+from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
 from fedbayes.formula.regression import Regression
 from fedbayes.problem.program.sites import LOCAL
@@ -150,7 +150,7 @@ def values_at(reg: Regression, place: Place, arguments: Mapping[str, Any], key: 
     """Draws of all latents at a place, shape ``(chain, draw, ...)`` each.
 
     A client's own effects are standard normal latents, times sds and correlations. At the average site they are zero;
-    at a new site each draw of the globals has its own draw of them.
+    at a new site each draw of the globals has its own draw of them, and so have new groups of a client.
     """
     found = {}
     offsets = _offsets(reg)
@@ -162,13 +162,31 @@ def values_at(reg: Regression, place: Place, arguments: Mapping[str, Any], key: 
             drawn = jax.random.normal(jax.random.fold_in(key, number), shape)
             found[name] = np.asarray(drawn, float) if place.effects == "new" else np.zeros(shape)
         else:
-            found[name] = _checked(place.posterior, name, latent.shape)
+            known = _shape_known(place, offsets[name], latent) if name in offsets else latent.shape
+            values = _checked(place.posterior, name, known)
+            found[name] = _extended(values, latent.shape, jax.random.fold_in(key, number))
     return found
 
 
-def _offsets(reg: Regression) -> set[str]:
+def _shape_known(place: Place, group: Group, latent: Latent) -> tuple[int, ...]:
+    """The shape of the effects in the fit; the rows of a client may have more groups within it than these."""
+    if group.grouping.kind is not Kind.WITHIN or place.groups is None:
+        return latent.shape
+    return (len(place.groups[group.grouping.name]), *latent.shape[1:])
+
+
+def _extended(values: np.ndarray, shape: tuple[int, ...], key: Array) -> np.ndarray:
+    """Effects of a client's groups, and those of its new groups, which are drawn."""
+    if values.shape[2:] == shape:
+        return values
+    more = (*values.shape[:2], shape[0] - values.shape[2], *shape[1:])
+    return np.concatenate([values, np.asarray(jax.random.normal(key, more), float)], axis=2)
+
+
+def _offsets(reg: Regression) -> dict[str, Group]:
+    """The terms of groups by the names of their latents."""
     return {
-        f"{plain(predictor.prefix + group.name)}_offset"
+        f"{plain(predictor.prefix + group.name)}_offset": group
         for predictor in reg.parts.predictors
         for group in predictor.groups
     }

@@ -18,6 +18,7 @@ def predictions(
     where: Any = "average",
     scale: str = "response",
     level: float = 0.9,
+    new_groups: bool = False,
     key: Array | None = None,
 ) -> Estimates:
     """The expected outcome of each row, ``E(y | row, parameters)`` at each draw of the parameters.
@@ -45,8 +46,11 @@ def predictions(
         ``"response"``, or ``"link"`` for ``eta``.
     level
         Probability of the intervals.
+    new_groups
+        Whether rows of a client may be of groups within it that were not in the fit. Their effects are drawn as those
+        of a new site's groups are, given the globals of the client's draws.
     key
-        For ``where="new"``: ``jax.random.key(seed)``; ``None``: the same draws each time.
+        For effects that are drawn: ``jax.random.key(seed)``; ``None``: the same draws each time.
 
     Returns
     -------
@@ -66,7 +70,7 @@ def predictions(
     --------
     >>> fb.predictions(reg, fit, {"age": [50, 60]}, where="north").summary["median"]  # doctest: +SKIP
     """
-    level, outcomes = check_level(level), outcomes_of(reg, fit, where, scale, key)
+    level, outcomes = check_level(level), outcomes_of(reg, fit, where, scale, key, new_groups)
     table = outcomes.reader.table(rows)
     draws = named_draws(outcomes.at(table), {"row": np.arange(table.num_rows), **outcomes.levels})
     return Estimates(draws, f"{_sentence(outcomes.words)} {outcomes.reader.place.words}", level)

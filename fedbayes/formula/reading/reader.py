@@ -40,11 +40,14 @@ class Reader:
         Whose effects.
     key
         For the effects of a new site, which are the same whenever the reader is asked.
+    new_groups
+        Whether rows of a client may be of groups within it that were not in the fit.
     """
 
     reg: Regression
     place: Place
     key: Array
+    new_groups: bool = False
 
     def table(self, rows: Any) -> Table:
         """Rows of this place, with all columns that the formula reads.
@@ -68,7 +71,7 @@ class Reader:
     def arguments(self, table: Table) -> dict[str, Any]:
         """The program's arguments of these rows; trials, weights and known standard errors are one."""
         parts, ones = self.reg.parts, np.ones(table.num_rows)
-        groups = groups_of(parts.predictors, table) if self.place.groups is None else self.place.groups
+        groups = self._groups(table)
         found: dict[str, Any] = {}
         for predictor in parts.predictors:
             found |= predictor.arrays(table, groups)
@@ -77,6 +80,13 @@ class Reader:
         found |= {"errors": ones} if parts.outcome.errors else {}
         found |= {"weights": ones} if parts.outcome.weights else {}
         return found | {"y": np.ones(table.num_rows, int) if parts.family.integers else ones}
+
+    def _groups(self, table: Table) -> Mapping[str, tuple[str, ...]]:
+        """Names of the groups within the site: a client's own first, and those of the rows where they may be new."""
+        known, there = self.place.groups, groups_of(self.reg.parts.predictors, table)
+        if known is None or not self.new_groups:
+            return there if known is None else known
+        return {name: (*known[name], *(label for label in there[name] if label not in known[name])) for name in there}
 
     def read(self, table: Table, of: Callable[[Any], Any], *more: int, average: bool = False) -> np.ndarray:
         """A function of each row's law at each draw, shape ``(chain, draw, n, *more)``; averaged without the rows."""
@@ -142,12 +152,12 @@ class Outcomes:
         return self.reader.read(table, of, *(len(labels) for labels in self.levels.values()), average=average)
 
 
-def reader_of(reg: Regression, fit: Any, where: Any, key: Array | None) -> Reader:
+def reader_of(reg: Regression, fit: Any, where: Any, key: Array | None, new_groups: bool) -> Reader:
     """The regression at a place."""
-    return Reader(reg, place_of(reg, fit, where), jax.random.key(0) if key is None else typed_key(key))
+    return Reader(reg, place_of(reg, fit, where), jax.random.key(0) if key is None else typed_key(key), new_groups)
 
 
-def outcomes_of(reg: Regression, fit: Any, where: Any, scale: Any, key: Array | None) -> Outcomes:
+def outcomes_of(reg: Regression, fit: Any, where: Any, scale: Any, key: Array | None, new_groups: bool) -> Outcomes:
     """What is expected at a place, on a scale.
 
     Raises
@@ -157,7 +167,7 @@ def outcomes_of(reg: Regression, fit: Any, where: Any, scale: Any, key: Array | 
     """
     if scale not in ("response", "link"):
         raise FormulaError(f"`scale` is {scale!r}; write 'response' for expected outcomes, or 'link'.")
-    return Outcomes(reader_of(reg, fit, where, key), scale)
+    return Outcomes(reader_of(reg, fit, where, key, new_groups), scale)
 
 
 def _covariates(predictor: Predictor) -> Iterable[str]:

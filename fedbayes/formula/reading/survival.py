@@ -62,6 +62,7 @@ def survival_curves(
     *,
     where: Any = "average",
     level: float = 0.9,
+    new_groups: bool = False,
     key: Array | None = None,
 ) -> SurvivalCurves:
     """The probability ``S(t | row) = exp(-H(t | row))`` that the event comes later than ``t``, for each row.
@@ -71,7 +72,7 @@ def survival_curves(
 
     Parameters
     ----------
-    reg, fit, rows, where, level, key
+    reg, fit, rows, where, level, new_groups, key
         See :func:`fedbayes.predictions`; neither the time nor its censoring need be in the rows.
     times
         From zero on, shape ``(m,)``.
@@ -98,7 +99,7 @@ def survival_curves(
         raise FormulaError(
             f"The family {reg.family} has no times until an event; survival curves are of {', '.join(_SURVIVAL)}."
         )
-    reader = reader_of(reg, fit, where, key)
+    reader = reader_of(reg, fit, where, key, new_groups)
     table = reader.table(rows)
     values = reader.read(table, lambda law: _survival(law, points), len(points))
     return SurvivalCurves(

@@ -37,6 +37,24 @@ def test_each_level_is_compared_with_the_first_one(logistic):
     np.testing.assert_allclose(found.draws, fit.idata.posterior["stage"].values, rtol=1e-6, atol=1e-9)
 
 
+CODINGS = {
+    "another base": ("C(stage, Treatment('II'))", ["I vs II", "III vs II"], lambda c: (c[0], c[1])),
+    "sums": ("C(stage, Sum)", ["II vs I", "III vs I"], lambda c: (c[1] - c[0], -2.0 * c[0] - c[1])),
+}
+
+
+@pytest.mark.parametrize("case", CODINGS)
+def test_levels_with_another_coding(case, tables, made):
+    term, labels, expected = CODINGS[case]
+    stage = np.random.default_rng(1).choice(["I", "II", "III"], 40)
+    reg = fb.regression(f"y ~ {term}", clients=tables(np.arange(40.0) % 7, stage=stage))
+    fit = made(reg)
+    found = fb.comparisons(reg, fit, {"stage": ["II", "I"]}, "stage")
+    assert found.draws["contrast"].values.tolist() == labels
+    coefficients = np.moveaxis(fit.idata.posterior[reg.terms[0]].values, -1, 0)
+    np.testing.assert_allclose(np.moveaxis(found.draws.values, -1, 0), expected(coefficients), rtol=1e-6, atol=1e-9)
+
+
 def test_levels_that_are_numbers(logistic):
     reg, fit = logistic
     found = fb.comparisons(reg, fit, WHOLE, "dose", scale="link")

@@ -224,6 +224,23 @@ def test_groups_within_a_new_site_share_their_effects_by_label(tables, made):
     np.testing.assert_array_equal(left_out[..., 0], left_out[..., 1])
 
 
+@pytest.mark.statistical(key=0, numbers=1, errors=5.0)
+def test_a_new_group_of_a_client_is_drawn_and_the_others_are_its_own(tables, made):
+    """Standardised, the effect of a new group is a standard normal variable."""
+    reg = fb.regression("y ~ x + (1 | site) + (1 | site:ward)", clients=tables(np.arange(40.0) % 7))
+    fit = made(reg)
+    rows = {"x": [1.0] * 4, "ward": ["1", "zz", "2", "zz"]}
+    found = fb.predictions(reg, fit, rows, where="b", new_groups=True).draws.values
+    known = fb.predictions(reg, fit, {"x": [1.0] * 2, "ward": ["1", "2"]}, where="b").draws.values
+    np.testing.assert_allclose(found[..., [0, 2]], known, rtol=1e-10)
+    np.testing.assert_array_equal(found[..., 1], found[..., 3])
+    own = fit.client_posterior("b").posterior
+    effect = found[..., 1] - known[..., 0] + own["1|site:ward"].values[..., 0]
+    z = (effect / own["1|site:ward_sigma"].values).ravel()
+    assert np.sum(z**2) < stats.chi2.isf(2.0 * stats.norm.sf(5.0), len(z))
+    assert len(set(z)) == len(z)
+
+
 def test_weights_trials_and_standard_errors_need_not_be_there(tables, made, outcomes):
     reg, _ = regression("binomial", outcomes, tables)
     assert fb.predictions(reg, made(reg), ROWS).draws.max() < 1.0
