@@ -59,7 +59,9 @@ class Table:
 
     def with_column(self, name: str, values: Any) -> "Table":
         """The same rows with another or one more column, of values ``(n,)`` or one for all rows."""
-        return Table(self.client, self._frame.assign(**{name: values}))
+        frame = self._frame.copy()
+        frame[name] = values
+        return Table(self.client, frame)
 
     def check_there(self, columns: Iterable[str]) -> None:
         """Refuse a formula that names columns which this client does not have, or has with missing values."""

@@ -50,6 +50,8 @@ def entries_of(
     values = np.asarray(posterior[shown(site)], float)
     flat = values.reshape(*values.shape[:2], -1)
     labels = [", ".join(filter(None, each)) for each in product(*axes)]
+    if len(labels) != flat.shape[-1]:  # an axis without names
+        labels = [", ".join(map(str, place)) for place in np.ndindex(values.shape[2:])]
     names = [f"{site}[{label}]" if label else site for label in labels]
     return [Entry(name, what, flat[..., place], reference) for place, name in enumerate(names)]
 

@@ -50,14 +50,12 @@ class Estimates:
         """
         import xarray as xr
 
-        lower, upper = equal_tailed(self.draws, self.level)
-        found = {
-            "mean": self.draws.mean(SAMPLES),
-            "sd": self.draws.std(SAMPLES),
-            "median": self.draws.median(SAMPLES),
-            "lower": lower,
-            "upper": upper,
-        }
+        lower, upper = _interval(self.draws, self.level)
+        mean = self.draws.mean(SAMPLES)
+        with np.errstate(invalid="ignore"):
+            sd = self.draws.std(SAMPLES).where(np.isfinite(mean), mean)
+        median = self.draws.median(SAMPLES)
+        found = {"mean": mean, "sd": sd, "median": median, "lower": lower, "upper": upper}
         if not np.isnan(self.reference).all():
             known = xr.zeros_like(lower) + self.reference
             direction = probability_of_direction(self.draws, known)
@@ -86,6 +84,15 @@ class Estimates:
         first = f"{self.title}, {self.level:.0%} intervals"
         return "\n".join([first, *(f"  {line}" for line in aligned([head, *cells])), *more,
                           *(f"  note: {note}" for note in self.notes)])  # fmt: skip
+
+
+def _interval(draws: "xr.DataArray", level: float) -> tuple[Any, Any]:
+    """The equal-tailed interval; of infinite draws by draws themselves, between which nothing can be interpolated."""
+    if np.isfinite(draws).all():
+        return equal_tailed(draws, level)
+    tails = (0.5 - level / 2.0, 0.5 + level / 2.0)
+    lower, upper = (draws.quantile(tail, SAMPLES, method="inverted_cdf").drop_vars("quantile") for tail in tails)
+    return lower, upper
 
 
 def check_level(level: Any) -> float:

@@ -129,6 +129,18 @@ def exact(clients):
     return covariance @ design.T @ np.concatenate([each["y"] for each in clients.values()]), covariance
 
 
+def test_a_corrected_fit_has_the_same_globals_at_all_sites():
+    """So that nothing is moved: a contrast is the difference of the draws."""
+    rng = np.random.default_rng(1)
+    clients = {name: {"y": rng.integers(0, 2, 12)} for name in "abc"}
+    reg = fb.regression("y ~ 1 + (1 | site)", family="bernoulli", clients=clients)
+    fit = reg.fit(key=jax.random.key(1), method=fb.Laplace(), progress=False)
+    assert fit.error.attrs["correction"] == "applied"
+    found = fb.random_effects(reg, fit)
+    difference = found.draws.values[..., 0] - found.draws.values[..., 1]
+    np.testing.assert_array_equal(found.contrast("a", "b").draws, difference)
+
+
 @pytest.mark.statistical(key=0, numbers=6, errors=6.0)
 def test_effects_and_contrasts_of_a_fit_are_the_exact_ones(balanced):
     """Sites' draws come with other draws of the globals: taken as they are, a contrast's sd would be too large."""

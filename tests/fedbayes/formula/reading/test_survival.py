@@ -62,6 +62,17 @@ def test_curves_at_a_client_have_its_frailty(fitted):
         np.testing.assert_allclose(np.log(own[..., 0]), np.log(average[..., 0]) * np.exp(effect), rtol=1e-5)
 
 
+def test_a_mean_time_that_is_infinite_is_said_to_be(tables, made):
+    """Of a log-logistic law with a shape of at most one, without a warning."""
+    reg = fb.regression("y ~ x", family="loglogistic", clients=tables(np.random.default_rng(0).exponential(2.0, 40)))
+    fit = made(reg)
+    shape = fit.idata.posterior["shape"]
+    fit.idata.posterior["shape"] = shape.copy(data=np.linspace(0.6, 3.0, shape.size).reshape(shape.shape))
+    summary = fb.predictions(reg, fit, {"x": [1.0]}).summary
+    assert np.isinf([summary["mean"][0], summary["sd"][0], summary["upper"][0]]).all()
+    assert np.isfinite([summary["median"][0], summary["lower"][0]]).all()
+
+
 LAWS = {
     "weibull, falling hazard": (Weibull(jnp.array([0.4]), 0.4, 3.0), None),
     "weibull, rising hazard": (Weibull(jnp.array([0.4]), 4.0, 3.0), None),
