@@ -74,7 +74,8 @@ class Estimates:
         return list(self.to_pandas().columns)
 
     def __repr__(self) -> str:
-        table, columns = self.to_pandas(), self._columns()
+        table = self.to_pandas()
+        columns = [name for name in self._columns() if name in table]  # nothing may be there to compare with
         if not self.summary["median"].dims:
             columns = columns[1:]  # a single quantity, which the title names
         cells = [tuple(_cell(value) for value in line) for line in table[columns].head(_SHOWN).itertuples(index=False)]
