@@ -187,6 +187,24 @@ def test_a_new_site_has_the_sds_and_correlations_of_the_sites(wide):
     assert (np.abs(found.mean(axis=0) - centre) < 5.0 * np.sqrt(np.diag(expected) / len(found))).all()
 
 
+@pytest.mark.statistical(key=0, numbers=1, errors=5.0)
+def test_the_mean_over_new_sites_is_the_integral_of_the_response(tables, made):
+    """Of counts ``exp(eta + tau^2 / 2)``, and not ``exp(eta)``, which is that of the average site."""
+    import xarray as xr
+
+    reg = fb.regression("y ~ x + (1 | site)", family="poisson", clients=tables(np.arange(40) % 5))
+    fit = made(reg)
+    one = fit.idata.posterior.isel(chain=[0], draw=[0])
+    one["1|site_sigma"] = one["1|site_sigma"] * 0.0 + 0.5
+    fit.idata.posterior = xr.concat([one] * 20_000, dim="draw")
+    average = float(fb.predictions(reg, fit, {"x": [1.0]}).draws[0, 0, 0])
+    found = fb.predictions(reg, fit, {"x": [1.0]}, where="new").draws.values
+    expected = average * np.exp(0.5**2 / 2.0)
+    error = expected * np.sqrt(np.expm1(0.5**2) / found.size)
+    assert found.mean() == pytest.approx(expected, abs=5.0 * error)
+    assert abs(found.mean() - average) > 10.0 * error
+
+
 def test_a_new_site_is_the_same_each_time_and_another_with_another_key(wide):
     reg, fit = wide
     one, again = (fb.predictions(reg, fit, ROWS, where="new").draws for _ in range(2))
