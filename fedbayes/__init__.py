@@ -25,6 +25,13 @@ if TYPE_CHECKING:
         UnreliableWarning,
     )
     from fedbayes.fit import fit_federated, load_fit
+    from fedbayes.formula.reading.coefficients import summary_table
+    from fedbayes.formula.reading.comparisons import comparisons, slopes
+    from fedbayes.formula.reading.effects import random_effects
+    from fedbayes.formula.reading.estimates import Estimates
+    from fedbayes.formula.reading.predictions import predictions
+    from fedbayes.formula.reading.spread import heterogeneity
+    from fedbayes.formula.reading.survival import survival_curves
     from fedbayes.formula.regression import Regression, regression
     from fedbayes.inference import (
         EP,
@@ -69,6 +76,7 @@ __all__ = [
     "ClientDataError",
     "CorrelatedClients",
     "DisclosureRules",
+    "Estimates",
     "FedAvg",
     "FedEnsemble",
     "FedPA",
@@ -89,16 +97,23 @@ __all__ = [
     "cache_programs",
     "calibrate",
     "clients_from_dataframe",
+    "comparisons",
     "disclosure",
     "excludes",
     "fairness_report",
     "federation_gain",
     "fit_federated",
+    "heterogeneity",
     "load_fit",
     "local",
+    "predictions",
     "prior_simulator",
     "probability_of_direction",
+    "random_effects",
     "regression",
+    "slopes",
+    "summary_table",
+    "survival_curves",
 ]
 
 # Importing the package loads none of it, nor JAX: a name is loaded when it is first used. The imports above tell
@@ -120,6 +135,13 @@ _HOMES = {
         "UnreliableWarning",
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],
+    "fedbayes.formula.reading.coefficients": ["summary_table"],
+    "fedbayes.formula.reading.comparisons": ["comparisons", "slopes"],
+    "fedbayes.formula.reading.effects": ["random_effects"],
+    "fedbayes.formula.reading.estimates": ["Estimates"],
+    "fedbayes.formula.reading.predictions": ["predictions"],
+    "fedbayes.formula.reading.spread": ["heterogeneity"],
+    "fedbayes.formula.reading.survival": ["survival_curves"],
     "fedbayes.formula.regression": ["Regression", "regression"],
     "fedbayes.numerics.gaussian": ["Gaussian"],
     "fedbayes.inference": [

@@ -1,5 +1,6 @@
 """Pictures of a fit under their public name; each stands beside what it shows."""
 
+from fedbayes.formula.reading.plots import plot_estimates, plot_survival
 from fedbayes.inference.correlated.plots import plot_client_correlation, plot_shrinkage
 from fedbayes.inference.ep.plots import plot_influence
 from fedbayes.inference.merging.plots import plot_merge
@@ -19,11 +20,13 @@ __all__ = [
     "plot_client_correlation",
     "plot_comparison",
     "plot_conflict",
+    "plot_estimates",
     "plot_fairness",
     "plot_influence",
     "plot_merge",
     "plot_rounds",
     "plot_selection",
     "plot_shrinkage",
+    "plot_survival",
     "require_matplotlib",
 ]

@@ -11,6 +11,9 @@ Every module offers ``model`` (the program of ONE client; its own latents stand 
 `gp`                        Gaussian processes with a common kernel (FGPR), kernels, exact and sparse likelihoods
 `penalised`                 lasso, ridge, elastic net, horseshoe: penalised regressions, for variable selection
 ==========================  =====================================================================================
+
+For `fedbayes.regression` no program is needed: `tables` has real tables with named columns (hospitals, survival with
+lung cancer at 18 institutions, students of two schools, 13 trials of a vaccine).
 """
 
 if __name__ != "fedbayes.models":
@@ -19,6 +22,6 @@ if __name__ != "fedbayes.models":
         "write `import fedbayes.models` instead"
     )
 
-from fedbayes.models import eight_schools, gp, heart_disease, hierarchical_linear, linear, penalised
+from fedbayes.models import eight_schools, gp, heart_disease, hierarchical_linear, linear, penalised, tables
 
-__all__ = ["eight_schools", "gp", "heart_disease", "hierarchical_linear", "linear", "penalised"]
+__all__ = ["eight_schools", "gp", "heart_disease", "hierarchical_linear", "linear", "penalised", "tables"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpyro.distributions as dist
@@ -20,6 +20,25 @@ from fedbayes.formula.program.priors import Prior
 from fedbayes.formula.program.source import compiled
 from fedbayes.formula.writing import Program, program_of
 from fedbayes.results.fit import FederatedFit
+
+
+class Parts(NamedTuple):
+    """What a regression was made of, for whoever reads its fits.
+
+    Attributes
+    ----------
+    predictors
+        The linear predictors, that of the outcome first.
+    outcome, family
+        What is on the left of the formula, and its law.
+    needs_rows
+        Whether the program takes an argument that says how many rows there are.
+    """
+
+    predictors: tuple[Predictor, ...]
+    outcome: OutcomePlan
+    family: Family
+    needs_rows: bool
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,11 @@ class Regression:
     _family: Family = field(repr=False)
     _written: Mapping[str, Prior] = field(repr=False)
     _needs_rows: bool = field(repr=False)
+
+    @property
+    def parts(self) -> Parts:
+        """What it was made of, for whoever reads its fits."""
+        return Parts(self._predictors, self._outcome, self._family, self._needs_rows)
 
     def fit(self, *, key: Array, **options: Any) -> FederatedFit:
         """Fit it: ``fit_federated`` with this program, its data, and the names of coefficients.
@@ -142,6 +166,8 @@ class Regression:
             outcomes = self._outcome.outcome(table)
             self._family.check(outcomes)
             return found | arguments_of(outcomes, self._family)
+        if self._outcome.weights is not None:
+            found["weights"] = np.ones(table.num_rows)
         if self._outcome.trials is not None:
             table.check_there(self._outcome.trials.columns)
             found["trials"] = numbers_of(self._outcome.trials, table, {}).astype(np.int64)

@@ -57,6 +57,12 @@ class Table:
             )
         return Table(self.client, kept), len(self._frame) - len(kept)
 
+    def with_column(self, name: str, values: Any) -> "Table":
+        """The same rows with another or one more column, of values ``(n,)`` or one for all rows."""
+        frame = self._frame.copy()
+        frame[name] = values
+        return Table(self.client, frame)
+
     def check_there(self, columns: Iterable[str]) -> None:
         """Refuse a formula that names columns which this client does not have, or has with missing values."""
         for name in columns:
@@ -100,6 +106,10 @@ class Table:
             f"Client '{self.client}': column '{name}' holds values of the types {', '.join(kinds)}. Write numbers "
             "alone, or text alone."
         )
+
+    def is_true_or_false(self, name: str) -> bool:
+        """Whether a column holds yes and no."""
+        return bool(_pandas().api.types.is_bool_dtype(self._frame[name]))
 
     def numbers(self, name: str, used: str) -> np.ndarray:
         """A column as decimals, shape ``(n,)``.

@@ -1,10 +1,22 @@
 """Yes or no: single outcomes, and how many of so many trials."""
 
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
 from fedbayes.errors import ClientDataError
-from fedbayes.formula.families.family import Family, Outcome, Parameter, logit_scale, refuse_outside, whole
+from fedbayes.formula.families.family import (
+    LOGISTIC_VARIANCE,
+    Family,
+    Outcome,
+    Parameter,
+    Reading,
+    logit_scale,
+    refuse_outside,
+    whole,
+)
 
 
 def _zero_or_one(outcome: Outcome) -> None:
@@ -24,6 +36,21 @@ def _of_trials(family: str):  # type: ignore[no-untyped-def]
     return check
 
 
+def _log_odds(law: Any) -> Any:
+    return law.logits
+
+
+def _mean_log_odds(law: Any) -> Any:
+    return jnp.log(law.concentration1) - jnp.log(law.concentration0)
+
+
+def _mean_share(law: Any) -> Any:
+    return law.concentration1 / (law.concentration1 + law.concentration0)
+
+
+_READING = Reading(
+    "odds ratio", "odds", _log_odds, lambda law: law.probs, "probability", residual=lambda draws: LOGISTIC_VARIANCE
+)
 BERNOULLI = Family(
     "bernoulli",
     "logit",
@@ -32,6 +59,7 @@ BERNOULLI = Family(
     logit_scale,
     levels="two",
     integers=True,
+    reading=_READING,
 )
 BINOMIAL = Family(
     "binomial",
@@ -42,6 +70,7 @@ BINOMIAL = Family(
     additions=("weights", "trials"),
     needs=("trials",),
     integers=True,
+    reading=_READING,
 )
 BETA_BINOMIAL = Family(
     "beta_binomial",
@@ -54,4 +83,5 @@ BETA_BINOMIAL = Family(
     additions=("weights", "trials"),
     needs=("trials",),
     integers=True,
+    reading=Reading("odds ratio", "odds", _mean_log_odds, _mean_share, "probability"),
 )

@@ -1,10 +1,21 @@
 """Counts: Poisson and negative binomial, also with more zeros than these have, or with zeros of their own."""
 
 from collections.abc import Callable
+from typing import Any
 
+import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from fedbayes.formula.families.family import Family, Outcome, Parameter, Summary, log_scale, refuse_outside, whole
+from fedbayes.formula.families.family import (
+    Family,
+    Outcome,
+    Parameter,
+    Reading,
+    Summary,
+    log_scale,
+    refuse_outside,
+    whole,
+)
 
 
 def _whole(family: str) -> Callable[[Outcome], None]:
@@ -18,6 +29,23 @@ def _always(text: str) -> Callable[[Summary], str]:
     return lambda summary: text
 
 
+def _log_mean(law: Any) -> Any:
+    return jnp.log(law.mean)
+
+
+def _log_mean_of_count(law: Any) -> Any:
+    """Of the count beside which there are more zeros."""
+    return jnp.log(law.base_dist.mean)
+
+
+def _log_rate(law: Any) -> Any:
+    """Of the count that was not cut off."""
+    return jnp.log(law.rate)
+
+
+_COUNTS = Reading("rate ratio", "rate", _log_mean)
+_INFLATED = _COUNTS._replace(linear=_log_mean_of_count)
+_CUT_OFF = _COUNTS._replace(linear=_log_rate)
 ALPHA = Parameter("alpha", lambda summary: dist.LogNormal(1.0, 1.5))
 PSI = Parameter("psi", lambda summary: dist.Beta(2.0, 2.0), inverse="expit")
 _POISSON = "dist.Poisson(jnp.exp(eta))"
@@ -25,7 +53,7 @@ _NEGATIVE = "NegativeBinomial(jnp.exp(eta), alpha)"
 _OVERDISPERSED = "from fedbayes.formula.families.overdispersed import NegativeBinomial"
 _HURDLE = "from fedbayes.formula.families.hurdle import Hurdle"
 
-POISSON = Family("poisson", "log", _always(_POISSON), _whole("poisson"), log_scale, integers=True)
+POISSON = Family("poisson", "log", _always(_POISSON), _whole("poisson"), log_scale, integers=True, reading=_COUNTS)
 NEGATIVE_BINOMIAL = Family(
     "negative_binomial",
     "log",
@@ -35,6 +63,7 @@ NEGATIVE_BINOMIAL = Family(
     (ALPHA,),
     integers=True,
     imports=(_OVERDISPERSED,),
+    reading=_COUNTS,
 )
 ZERO_INFLATED_POISSON = Family(
     "zero_inflated_poisson",
@@ -44,6 +73,7 @@ ZERO_INFLATED_POISSON = Family(
     log_scale,
     (PSI,),
     integers=True,
+    reading=_INFLATED,
 )
 ZERO_INFLATED_NEGATIVE_BINOMIAL = Family(
     "zero_inflated_negative_binomial",
@@ -54,6 +84,7 @@ ZERO_INFLATED_NEGATIVE_BINOMIAL = Family(
     (ALPHA, PSI),
     integers=True,
     imports=(_OVERDISPERSED,),
+    reading=_INFLATED,
 )
 HURDLE_POISSON = Family(
     "hurdle_poisson",
@@ -64,6 +95,7 @@ HURDLE_POISSON = Family(
     (PSI,),
     integers=True,
     imports=(_HURDLE,),
+    reading=_CUT_OFF,
 )
 HURDLE_NEGATIVE_BINOMIAL = Family(
     "hurdle_negative_binomial",
@@ -74,4 +106,5 @@ HURDLE_NEGATIVE_BINOMIAL = Family(
     (ALPHA, PSI),
     integers=True,
     imports=(_HURDLE,),
+    reading=_CUT_OFF,
 )

@@ -93,6 +93,44 @@ class Parameter:
     inverse: str | None = "jnp.exp"
 
 
+def _mean(law: Any) -> Any:
+    return law.mean
+
+
+LOGISTIC_VARIANCE = np.pi**2 / 3.0
+"""Of a logistic variable, which an outcome of log odds compares with zero or thresholds."""
+
+
+class Reading(NamedTuple):
+    """How the fits of a family are read.
+
+    Attributes
+    ----------
+    coefficient, intercept
+        What a coefficient is called on the scale on which it is read, and what the intercept is: ``"odds ratio"`` and
+        ``"odds"``.
+    linear
+        From the law of the outcomes to the linear predictor, shape ``(n,)``, or ``(n, levels - 1)``.
+    expected
+        From the law to the expected outcome, shape ``(n,)``; of outcomes of levels the probabilities, ``(n, levels)``.
+    response
+        What the expected outcome is called.
+    ratio
+        Whether the exponential of a coefficient is read.
+    residual
+        From draws of the parameters to the variance of an outcome around its linear predictor, on the scale of the
+        latter; ``None`` where there is none that does not depend on the row.
+    """
+
+    coefficient: str
+    intercept: str
+    linear: Callable[[Any], Any]
+    expected: Callable[[Any], Any] = _mean
+    response: str = "mean"
+    ratio: bool = True
+    residual: Callable[[Mapping[str, Any]], Any] | None = None
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of outcomes.
@@ -128,6 +166,8 @@ class Family:
         Lines at the program's top.
     agree
         From every client's outcomes to settings, by sums.
+    reading
+        How its fits are read.
     """
 
     name: str
@@ -145,6 +185,7 @@ class Family:
     before: Callable[[Summary], tuple[str, ...]] = lambda summary: ()
     imports: tuple[str, ...] = ()
     agree: Callable[[Sequence[Outcome], Mapping[str, Any]], Mapping[str, Any]] = lambda outcomes, options: {}
+    reading: Reading = field(kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

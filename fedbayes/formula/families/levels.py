@@ -1,9 +1,21 @@
 """Outcomes that are levels: in an order, by cumulative log odds, or in none."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from fedbayes.formula.families.family import Family, Outcome, Parameter, Summary, logit_scale, refuse_outside, whole
+from fedbayes.formula.families.family import (
+    LOGISTIC_VARIANCE,
+    Family,
+    Outcome,
+    Parameter,
+    Reading,
+    Summary,
+    logit_scale,
+    refuse_outside,
+    whole,
+)
 
 
 def _places(outcome: Outcome) -> None:
@@ -22,6 +34,19 @@ def _thresholds(summary: Summary) -> tuple[str, ...]:
     )
 
 
+def _probabilities(law: Any) -> Any:
+    return law.probs
+
+
+def _predictor(law: Any) -> Any:
+    return law.predictor
+
+
+def _against_the_first(law: Any) -> Any:
+    return law.logits[..., 1:] - law.logits[..., :1]
+
+
+_READING = Reading("odds ratio", "odds", _predictor, _probabilities, "probability")
 CUMULATIVE = Family(
     "cumulative",
     "logit",
@@ -33,6 +58,7 @@ CUMULATIVE = Family(
     integers=True,
     intercept=False,
     before=_thresholds,
+    reading=_READING._replace(residual=lambda draws: LOGISTIC_VARIANCE),
 )
 CATEGORICAL = Family(
     "categorical",
@@ -43,4 +69,5 @@ CATEGORICAL = Family(
     levels="any",
     integers=True,
     several=True,
+    reading=_READING._replace(linear=_against_the_first),
 )

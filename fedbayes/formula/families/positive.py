@@ -1,13 +1,16 @@
 """Positive outcomes, and shares: Gamma, log-normal and beta."""
 
 from collections.abc import Callable
+from typing import Any
 
+import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from fedbayes.formula.families.family import (
     Family,
     Outcome,
     Parameter,
+    Reading,
     Scale,
     Summary,
     half_student,
@@ -32,6 +35,18 @@ def _scale_of_logs(summary: Summary) -> Scale:
     return Scale(summary.mean_log, 2.5 * summary.sd_log, 2.5 * summary.sd_log)
 
 
+def _log_mean(law: Any) -> Any:
+    return jnp.log(law.concentration) - jnp.log(law.rate)
+
+
+def _location(law: Any) -> Any:
+    return law.loc
+
+
+def _log_odds(law: Any) -> Any:
+    return jnp.log(law.concentration1) - jnp.log(law.concentration0)
+
+
 GAMMA = Family(
     "gamma",
     "log",
@@ -39,6 +54,7 @@ GAMMA = Family(
     _positive("gamma"),
     log_scale,
     (Parameter("alpha", lambda summary: dist.LogNormal(1.0, 1.5)),),
+    reading=Reading("ratio of means", "mean", _log_mean),
 )
 LOGNORMAL = Family(
     "lognormal",
@@ -47,6 +63,7 @@ LOGNORMAL = Family(
     _positive("lognormal"),
     _scale_of_logs,
     (Parameter("sigma", lambda summary: half_student(summary.sd_log)),),
+    reading=Reading("ratio of medians", "median", _location, residual=lambda draws: draws["sigma"] ** 2),
 )
 BETA = Family(
     "beta",
@@ -55,4 +72,5 @@ BETA = Family(
     _share,
     logit_scale,
     (Parameter("kappa", lambda summary: dist.LogNormal(2.0, 1.5)),),
+    reading=Reading("odds ratio of means", "odds of the mean", _log_odds),
 )

@@ -9,7 +9,17 @@ import numpyro.distributions as dist
 
 from fedbayes.errors import FormulaError
 from fedbayes.formula.design.totals import binned, mean_and_sd, moments, quantiles, total
-from fedbayes.formula.families.family import Family, Outcome, Parameter, Scale, Summary, refuse_outside, rounded
+from fedbayes.formula.families.family import (
+    LOGISTIC_VARIANCE,
+    Family,
+    Outcome,
+    Parameter,
+    Reading,
+    Scale,
+    Summary,
+    refuse_outside,
+    rounded,
+)
 
 _MODULE = "from fedbayes.formula.families.times import"
 _PIECES = 5
@@ -69,6 +79,17 @@ def _number(summary: Summary) -> int:
     return len(summary.settings["ends"]) + 1
 
 
+def _predictor(law: Any) -> Any:
+    return law.eta
+
+
+def _of_log_time(draws: Mapping[str, Any]) -> Any:
+    """The variance of a logarithm of a time around that of its median, a logistic variable over the shape."""
+    return LOGISTIC_VARIANCE / draws["shape"] ** 2
+
+
+_HAZARD = Reading("hazard ratio", "cumulative hazard", _predictor, response="mean time")
+_EXTREME_VALUE = np.pi**2 / 6.0  # variance of the logarithm of an exponential variable
 _SHAPE = Parameter("shape", lambda summary: dist.LogNormal(0.0, 1.0))
 
 WEIBULL = Family(
@@ -80,6 +101,7 @@ WEIBULL = Family(
     (_SHAPE,),
     additions=("weights", "cens"),
     imports=(f"{_MODULE} Weibull",),
+    reading=_HAZARD._replace(residual=lambda draws: _EXTREME_VALUE),
 )
 LOGLOGISTIC = Family(
     "loglogistic",
@@ -90,6 +112,7 @@ LOGLOGISTIC = Family(
     (_SHAPE,),
     additions=("weights", "cens"),
     imports=(f"{_MODULE} LogLogistic",),
+    reading=Reading("time ratio", "median time", _predictor, response="mean time", residual=_of_log_time),
 )
 PIECEWISE_EXPONENTIAL = Family(
     "piecewise_exponential",
@@ -102,4 +125,5 @@ PIECEWISE_EXPONENTIAL = Family(
     intercept=False,
     imports=(f"{_MODULE} PiecewiseExponential",),
     agree=_ends,
+    reading=_HAZARD,
 )

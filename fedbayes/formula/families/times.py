@@ -4,11 +4,15 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.util import promote_shapes
+
+_PANELS, _NODES = 16, 6  # of the integral of a survival
 
 
 class Times(dist.Distribution):
@@ -47,6 +51,22 @@ class Times(dist.Distribution):
         """Times of events, by inverting the cumulative hazard."""
         return self.time_at(jax.random.exponential(key, self.shape(sample_shape)))
 
+    @property
+    def mean(self) -> Array:
+        """The expected time of the event."""
+        raise NotImplementedError
+
+    def restricted_mean(self, horizon: float) -> Array:
+        """The expected time until the event or a horizon, whichever is first: the integral of the survival from zero.
+
+        By Gauss' rule in pieces that are the narrower the nearer they are to zero, where a hazard may be infinite.
+        """
+        nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+        edges = np.linspace(0.0, 1.0, _PANELS + 1)[:-1, None]
+        u = (edges + (nodes + 1.0) / (2.0 * _PANELS)).ravel()
+        weights = np.tile(weights / (2.0 * _PANELS), _PANELS) * 3.0 * u**2 * horizon
+        return jnp.tensordot(weights, jax.vmap(self.survival)(horizon * u**3), axes=1)
+
     def survival(self, time: ArrayLike) -> Array:
         """The probability that the event comes later."""
         return jnp.exp(-self.cumulative_hazard(time))
@@ -75,6 +95,12 @@ class Weibull(Times):
     def cumulative_hazard(self, time: ArrayLike) -> Array:
         """See :class:`Times`."""
         return jnp.exp(self.eta + self.concentration * jnp.log(time / self.unit))
+
+    @property
+    def mean(self) -> Array:
+        """See :class:`Times`."""
+        scale = self.unit * jnp.exp(-self.eta / self.concentration)
+        return scale * jnp.exp(gammaln(1.0 + 1.0 / self.concentration))
 
     def time_at(self, cumulative: Array) -> Array:
         """See :class:`Times`."""
@@ -106,6 +132,13 @@ class LogLogistic(Times):
     def cumulative_hazard(self, time: ArrayLike) -> Array:
         """See :class:`Times`."""
         return jax.nn.softplus(self._log_odds(time))
+
+    @property
+    def mean(self) -> Array:
+        """See :class:`Times`; infinite with a shape of at most 1."""
+        finite = jnp.where(self.concentration > 1.0, self.concentration, 2.0)
+        found = jnp.exp(self.eta) * (jnp.pi / finite) / jnp.sin(jnp.pi / finite)
+        return jnp.where(self.concentration > 1.0, found, jnp.inf)
 
     def time_at(self, cumulative: Array) -> Array:
         """See :class:`Times`."""
@@ -153,6 +186,20 @@ class PiecewiseExponential(Times):
         starts, lengths = self._pieces()
         exposed = jnp.clip(jnp.asarray(time)[..., None] - starts, 0.0, lengths)
         return jnp.exp(self.eta) * (exposed @ jnp.exp(self.log_hazards))
+
+    @property
+    def mean(self) -> Array:
+        """See :class:`Times`."""
+        return self.restricted_mean(jnp.inf)
+
+    def restricted_mean(self, horizon: ArrayLike) -> Array:
+        """See :class:`Times`; in each piece the survival falls exponentially."""
+        starts, lengths = self._pieces()
+        hazards = jnp.exp(self.eta)[..., None] * jnp.exp(self.log_hazards)
+        inside = jnp.clip(horizon - starts, 0.0, lengths)
+        before = jnp.cumsum(hazards[..., :-1] * lengths[:-1], axis=-1)
+        reached = jnp.concatenate([jnp.zeros_like(before[..., :1]), before], axis=-1)
+        return (jnp.exp(-reached) * -jnp.expm1(-hazards * inside) / hazards).sum(axis=-1)
 
     def time_at(self, cumulative: Array) -> Array:
         """See :class:`Times`."""

@@ -64,7 +64,11 @@ class Grouping:
             raise ClientDataError(
                 f"Client '{table.client}': {len(unknown)} of {table.num_rows} rows are of a group of '{self.name}' "
                 f"that is not there, such as {unknown[0]!r}; there are {len(place)}. "
-                + ("Declare it among the levels." if self.kind is Kind.ACROSS else "New groups have no effects yet.")
+                + (
+                    "Declare it among the levels."
+                    if self.kind is Kind.ACROSS
+                    else "`fb.predictions(..., new_groups=True)` draws the effects of new ones."
+                )
             )
         return np.asarray([place[label] for label in labels], dtype=np.int64)
 

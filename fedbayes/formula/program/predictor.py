@@ -65,6 +65,11 @@ class Predictor:
         return f"_{self.parameter}" if self.parameter else ""
 
     @property
+    def prefix(self) -> str:
+        """What the names of its sites begin with."""
+        return f"{self.parameter}_" if self.parameter else ""
+
+    @property
     def centred(self) -> bool:
         """Whether its columns are moved to everybody's means."""
         return self.design.intercept and self.design.width > 0

@@ -51,10 +51,6 @@ def write_predictor(source: Source, predictor: Predictor, scale: Scale, intercep
         write_group(source, group, stem, _scales_of_effects(group, scale, sds), predictor)
 
 
-def _prefix(predictor: Predictor) -> str:
-    return f"{predictor.parameter}_" if predictor.parameter else ""
-
-
 def _coefficients(source: Source, predictor: Predictor, scale: Scale, several: tuple[str, ...] | None) -> str:
     """All coefficients as one vector or matrix; the lines before sample them."""
     name, start = f"beta{predictor.suffix}", 0
@@ -62,7 +58,7 @@ def _coefficients(source: Source, predictor: Predictor, scale: Scale, several: t
     for block in predictor.design.blocks:
         sds = predictor.columns.sds[start : start + block.width]
         start += block.width
-        site = plain(_prefix(predictor) + block.name)
+        site = plain(predictor.prefix + block.name)
         axes = ([] if block.scalar else [block.labels]) + ([several] if several is not None else [])
         quoted = source.site(site, *axes)
         scales = of_columns(scale, sds, block.categorical)
@@ -85,7 +81,7 @@ def _is_moved(predictor: Predictor) -> bool:
 
 def _intercept(source: Source, predictor: Predictor, scale: Scale, several: tuple[str, ...] | None) -> str:
     """The intercept at everybody's mean covariates."""
-    name, variable = f"{_prefix(predictor)}Intercept", f"level{predictor.suffix}"
+    name, variable = f"{predictor.prefix}Intercept", f"level{predictor.suffix}"
     axes = [several] if several is not None else []
     text = source.priors.text(
         name,
@@ -99,7 +95,7 @@ def _intercept(source: Source, predictor: Predictor, scale: Scale, several: tupl
 
 def _write_intercept_at_zero(source: Source, predictor: Predictor, several: tuple[str, ...] | None) -> None:
     """The intercept where all covariates are zero, as one reads it in a table."""
-    site = source.site(f"{_prefix(predictor)}Intercept", *([several] if several is not None else []))
+    site = source.site(f"{predictor.prefix}Intercept", *([several] if several is not None else []))
     suffix = predictor.suffix
     source.add(f"numpyro.deterministic({site}, level{suffix} - {numbers(predictor.columns.means)} @ beta{suffix})")
 
@@ -117,7 +113,7 @@ def _scales_of_effects(group: Group, scale: Scale, sds: np.ndarray) -> np.ndarra
 def write_group(source: Source, group: Group, stem: str, scales: np.ndarray, predictor: Predictor) -> None:
     """The effects of groups, not centred: each is a standard normal latent times an sd."""
     number = len(scales)
-    name = plain(_prefix(predictor) + group.name)
+    name = plain(predictor.prefix + group.name)
     labels = [list(group.effects)] if number > 1 else []
     shape = (number,) if number > 1 else ()
     sigma = source.site(f"{name}_sigma", *labels)

@@ -1,0 +1,125 @@
+"""Draws with names, and what is read of them: medians, intervals, and the likelier side of a value."""
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbayes.owner.text import aligned
+from fedbayes.questions.hypothesis import SAMPLES, equal_tailed, probability_of_direction
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_SHOWN = 40  # lines of the table in `repr`
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Estimates:
+    """Draws of named quantities. Printed, it is a table of them.
+
+    Attributes
+    ----------
+    draws
+        Dimensions ``chain``, ``draw``, and those of the quantities, such as ``row``.
+    title
+        What the quantities are, in words.
+    level
+        Probability of the intervals, which are equal-tailed: 0.9 runs from the 5th to the 95th percentile.
+    reference
+        The value with which the draws are compared for the probability of direction: 0 of differences, 1 of ratios,
+        NaN where there is none; a number or an array of the quantities' dimensions.
+    notes
+        What may surprise.
+    """
+
+    draws: "xr.DataArray"
+    title: str
+    level: float = 0.9
+    reference: Any = np.nan
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> "xr.Dataset":
+        """Of each quantity ``mean``, ``sd``, ``median``, ``lower`` and ``upper``, and what it is compared with.
+
+        ``probability_of_direction`` is the probability of the likelier side of ``reference``, between 1/2 and 1. All
+        of them are computed from the draws as they are: the mean of a ratio is the mean of its draws, and not the
+        exponential of the mean of its logarithm.
+        """
+        import xarray as xr
+
+        lower, upper = _interval(self.draws, self.level)
+        mean = self.draws.mean(SAMPLES)
+        with np.errstate(invalid="ignore"):
+            sd = self.draws.std(SAMPLES).where(np.isfinite(mean), mean)
+        median = self.draws.median(SAMPLES)
+        found = {"mean": mean, "sd": sd, "median": median, "lower": lower, "upper": upper}
+        if not np.isnan(self.reference).all():
+            known = xr.zeros_like(lower) + self.reference
+            direction = probability_of_direction(self.draws, known)
+            found["probability_of_direction"] = direction.where(~np.isnan(known))
+        return xr.Dataset(found, attrs={"title": self.title, "level": self.level})
+
+    def to_pandas(self) -> Any:
+        """The summary as a table of pandas, one row for each quantity."""
+        summary = self.summary
+        if not summary["median"].dims:
+            summary = summary.expand_dims("quantity")
+        return summary.to_dataframe().reset_index()
+
+    def _columns(self) -> list[str]:
+        """Of the printed table: names first."""
+        return list(self.to_pandas().columns)
+
+    def __repr__(self) -> str:
+        table = self.to_pandas()
+        columns = [name for name in self._columns() if name in table]  # nothing may be there to compare with
+        if not self.summary["median"].dims:
+            columns = columns[1:]  # a single quantity, which the title names
+        cells = [tuple(_cell(value) for value in line) for line in table[columns].head(_SHOWN).itertuples(index=False)]
+        more = [f"  ... and {len(table) - _SHOWN} more, in `.to_pandas()`"] if len(table) > _SHOWN else []
+        named = {"probability_of_direction": "direction"}
+        head = tuple(named.get(name, name).replace("_", " ") for name in columns)
+        first = f"{self.title}, {self.level:.0%} intervals"
+        return "\n".join([first, *(f"  {line}" for line in aligned([head, *cells])), *more,
+                          *(f"  note: {note}" for note in self.notes)])  # fmt: skip
+
+
+def _interval(draws: "xr.DataArray", level: float) -> tuple[Any, Any]:
+    """The equal-tailed interval; of infinite draws by draws themselves, between which nothing can be interpolated."""
+    if np.isfinite(draws).all():
+        return equal_tailed(draws, level)
+    tails = (0.5 - level / 2.0, 0.5 + level / 2.0)
+    lower, upper = (draws.quantile(tail, SAMPLES, method="inverted_cdf").drop_vars("quantile") for tail in tails)
+    return lower, upper
+
+
+def check_level(level: Any) -> float:
+    """The probability of intervals.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    if isinstance(level, bool) or not (isinstance(level, Real) and 0.0 < float(level) < 1.0):
+        raise ValueError(
+            f"`level` is {level!r}; it is the probability of the intervals and lies in (0, 1), such as 0.9."
+        )
+    return float(level)
+
+
+def named_draws(values: np.ndarray, dims: dict[str, Any], **coords: Any) -> "xr.DataArray":
+    """Draws ``(chain, draw, ...)`` with names: each further dimension with its labels, and coordinates beside these."""
+    import xarray as xr
+
+    labels = {"chain": np.arange(values.shape[0]), "draw": np.arange(values.shape[1]), **dims}
+    return xr.DataArray(values, dims=list(labels), coords={**labels, **coords})
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else f"{value:.3g}"
+    return str(value)

@@ -1,0 +1,124 @@
+"""How much sites differ: sds of effects, and the share of the outcome's variance that they make."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedbayes.errors import FormulaError
+from fedbayes.formula.program.groups import Group
+from fedbayes.formula.program.predictor import Predictor
+from fedbayes.formula.program.source import plain
+from fedbayes.formula.reading.entries import Entry, entries_of, stacked
+from fedbayes.formula.reading.estimates import Estimates, check_level
+from fedbayes.formula.reading.places import global_posterior
+from fedbayes.formula.regression import Regression
+from fedbayes.results.arviz import shown
+
+
+class Heterogeneity(Estimates):
+    """How much sites differ, dimension ``quantity``; ``.notes`` say what is not defined, and why."""
+
+    def _columns(self) -> list[str]:
+        return ["quantity", "median", "lower", "upper"]
+
+
+def heterogeneity(reg: Regression, fit: Any, level: float = 0.9) -> Heterogeneity:
+    """Sds of effects, their share of the variance (ICC), and of a meta-analysis I2, each with its draws.
+
+    ``tau`` is the sd of the effects of a group, on the scale of the link. ``ICC = tau^2 / (sum of all groups' tau^2 +
+    v)`` at each draw, with ``v`` the variance of an outcome around its linear predictor on that scale: ``sigma^2`` of
+    gaussian and log-normal outcomes, ``pi^2 / 3`` of log odds (bernoulli, binomial, cumulative), ``pi^2 / 6`` of a
+    Weibull law's log cumulative hazard, ``pi^2 / (3 shape^2)`` of a log-logistic log time. With known standard errors
+    ``s_i``, ``I2 = tau^2 / (tau^2 + s^2)``, where ``s^2 = (k - 1) sum w_i / ((sum w_i)^2 - sum w_i^2)`` and ``w_i = 1 /
+    s_i^2`` (Higgins and Thompson 2002).
+
+    Parameters
+    ----------
+    reg
+        The regression.
+    fit
+        Its fit.
+    level
+        Probability of the intervals.
+
+    Returns
+    -------
+    Heterogeneity
+        ``.draws`` with the dimensions ``chain, draw, quantity``: ``tau of 1|site``, ``ICC of 1|site``, ``I2``. What is
+        not defined is not there, and stands in ``.notes`` with the reason.
+
+    Raises
+    ------
+    FormulaError
+        The regression has no effects of groups, or the fit is of another one.
+
+    Examples
+    --------
+    >>> fb.heterogeneity(reg, fit)  # doctest: +SKIP
+    """
+    level, posterior = check_level(level), global_posterior(reg, fit)
+    found: list[Entry] = []
+    for predictor in reg.parts.predictors:
+        for group in predictor.groups:
+            name = plain(predictor.prefix + group.name)
+            axes = [list(group.effects)] if len(group.effects) > 1 else [[""]]
+            taus = entries_of(posterior, f"{name}_sigma", "tau", axes)
+            found += [entry._replace(name="tau of " + entry.name.replace("_sigma", "", 1)) for entry in taus]
+    if not found:
+        raise FormulaError("The formula has no effects of groups, and so no heterogeneity. Write `(1 | site)` in it.")
+    shares, notes = _shares(reg, posterior)
+    squared, reason = _i_squared(reg, posterior)
+    draws, _ = stacked([*found, *shares, *squared], "quantity")
+    return Heterogeneity(draws, "Heterogeneity", level, np.nan, (*notes, *reason))
+
+
+def _variances(posterior: Any, predictor: Predictor) -> dict[str, np.ndarray]:
+    """Of each group's intercepts, by term, shape ``(chain, draw)``."""
+    names = [plain(predictor.prefix + group.name) for group in predictor.groups]
+    return {name: np.asarray(posterior[shown(f"{name}_sigma")], float) ** 2 for name in names}
+
+
+def _shares(reg: Regression, posterior: Any) -> tuple[list[Entry], list[str]]:
+    """The ICC of each group, and why there is none."""
+    main, family = reg.parts.predictors[0], reg.parts.family
+    if not main.groups:
+        return [], []
+    if slopes := _with_slopes(main.groups):
+        return [], [f"The ICC is not defined: with the effects {slopes} it is another one for each row."]
+    if reg.parts.outcome.errors is not None:
+        return [], ["The ICC is not defined: each row has a standard error of its own; I2 has a typical one."]
+    if family.reading.residual is None:
+        return [], [f"The ICC is not defined: the variance of a {family.name} outcome depends on its mean, or has none "
+                    "on the scale of the link."]  # fmt: skip
+    parameters = {parameter.name: parameter for parameter in family.parameters}
+    draws = {name: np.asarray(posterior[name], float) for name in parameters if name in posterior}
+    try:
+        residual = family.reading.residual(draws)
+    except KeyError as error:
+        return [], [f"The ICC is not defined: {error.args[0]} has a formula of its own, and is another for each row."]
+    variances = _variances(posterior, main)
+    whole = sum(variances.values()) + residual
+    return [Entry(f"ICC of {name}", "ICC", variance / whole) for name, variance in variances.items()], []
+
+
+def _i_squared(reg: Regression, posterior: Any) -> tuple[list[Entry], list[str]]:
+    """I2, and why there is none."""
+    main = reg.parts.predictors[0]
+    if reg.parts.outcome.errors is None or not main.groups:
+        return [], []
+    if _with_slopes(main.groups) or len(main.groups) > 1:
+        return [], ["I2 is not defined: it is about one group with one effect each."]
+    typical = typical_variance(reg.clients)
+    (variance,) = _variances(posterior, main).values()
+    return [Entry("I2", "I2", variance / (variance + typical))], []
+
+
+def typical_variance(clients: Mapping[str, Mapping[str, Any]]) -> float:
+    """The typical variance within studies, from the standard errors of all rows."""
+    weights = np.concatenate([np.asarray(each["errors"], float) for each in clients.values()]) ** -2.0
+    return float((len(weights) - 1) * weights.sum() / (weights.sum() ** 2 - (weights**2).sum()))
+
+
+def _with_slopes(groups: tuple[Group, ...]) -> list[str]:
+    return [group.name for group in groups if group.effects != ("1",)]

@@ -1,0 +1,139 @@
+"""A variable of a formula, and tables in which it has other values."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
+from fedbayes.formula.design.design import Design
+from fedbayes.formula.design.factors import Levels
+from fedbayes.formula.design.tables import Table
+from fedbayes.formula.regression import Regression
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A column on the right of a formula.
+
+    Attributes
+    ----------
+    name
+        Of the column.
+    levels
+        All of them in order, the one that others are compared with first; empty for numbers.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+
+    def contrasts(self, table: Table, step: float) -> Iterator[tuple[str, Table, Table]]:
+        """Pairs of tables that are alike but for the variable: a label, the first, and the second one.
+
+        Of levels each other one against the first; of numbers ``step`` more; of yes and no the two.
+        """
+        if self.levels:
+            first = self._at(table, self.levels[0])
+            for level in self.levels[1:]:
+                yield f"{level} vs {self.levels[0]}", first, self._at(table, level)
+        elif table.is_true_or_false(self.name):
+            no, yes = (table.with_column(self.name, value) for value in (False, True))
+            yield "True vs False", no, yes
+        else:
+            numbers = self.numbers(table)
+            yield f"+{step:g}", table, table.with_column(self.name, numbers + step)
+
+    def numbers(self, table: Table) -> np.ndarray:
+        """Its values, shape ``(n,)``.
+
+        Raises
+        ------
+        FormulaError
+            It has levels.
+        ClientDataError
+            They are no numbers.
+        """
+        if self.levels:
+            raise FormulaError(
+                f"`variable` is '{self.name}', which has the levels {list(self.levels)} and no slope. Write "
+                "`fb.comparisons`."
+            )
+        return table.numbers(self.name, self.name)
+
+    def _at(self, table: Table, level: str) -> Table:
+        """All rows at a level, written as a number where the column has numbers."""
+        if table.is_labels(self.name):
+            return table.with_column(self.name, level)
+        if level in ("True", "False"):
+            return table.with_column(self.name, level == "True")
+        return table.with_column(self.name, float(level))
+
+
+def variable_of(reg: Regression, name: Any) -> Variable:
+    """The variable of this name.
+
+    Raises
+    ------
+    FormulaError
+        It is no covariate of the formula.
+    """
+    designs = list(_designs(reg))
+    known = list(dict.fromkeys(read for design in designs for read in design.reads))
+    if not isinstance(name, str) or name not in known:
+        groups = {
+            part
+            for predictor in reg.parts.predictors
+            for group in predictor.groups
+            for part in (*group.grouping.columns, group.grouping.name)
+        }
+        if name in groups:
+            raise FormulaError(
+                f"`variable` is '{name}', a group. Compare its effects by `fb.random_effects(reg, fit).contrast(...)`."
+            )
+        raise FormulaError(
+            f"`variable` is {name!r}, which is no column on the right of the formula; these are "
+            f"{', '.join(map(repr, known)) or 'none'}.{did_you_mean(str(name), known)}"
+        )
+    for design in designs:
+        for factor in design.factors.values():
+            if isinstance(factor, Levels) and factor.column == name:
+                first = factor.levels[0] if factor.sums else factor.base
+                return Variable(name, (first, *(level for level in factor.levels if level != first)))
+    return Variable(name, ())
+
+
+def _designs(reg: Regression) -> Iterator[Design]:
+    for predictor in reg.parts.predictors:
+        yield predictor.design
+        yield from (group.design for group in predictor.groups)
+
+
+def check_step(step: Any) -> float:
+    """A difference of numbers that is compared.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    try:
+        found = float(step)
+    except (TypeError, ValueError):
+        found = np.nan
+    if not np.isfinite(found) or found == 0.0:
+        raise ValueError(f"`step` is {step!r}; write how much larger the variable is made, such as 1 or 10.")
+    return found
+
+
+def spread(table: Table, values: np.ndarray) -> float:
+    """A small difference beside the values: what they vary by, or how large they are.
+
+    Raises
+    ------
+    ClientDataError
+        There is no value.
+    """
+    if not len(values):
+        raise ClientDataError(f"Client '{table.client}' has no rows.")
+    return float(np.std(values)) or float(np.max(np.abs(values))) or 1.0

@@ -1,0 +1,131 @@
+"""The table of coefficients, and how much sites differ."""
+
+import numpy as np
+import pytest
+
+import fedbayes as fb
+from fedbayes.formula.families import FAMILIES
+
+MEASURES = {
+    "gaussian": ("difference", "mean"),
+    "student": ("difference", "location"),
+    "bernoulli": ("odds ratio", "odds"),
+    "binomial": ("odds ratio", "odds"),
+    "beta_binomial": ("odds ratio", "odds"),
+    "gamma": ("ratio of means", "mean"),
+    "lognormal": ("ratio of medians", "median"),
+    "beta": ("odds ratio of means", "odds of the mean"),
+    "cumulative": ("odds ratio", None),
+    "categorical": ("odds ratio", "odds"),
+    "weibull": ("hazard ratio", "cumulative hazard"),
+    "loglogistic": ("time ratio", "median time"),
+    "piecewise_exponential": ("hazard ratio", None),
+}
+
+
+@pytest.fixture(scope="module")
+def reg_of(outcomes, tables):
+    def of(family, formula="x + sex", **more):
+        outcome, columns, left = outcomes(family)
+        return fb.regression(f"{left} ~ {formula}", family=family, clients=tables(outcome, **columns, **more))
+
+    return of
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_coefficients_on_their_natural_scale(family, reg_of, made):
+    reg = reg_of(family)
+    fit = made(reg)
+    table = fb.summary_table(reg, fit, level=0.8)
+    coefficient, intercept = MEASURES.get(family, ("rate ratio", "rate"))
+    shown = table.to_pandas().set_index("coefficient")
+    first = "sex[m, 1]" if family == "categorical" else "sex[m]"
+    assert shown.loc[first, "measure"] == coefficient
+    level = "Intercept[1]" if family == "categorical" else "Intercept"
+    assert (level in shown.index) == (intercept is not None)
+    assert intercept is None or shown.loc[level, "measure"] == intercept
+    raw = fit.idata.posterior["sex"].values.reshape(8, -1)[:, 0]
+    draws = raw if coefficient == "difference" else np.exp(raw)
+    np.testing.assert_allclose(shown.loc[first, "median"], np.median(draws))
+    np.testing.assert_allclose(shown.loc[first, "upper"], np.quantile(draws, 0.9))
+    np.testing.assert_allclose(float(table.summary["mean"].sel(coefficient=first)), draws.mean())
+    assert shown.loc[first, "probability_of_direction"] == max((raw > 0).mean(), (raw < 0).mean())
+
+
+def test_parameters_and_effects_are_as_they_are(tables, made):
+    formulas = {"mu": "y ~ x + (1 + x | site)", "sigma": "~ sex"}
+    reg = fb.regression(formulas, clients=tables(np.arange(40.0) % 7))
+    fit = made(reg)
+    shown = fb.summary_table(reg, fit).to_pandas().set_index("coefficient")
+    assert shown.loc["sigma_sex[m]", "measure"] == "ratio of sigma"
+    assert shown.loc["sigma_Intercept", "measure"] == "sigma"
+    np.testing.assert_allclose(
+        shown.loc["sigma_sex[m]", "median"], np.median(np.exp(fit.idata.posterior["sigma_sex"].values))
+    )
+    assert "sigma" not in shown.index
+    sds = fit.idata.posterior["1 + x|site_sigma"].values
+    np.testing.assert_allclose(shown.loc["1 + x|site_sigma[x]", "median"], np.median(sds[..., 1]))
+    assert shown.loc["1 + x|site_correlation[x, 1]", "measure"] == "correlation of effects"
+    assert np.isnan(shown.loc["1 + x|site_sigma[1]", "probability_of_direction"])
+
+
+def test_a_printed_table_has_the_names_of_the_posterior(reg_of, made):
+    reg = reg_of("bernoulli")
+    lines = repr(fb.summary_table(reg, made(reg))).splitlines()
+    assert lines[0] == "Coefficients of bernoulli, 90% intervals"
+    assert [line.split()[0] for line in lines[1:]] == ["coefficient", "Intercept", "x", "sex[m]"]
+
+
+RESIDUALS = {
+    "gaussian": lambda p: p["sigma"] ** 2,
+    "lognormal": lambda p: p["sigma"] ** 2,
+    "bernoulli": lambda p: np.pi**2 / 3,
+    "binomial": lambda p: np.pi**2 / 3,
+    "cumulative": lambda p: np.pi**2 / 3,
+    "weibull": lambda p: np.pi**2 / 6,
+    "loglogistic": lambda p: np.pi**2 / 3 / p["shape"] ** 2,
+}
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "categorical"])
+def test_the_share_of_the_variance(family, reg_of, made):
+    reg = reg_of(family, "x + (1 | site) + (1 | site:ward)")
+    fit = made(reg)
+    found = fb.heterogeneity(reg, fit)
+    tau, inner = (fit.idata.posterior[f"1|{name}_sigma"].values for name in ("site", "site:ward"))
+    np.testing.assert_allclose(found.draws.sel(quantity="tau of 1|site"), tau)
+    if family in RESIDUALS:
+        residual = RESIDUALS[family](fit.idata.posterior)
+        share = tau**2 / (tau**2 + inner**2 + residual)
+        np.testing.assert_allclose(found.draws.sel(quantity="ICC of 1|site"), share)
+        assert found.notes == ()
+    else:
+        assert found.draws["quantity"].size == 2
+        assert "The ICC is not defined" in found.notes[0]
+        assert "note: The ICC is not defined" in repr(found)
+
+
+def test_the_share_of_a_meta_analysis(tables, made):
+    errors = np.linspace(0.5, 3.0, 40)
+    reg = fb.regression("y | se(s) ~ 1 + (1 | site)", clients=tables(np.arange(40.0) % 7, s=errors))
+    fit = made(reg)
+    w = errors**-2.0
+    typical = 39.0 * w.sum() / (w.sum() ** 2 - (w**2).sum())
+    tau = fit.idata.posterior["1|site_sigma"].values
+    found = fb.heterogeneity(reg, fit)
+    np.testing.assert_allclose(found.draws.sel(quantity="I2"), tau**2 / (tau**2 + typical))
+    assert "I2 has a typical one" in found.notes[0]
+
+
+NOT_DEFINED = {
+    "slopes": ("y ~ x + (1 + x | site)", "another one for each row"),
+    "a formula of sigma": ({"mu": "y ~ x + (1 | site)", "sigma": "~ sex"}, "sigma has a formula of its own"),
+    "slopes of a meta-analysis": ("y | se(s) ~ x + (1 + x | site)", "I2 is not defined"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_DEFINED)
+def test_what_is_not_defined_is_said(case, tables, made):
+    formula, words = NOT_DEFINED[case]
+    reg = fb.regression(formula, clients=tables(np.arange(40.0) % 7, s=np.ones(40)))
+    assert any(words in note for note in fb.heterogeneity(reg, made(reg)).notes)
