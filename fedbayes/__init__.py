@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UnreliableWarning,
     )
     from fedbayes.fit import fit_federated, load_fit
+    from fedbayes.formula.agreed import Agreed
     from fedbayes.formula.regression import Regression, regression
     from fedbayes.inference import (
         EP,
@@ -65,6 +66,7 @@ __all__ = [
     "EP",
     "FALD",
     "GIFAIR",
+    "Agreed",
     "Calibration",
     "ClientDataError",
     "CorrelatedClients",
@@ -120,6 +122,7 @@ _HOMES = {
         "UnreliableWarning",
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],
+    "fedbayes.formula.agreed": ["Agreed"],
     "fedbayes.formula.regression": ["Regression", "regression"],
     "fedbayes.numerics.gaussian": ["Gaussian"],
     "fedbayes.inference": [
