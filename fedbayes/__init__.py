@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fedbayes.questions.hypothesis import excludes, probability_of_direction
     from fedbayes.results.fit import FederatedFit
     from fedbayes.runtime.compiling import cache_programs
+    from fedbayes.table_one.describe import describe
 
     __version__: str
 
@@ -91,6 +92,7 @@ __all__ = [
     "cache_programs",
     "calibrate",
     "clients_from_dataframe",
+    "describe",
     "disclosure",
     "excludes",
     "fairness_report",
@@ -145,6 +147,7 @@ _HOMES = {
     "fedbayes.questions.gain": ["federation_gain"],
     "fedbayes.questions.hypothesis": ["excludes", "probability_of_direction"],
     "fedbayes.results.fit": ["FederatedFit"],
+    "fedbayes.table_one.describe": ["describe"],
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

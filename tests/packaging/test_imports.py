@@ -109,7 +109,7 @@ FLOORS = [
     {"problem"},
     {"contract", "models", "owner", "formula.grammar"},
     {"formula.design"},
-    {"formula.families"},
+    {"formula.families", "table_one"},
     {"formula.program"},
     {"rounds"},
     {"correction"},
