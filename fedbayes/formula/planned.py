@@ -149,13 +149,13 @@ def agree_on(
     FormulaError, ClientDataError
         See :func:`fedbayes.regression`.
     """
-    outcome, expressions = plan_outcome(formulas.texts[""], family), _expressions(formulas)
+    outcome, expressions = plan_outcome(formulas.texts[""], family), expressions_in(formulas)
     left_out: list[str] = []
     if drop:
-        everybody, left_out = everybody.complete(_reads(formulas, outcome, site))
+        everybody, left_out = everybody.complete(columns_read(formulas, outcome, site))
     everybody.look(lambda table: _check_site(expressions, table, site))
     check_columns(everybody, expressions.values())
-    check_declared(levels, _reads(formulas, outcome, site))
+    check_declared(levels, columns_read(formulas, outcome, site))
     outcome, coded = agree_on_outcome(outcome, family, everybody, levels)
     everybody.look(lambda table: family.check(outcome.outcome(table)))
     agreed = agree(everybody, expressions, levels)
@@ -193,16 +193,18 @@ def plan(formulas: Formulas, family: Family, agreed: Agreed) -> Plan:
             stems.append(argument(group.grouping.name + (f"_{name}" if name else ""), taken))
             taken.append(stems[-1])
         found.append(Predictor(name, design, groups, agreed.of_predictor(name, design, groups), tuple(stems)))
-    return Plan(formulas, family, outcome, tuple(found), agreed.summary, tuple(_reads(formulas, outcome, agreed.site)))
+    return Plan(
+        formulas, family, outcome, tuple(found), agreed.summary, tuple(columns_read(formulas, outcome, agreed.site))
+    )
 
 
-def _reads(formulas: Formulas, outcome: OutcomePlan, site: str) -> list[str]:
+def columns_read(formulas: Formulas, outcome: OutcomePlan, site: str) -> list[str]:
     """The columns of a table that the formulas read, those that name groups last."""
-    columns = [name for each in _expressions(formulas).values() for name in each.columns]
+    columns = [name for each in expressions_in(formulas).values() for name in each.columns]
     return list(dict.fromkeys([*outcome.columns, *columns, *_group_columns(formulas, site)]))
 
 
-def _expressions(formulas: Formulas) -> dict[str, Expression]:
+def expressions_in(formulas: Formulas) -> dict[str, Expression]:
     """Every factor and offset of all formulas, by how it is written."""
     of_groups = [terms for effects in formulas.effects.values() for terms in effects]
     offsets = {text: read_expression(text) for terms in formulas.terms.values() for text in terms.offsets}

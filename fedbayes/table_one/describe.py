@@ -84,8 +84,8 @@ def describe(
     >>> fb.describe({"north": north, "south": south}, by_client=False)
                           all clients
     rows                  22
-    age, mean (sd)        53.5 (9.4)
-      median [quartiles]  53.6 [47.2, 60.8]
+    age, mean (sd)        53.5 (9.7)
+      median [quartiles]  55.0 [47.0, 61.1]
     sex
       f                   13 (59.1%)
       m                   9 (40.9%)

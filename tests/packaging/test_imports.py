@@ -139,6 +139,7 @@ FLOORS = [
     },  # what both halves know
     {"network.client", "network.server"},  # neither knows the other
     {"calibration", "cli.demo", "formula", "network", "questions.gain"},
+    {"network.agreeing"},
     {"flower.codes"},
     {"flower.node"},
     {"flower"},

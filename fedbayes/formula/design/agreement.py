@@ -117,14 +117,13 @@ def agree(
     scaled = {key: Expression(key, "numbers", tree, {}) for each in plain for key, tree in each.scaled}
     based = {name: each for name, each in expressions.items() if each.kind in ("bs", "poly")}
     sums = everybody.total(f"{about}: levels and moments", lambda table: _tell(table, fixed, scaled, based))
-    rows = int(sums["rows"])
-    levels = {name: _agreed_levels(name, everybody, sums["levels"][name], rows, given) for name, given in fixed.items()}
+    rows, told, moved = int(sums["rows"]), sums.get("levels", {}), sums.get("moments", {})
+    levels = {name: _agreed_levels(name, everybody, told[name], rows, given) for name, given in fixed.items()}
     counts = {
-        name: {level: _rows_and_clients(sums["levels"][name].get(level, (0, 0))) for level in levels[name]}
-        for name in levels
+        name: {level: _rows_and_clients(told[name].get(level, (0, 0))) for level in levels[name]} for name in levels
     }
-    scales = {key: _scale_of(key, each, sums["moments"][key]) for key, each in scaled.items()}
-    return Agreement(levels, counts, scales, _shapes(everybody, based, sums["moments"], about), rows)
+    scales = {key: _scale_of(key, each, moved[key]) for key, each in scaled.items()}
+    return Agreement(levels, counts, scales, _shapes(everybody, based, moved, about), rows)
 
 
 def _is_text(expression: Expression, everybody: Everybody) -> bool:

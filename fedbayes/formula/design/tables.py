@@ -1,5 +1,6 @@
 """A client's table: columns as numbers or as labels, and what is wrong with them, in words with client and counts."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,10 @@ class Table:
     def num_rows(self) -> int:
         """How many there are."""
         return len(self._frame)
+
+    def digest(self, columns: Iterable[str]) -> str:
+        """What stands for the values of these columns, for the client itself."""
+        return hashlib.sha256(self._frame[list(columns)].to_csv(index=False).encode()).hexdigest()
 
     def num_missing(self, name: str) -> int:
         """Rows that lack a value in a column."""

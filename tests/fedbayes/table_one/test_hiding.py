@@ -51,10 +51,10 @@ def found_out(counts: np.ndarray, hidden: Hidden) -> list[tuple[int, int]]:
 
 def tables() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    return [rng.poisson(rng.uniform(0.5, 4.0), size=(3, 2 + number % 2)) for number in range(40)]
+    return [rng.poisson(rng.uniform(0.5, 4.0), size=(3, 2 + number % 2)) for number in range(20)]
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(20))
 def test_an_attacker_who_tries_all_tables_finds_no_small_cell(number):
     counts = tables()[number]
     if counts.sum():
@@ -67,10 +67,10 @@ def test_hiding_small_cells_alone_is_caught():
     """The planted mistake."""
     naive = [
         Hidden((counts > 0) & (counts < SMALLEST), (0 < counts.sum(axis=1)) & (counts.sum(axis=1) < SMALLEST))
-        for counts in tables()[:12]
+        for counts in tables()[:8]
     ]
     caught = [bool(found_out(counts, each)) for counts, each in zip(tables(), naive, strict=False) if counts.sum()]
-    assert sum(caught) >= 5
+    assert sum(caught) >= 3
 
 
 def test_two_hidden_cells_that_are_both_one_row_are_not_enough():
