@@ -112,6 +112,10 @@ class AnsweringSite:
         """The answer to a request about this study, within the owner's policy."""
         raise NotImplementedError
 
+    def read_data(self) -> Any:
+        """The site's data, as ``load_data`` gives them. They stay with the caller."""
+        return self._load_data(self._config)
+
     def _policy(self) -> Policy:
         try:
             return read_policy(self._config)

@@ -94,10 +94,6 @@ class Site(AnsweringSite):
             policy = read_policy(self._config)
             return self._disclosed(self._client(), policy)
 
-    def read_data(self) -> Mapping[str, Any]:
-        """The site's data, as :func:`load_data` gives them. They stay with the caller."""
-        return self._load_data(self._config)
-
     def _disclosed(self, client: ClientArrays, policy: Policy) -> Disclosure:
         with _model_of():
             return disclosure_of_client(self.study.options, self.name, client, policy.rules)

@@ -19,7 +19,7 @@ MOST_NUMBERS = 1 << 20  # in one sum
 Layout = list[list[Any]]
 
 
-class Asked(FedbayesError):  # noqa: N818 (no error: an agreement stops at the sum that it is not told)
+class Asked(FedbayesError):
     """A site's part of the first sum that it was not told.
 
     Parameters

@@ -18,7 +18,7 @@ from fedbayes.network.answering import AnsweringSite, LoadData
 from fedbayes.network.charter import ArrayKind, Hello
 from fedbayes.network.client.naming import Config
 from fedbayes.network.client.partners import own_key
-from fedbayes.network.client.policy import Policy
+from fedbayes.network.client.policy import Policy, read_policy
 from fedbayes.network.client.private import check_asked
 from fedbayes.network.client.secure import Sums
 from fedbayes.network.messages import Message, Refusal, Refused
@@ -100,20 +100,23 @@ class AgreeingSite(AnsweringSite):
         """
         if self._passed == (self._digest, policy.rules):
             return
-        found = self.disclosed(table, policy.rules)
+        found = self._disclosed(table, policy.rules)
         if found.refused:
             log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
             raise Refused(Refusal.DISCLOSURE, found.counts(self.name))
         self._passed = (self._digest, policy.rules)
 
-    def disclosed(self, table: Table, rules: DisclosureRules) -> Disclosure:
-        """What disclosure rules find in the columns that the formula reads. Nothing is sent.
+    def disclosure(self) -> Disclosure:
+        """What the owner's disclosure rules find in the columns that the formula reads. Nothing is sent.
 
         Raises
         ------
         ClientDataError
             A column has missing values, an undeclared level, or is of another kind.
         """
+        return self._disclosed(self._read(), read_policy(self._config).rules)
+
+    def _disclosed(self, table: Table, rules: DisclosureRules) -> Disclosure:
         study, outcome = self.study, self.study.outcome
         if study.missing == "drop":
             table, _ = table.without_missing(study.reads)
