@@ -13,11 +13,11 @@ from fedbayes.network.agreeing.server import agree_over
 from fedbayes.network.agreeing.site import AgreeingSite
 from fedbayes.network.agreeing.study import FormulaStudy
 from fedbayes.network.fit import fit_over
-from fedbayes.network.messages import HIDDEN, unpack
+from fedbayes.network.messages import HIDDEN, pack, unpack
 from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
-from fedbayes.rounds.wire import arrays_of
+from fedbayes.rounds.wire import arrays_of, encode
 
 RNG = np.random.default_rng(4)
 ROWS = {"north": 61, "south": 83, "west": 97}
@@ -157,21 +157,17 @@ def test_the_same_numbers_come_out_singly_and_hidden(network):
 def test_a_scale_that_one_site_alone_is_told_leaves_its_mask_on(network):
     """Or the sum's lower digits would be that site's term, and the others' sum its upper ones."""
     recorded = network()
-    recorded_send = recorded.send
+    send = recorded.send
 
     def tampered(requests, timeout):
-        changed = dict(requests)
-        message = unpack(changed[1])
-        if message.header["kind"] == "sum":
-            from fedbayes.network.messages import pack
-            from fedbayes.rounds.wire import encode
-
-            arrays = arrays_of(message.body)
-            body = encode({name: np.asarray(40) if name == "shared/scale" else each for name, each in arrays.items()})
-            changed[1] = pack(
-                message.header, encode({"shared": {"scale": np.asarray(40)}}) if len(arrays) == 1 else body
-            )
-        return recorded_send(changed, timeout)
+        for address, request in requests.items():
+            message = unpack(request)
+            if address == 1 and message.header["kind"] == "sum":
+                arrays = arrays_of(message.body)
+                body = encode({"shared": {"scale": np.asarray(40)}})
+                assert arrays.keys() == {"shared/scale"}  # the first sum, before any other is known
+                request = pack(message.header, body)
+            yield from send({address: request}, timeout)
 
     recorded.send = tampered
     with pytest.raises(fb.FederatedError, match="masks do not cancel"):
@@ -295,3 +291,92 @@ def test_what_is_no_sum_is_refused_when_the_study_is_made(case):
 def test_another_formula_is_another_study(network):
     with pytest.raises(fb.FederatedError, match="built for another model"):
         over(network(), FormulaStudy("sick ~ age", "bernoulli", LEVELS), join_timeout=0.5)
+
+
+def lying(network, change):
+    """A network on which the first site's sums are changed on their way."""
+    send = network.send
+
+    def changed(requests, timeout):
+        for address, answer in send(requests, timeout):
+            message = unpack(answer)
+            lies = address == 1 and message.header["kind"] == "sum"
+            yield address, change(message) if lies else answer
+
+    network.send = changed
+    return network
+
+
+def with_header(message, **told):
+    return pack({**message.header, "told": {**message.header["told"], **told}}, message.body)
+
+
+LIES = {
+    "another layout": (lambda message: with_header(message, layout=[[["rows"], [1]]]), "can't be read"),
+    "no shape": (lambda message: with_header(message, layout=[[["rows"], [-1]]]), "can't be read"),
+    "more than there is": (
+        lambda message: with_header(message, layout=[[["rows"], [1 << 19, 1 << 19]]]),
+        "can't be read",
+    ),
+    "no name": (lambda message: with_header(message, layout=[[[], [7]]]), "can't be read"),
+    "other names": (
+        lambda message: with_header(
+            message, layout=[[[*keys, "x"], n] for keys, n in message.header["told"]["layout"]]
+        ),
+        "The sites tell different numbers in 'columns: levels and moments'",
+    ),
+    "no arrays": (lambda message: pack(message.header), "can't be read"),
+    "no bytes of ours": (lambda message: b"hello", "can't be read"),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_a_site_that_tells_nonsense_ends_the_run_with_its_name(case, network):
+    change, words = LIES[case]
+    with pytest.raises(fb.FederatedError, match=words):
+        over(lying(network(), change))
+
+
+ORDERS = {
+    "a sum that is not the next": lambda header: {**header, "update": "outcomes: moments and levels"},
+    "an order before its turn": lambda header: {**header, "order": 3},
+    "sites without this one": lambda header: {**header, "charter": {**header["charter"], "names": ["a", "b", "c"]}},
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_a_request_out_of_order_is_refused(case, network):
+    recorded = network()
+    send = recorded.send
+
+    def changed(requests, timeout):
+        for address, request in requests.items():
+            message = unpack(request)
+            if message.header["kind"] == "sum":
+                request = pack(ORDERS[case](message.header), message.body)
+            yield from send({address: request}, timeout)
+
+    recorded.send = changed
+    with pytest.raises(fb.FederatedError, match="was sent something else"):
+        over(recorded)
+
+
+def test_in_one_run_a_site_answers_to_the_same_others_alone(network):
+    """Of sums over different sites the difference is one site's part."""
+    recorded = network()
+    over(recorded)
+    requests = [unpack(each) for each in recorded.sent]
+    message = [each for each in requests if each.header["kind"] == "sum"][-1]
+    names, keys = message.header["charter"]["names"], message.header["charter"]["mask_keys"]
+    fewer = {"names": names[:2], "mask_keys": keys[:2]}
+    answer = unpack(
+        recorded.sites[1].answer(pack({**message.header, "ticket": "0" * 32, "charter": fewer}, message.body))
+    )
+    assert answer.header["reason"] == "CHARTER"
+
+
+def test_the_same_masks_are_not_used_twice(network):
+    recorded = network()
+    over(recorded)
+    again = next(each for each in recorded.sent if unpack(each).header["kind"] == "sum")
+    assert unpack(recorded.sites[1].answer(again)).header["reason"] == "TICKET"
