@@ -232,7 +232,7 @@ def _told(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _LARGEST:
             raise FormulaError(f"'{path}' has more than {_LARGEST:,} bytes, and is no agreement. {_HOW}")
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except OSError as error:
         raise FormulaError(f"'{path}' can't be read: {error.strerror or error}.") from error
     except UNREADABLE as error:
@@ -247,6 +247,10 @@ def _told(path: Path) -> dict[str, Any]:
             f"'{path}' was changed after it was saved: what all clients have agreed on is not to be edited. {_HOW}"
         )
     return told
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number on which anybody has agreed.")
 
 
 def _digest(told: Mapping[str, Any]) -> str:

@@ -107,7 +107,7 @@ class AgreeingSite(AnsweringSite):
         self._passed = (self._digest, policy.rules)
 
     def disclosure(self) -> Disclosure:
-        """What the owner's disclosure rules find in the columns that the formula reads. Nothing is sent.
+        """What the owner's disclosure rules find in the columns of which sums tell. Nothing is sent.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class AgreeingSite(AnsweringSite):
             table, _ = table.without_missing(study.reads)
         table.check_there(study.reads)
         arrays: dict[str, np.ndarray] = {}
-        for name in study.reads:
+        for name in study.told:
             if name in study.levels:
                 levels = tuple(map(label_text, study.levels[name]))
                 arrays[name] = Levels(name, levels, levels[0]).codes(table)

@@ -76,6 +76,13 @@ class FormulaStudy:
         return tuple(columns_read(self._read[1], self.outcome, self.site))
 
     @cached_property
+    def told(self) -> tuple[str, ...]:
+        """Those among them of which sums tell: all but the names of groups within a site, which stay there."""
+        factors = [name for each in expressions_in(self._read[1]).values() for name in each.columns]
+        known = {*self.outcome.columns, *factors, *self.levels}
+        return tuple(name for name in self.reads if name in known)
+
+    @cached_property
     def outcome(self) -> OutcomePlan:
         """What the left side says."""
         family, formulas = self._read

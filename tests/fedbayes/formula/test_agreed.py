@@ -194,6 +194,8 @@ FOREIGN = {
     "text": (b"hello", "is no file of JSON"),
     "bytes": (b"\xff\xfe\x00", "is no file of JSON"),
     "other JSON": (b'{"a": 1}', "is no agreement on a regression"),
+    "no number": (b'{"format": 1, "sha256": "", "formula": {}, "columns": NaN}', "is no file of JSON"),
+    "nested without end": (b"[" * 100_000, "is no file of JSON"),
     "a list": (b"[1, 2]", "is no agreement on a regression"),
     "another format": (b'{"format": 99, "sha256": "", "formula": {}, "columns": {}}', "saved by another version"),
 }

@@ -207,6 +207,14 @@ def test_a_small_cell_at_one_site_keeps_it_out(network):
         over(network(clients=clients), join_timeout=0.5)
 
 
+def test_groups_within_a_site_may_be_small_since_their_labels_stay_there(network):
+    study = FormulaStudy("y ~ age + (1 | site:ward)")
+    clients = {name: rows.assign(ward=np.arange(len(rows)) // 40) for name, rows in tables().items()}
+    clients["south"]["ward"] = np.where(np.arange(83) < 2, 0, 1)
+    assert study.told == ("y", "age")
+    assert over(network(study, clients), study).num_clients == 3
+
+
 def test_every_answer_is_in_the_sites_journal(network):
     recorded = network()
     over(recorded)
