@@ -12,6 +12,7 @@ import fedbayes as fb
 from fedbayes.network.agreeing.server import agree_over
 from fedbayes.network.agreeing.site import AgreeingSite
 from fedbayes.network.agreeing.study import FormulaStudy
+from fedbayes.network.client.masks import Masks
 from fedbayes.network.fit import fit_over
 from fedbayes.network.messages import HIDDEN, pack, unpack
 from fedbayes.network.rehearsal import Rehearsal
@@ -145,6 +146,14 @@ def test_with_secure_sums_no_message_holds_a_sites_count(network):
 def test_the_search_for_counts_finds_them_where_they_leave_singly(network):
     recorded = network(policy="[sums]\nsingle = true\n")
     over(recorded, secure_sums=False)
+    assert {float(n) for n in ROWS.values()} <= set(numbers_in(recorded))
+
+
+def test_the_search_for_counts_finds_them_where_masks_are_left_off(network, monkeypatch):
+    """The planted mistake."""
+    monkeypatch.setattr(Masks, "hide", lambda masks, term, asked: term)
+    recorded = network()
+    assert over(recorded).columns.counts == here(STUDY).agreed.columns.counts
     assert {float(n) for n in ROWS.values()} <= set(numbers_in(recorded))
 
 
