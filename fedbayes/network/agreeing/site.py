@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbayes.contract.algorithm import Reply
-from fedbayes.errors import ClientDataError, FormulaError, ResultCode
+from fedbayes.errors import ClientDataError, FormulaError, MissingColumnsError, ResultCode, did_you_mean
 from fedbayes.formula.design.factors import Levels
 from fedbayes.formula.design.tables import Table, label_text
 from fedbayes.network.agreeing.everybody import Asked, AtSite, flat, layout
@@ -76,18 +76,32 @@ class AgreeingSite(AnsweringSite):
         raise Refused(Refusal.FORMAT)
 
     def _read(self) -> Table:
-        """The rows that the formula can read."""
-        if self._table is not None:
-            return self._table
-        try:
-            table = Table(self.name, self._load_data(self._config))
-        except Exception as error:
-            log.exception("`load_data` failed.")
-            raise Refused(Refusal.DATA) from error
+        """The rows that the formula can read, once for each run."""
+        if self._table is None:
+            try:
+                table = self._own_table()
+            except Exception as error:
+                log.exception("`load_data` failed.")
+                missing = error.missing if isinstance(error, MissingColumnsError) else ()
+                raise Refused(Refusal.DATA, missing=missing) from error
+            self._table, self._digest = table, table.digest(self.study.reads)
+        return self._table
+
+    def _own_table(self) -> Table:
+        """The site's table.
+
+        Raises
+        ------
+        MissingColumnsError
+            It lacks columns that the formula reads.
+        """
+        table = Table(self.name, self.read_data())
         if missing := [name for name in self.study.reads if name not in table.names]:
-            log.error("The table has no columns %s, which the formula reads.", missing)
-            raise Refused(Refusal.DATA, missing=missing)
-        self._table, self._digest = table, table.digest(self.study.reads)
+            raise MissingColumnsError(
+                f"The table of site '{self.name}' lacks {missing}, which the formula reads; it has {list(table.names)}."
+                f"{did_you_mean(missing[0], table.names)}",
+                missing,
+            )
         return table
 
     def _let_out(self, table: Table, policy: Policy) -> None:
@@ -112,9 +126,9 @@ class AgreeingSite(AnsweringSite):
         Raises
         ------
         ClientDataError
-            A column has missing values, an undeclared level, or is of another kind.
+            A column is not there, has missing values or an undeclared level, or is of another kind.
         """
-        return self._disclosed(self._read(), read_policy(self._config).rules)
+        return self._disclosed(self._own_table(), read_policy(self._config).rules)
 
     def _disclosed(self, table: Table, rules: DisclosureRules) -> Disclosure:
         study, outcome = self.study, self.study.outcome

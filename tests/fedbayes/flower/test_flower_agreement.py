@@ -97,3 +97,9 @@ def test_what_the_rules_find_in_the_table_is_shown(module, tmp_path):
     found = sites(module(few), tmp_path)[0].disclosure()
     assert found.refused == ("east",)
     assert found.counts("east")["small cell"] == 1
+
+
+def test_a_column_that_the_table_lacks_is_named_at_the_site(module, tmp_path):
+    wrong = AGREEMENT.replace("y ~ age", "y ~ agee")
+    with pytest.raises(fb.ClientDataError, match=r"'east' lacks \['agee'\], which the formula reads; .*'age'"):
+        sites(module(wrong), tmp_path)[0].disclosure()
