@@ -30,7 +30,8 @@ _LARGEST = 1 << 24  # bytes
 class Agreed:
     """All that the clients of a regression have in common: levels, means, sds, knots, and what outcomes are like.
 
-    It holds numbers about all clients together, and none of a single one, unless one client alone has a level.
+    It holds numbers about all clients together, and none of a single one, unless one client alone has a level. In one
+    process notes also say how many rows of which client were left out.
 
     Attributes
     ----------
