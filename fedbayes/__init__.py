@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UnreliableWarning,
     )
     from fedbayes.fit import fit_federated, load_fit
+    from fedbayes.formula.agreed import Agreed
     from fedbayes.formula.reading.coefficients import summary_table
     from fedbayes.formula.reading.comparisons import comparisons, slopes
     from fedbayes.formula.reading.effects import random_effects
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from fedbayes.questions.hypothesis import excludes, probability_of_direction
     from fedbayes.results.fit import FederatedFit
     from fedbayes.runtime.compiling import cache_programs
+    from fedbayes.table_one.describe import describe
 
     __version__: str
 
@@ -72,6 +74,7 @@ __all__ = [
     "EP",
     "FALD",
     "GIFAIR",
+    "Agreed",
     "Calibration",
     "ClientDataError",
     "CorrelatedClients",
@@ -98,6 +101,7 @@ __all__ = [
     "calibrate",
     "clients_from_dataframe",
     "comparisons",
+    "describe",
     "disclosure",
     "excludes",
     "fairness_report",
@@ -142,6 +146,7 @@ _HOMES = {
     "fedbayes.formula.reading.predictions": ["predictions"],
     "fedbayes.formula.reading.spread": ["heterogeneity"],
     "fedbayes.formula.reading.survival": ["survival_curves"],
+    "fedbayes.formula.agreed": ["Agreed"],
     "fedbayes.formula.regression": ["Regression", "regression"],
     "fedbayes.numerics.gaussian": ["Gaussian"],
     "fedbayes.inference": [
@@ -164,6 +169,7 @@ _HOMES = {
     "fedbayes.questions.gain": ["federation_gain"],
     "fedbayes.questions.hypothesis": ["excludes", "probability_of_direction"],
     "fedbayes.results.fit": ["FederatedFit"],
+    "fedbayes.table_one.describe": ["describe"],
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -14,12 +14,12 @@ from fedbayes.models.heart_disease import HOSPITALS, MISSING
 
 Columns = dict[str, np.ndarray]
 
-_PAIN = {1: "typical angina", 2: "atypical angina", 3: "other pain", 4: "no pain"}
-_ECG = {0: "normal", 1: "ST-T abnormal", 2: "hypertrophy"}
+_PAIN = {1.0: "typical angina", 2.0: "atypical angina", 3.0: "other pain", 4.0: "no pain"}
+_ECG = {0.0: "normal", 1.0: "ST-T abnormal", 2.0: "hypertrophy"}
 _HEART: Mapping[str, tuple[str, Callable[[float], object]]] = {
     "sick": ("num", lambda value: int(value > 0)),
     "age": ("age", float),
-    "sex": ("sex", {0: "female", 1: "male"}.__getitem__),
+    "sex": ("sex", {0.0: "female", 1.0: "male"}.__getitem__),
     "pain": ("cp", _PAIN.__getitem__),
     "pressure": ("trestbps", float),
     "chol": ("chol", float),

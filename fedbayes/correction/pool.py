@@ -191,7 +191,7 @@ def tail_shape(log_weights: np.ndarray) -> float:
 
 
 def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
-    """Smoothed weights and k-hat, in double precision whoever asks: a log weight may be -1e6, and its decimals count."""
+    """Smoothed weights and k-hat, in double precision whoever asks: decimals of a log weight of -1e6 count."""
     with computing():
         smoothed, k_hat = _smoothed(log_weights.reshape(-1))
         return np.asarray(smoothed), float(k_hat)

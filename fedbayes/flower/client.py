@@ -16,7 +16,7 @@ from fedbayes.flower.node.caller import Caller
 from fedbayes.flower.node.refusals import tell_refusal
 from fedbayes.flower.node.source import fingerprint, locate
 from fedbayes.flower.node.state import StateFolder
-from fedbayes.flower.programs import parts
+from fedbayes.flower.programs import agreement_of, optional, parts
 from fedbayes.network.client.naming import Config
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,10 @@ def client_app(
     ----------
     model
         One client's NumPyro program; or, as a text, the name of a module that defines ``model``, ``method`` and
-        ``load_data``. Then only the worker imports that module: messages take less time, and an error in it stays at
-        the site, whereas Flower sends the text of an error in the app's own module to the server.
+        ``load_data``; or, before there is a model, an ``agreement`` and a ``load_data`` that returns a table, see
+        :class:`fedbayes.network.agreeing.study.FormulaStudy`. Then only the worker imports that module: messages take
+        less time, and an error in it stays at the site, whereas Flower sends the text of an error in the app's own
+        module to the server.
     method
         As for :func:`fedbayes.fit_federated`.
     load_data
@@ -69,6 +71,12 @@ def client_app(
     """
 
     def open_site(config: Config) -> Answering:
+        if (agreement := agreement_of(model)) is not None:
+            from fedbayes.network.agreeing.site import AgreeingSite
+
+            if (load := optional(model, "load_data", load_data)) is None:
+                raise TypeError(f"the module {model!r} does not define load_data, which returns a site's table")
+            return AgreeingSite(agreement, load, config)
         from fedbayes.network.site import Site
         from fedbayes.network.study import Study
 

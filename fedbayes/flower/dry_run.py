@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedbayes.network.agreeing.server import agree_over
+from fedbayes.network.agreeing.site import AgreeingSite
 from fedbayes.network.client import journal
 from fedbayes.network.client.naming import Config
 from fedbayes.network.fit import fit_over
@@ -55,8 +57,8 @@ class Leaving(NamedTuple):
     form: str
 
 
-def dry_run(site: Site, num_draws: int = 1000) -> list[Leaving]:
-    """What leaves a site in a fit of its study, by messages; a fit with more sites has other rounds.
+def dry_run(site: Site | AgreeingSite, num_draws: int = 1000) -> list[Leaving]:
+    """What leaves a site in a fit of its study, or in an agreement; a fit with more sites has other rounds.
 
     Parameters
     ----------
@@ -68,18 +70,24 @@ def dry_run(site: Site, num_draws: int = 1000) -> list[Leaving]:
     data = site.read_data()
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.toml"
-        policy.write_text(_POLICY + (_UNLIMITED if site.study.configured.is_private else ""))
+        is_private = isinstance(site, Site) and site.study.configured.is_private
+        policy.write_text(_POLICY + (_UNLIMITED if is_private else ""))
 
-        def copy(name: str) -> Site:
+        def copy(name: str) -> Site | AgreeingSite:
             config: Config = {"site-id": name, "state-dir": str(Path(folder) / name), "policy": str(policy)}
+            if isinstance(site, AgreeingSite):
+                return AgreeingSite(site.study, lambda config: data, config)
             return Site(site.study, lambda config: data, config)
 
         copies = [copy(f"copy {number}") for number in range(1, _COPIES + 1)]
         network = Rehearsal(*copies)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            options: dict[str, Any] = {"num_draws": num_draws, "progress": False}
-            fit_over(network, site.study, key=jax.random.key(0), num_clients=_COPIES, **options)
+            if isinstance(site, AgreeingSite):
+                agree_over(network, site.study, num_clients=_COPIES)
+            else:
+                options: dict[str, Any] = {"num_draws": num_draws, "progress": False}
+                fit_over(network, site.study, key=jax.random.key(0), num_clients=_COPIES, **options)
         return list(_leaving(list(copies[0].journal.entries()), _sizes(network, copies[0].name)))
 
 

@@ -31,3 +31,9 @@ def parts(model: Callable[..., Any] | str, **others: Any) -> list[Any]:
             f"{', '.join(given)}, as in client_app('my_study.program')"
         )
     return list(found.values())
+
+
+def agreement_of(model: Callable[..., Any] | str) -> Any:
+    """The ``agreement`` of the model's module, where it defines one and no ``model`` yet; ``None`` otherwise."""
+    module = import_module(model) if isinstance(model, str) else None
+    return None if module is None or hasattr(module, "model") else getattr(module, "agreement", None)

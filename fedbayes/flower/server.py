@@ -13,10 +13,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedbayes.errors import FedbayesError
 from fedbayes.flower.grid import GridTransport
-from fedbayes.flower.programs import optional, parts
+from fedbayes.flower.programs import agreement_of, optional, parts
 from fedbayes.flower.settings import Settings
 
 if TYPE_CHECKING:
+    from fedbayes.network.transport import Transport
     from fedbayes.results.fit import FederatedFit
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +40,9 @@ def server_app(
     ----------
     model
         One client's NumPyro program; or, as a text, the name of a module that defines ``model`` and ``method``, and may
-        define ``coords`` and ``dims``.
+        define ``coords`` and ``dims``. Where it defines no ``model`` yet, but an ``agreement``
+        (:class:`fedbayes.network.agreeing.study.FormulaStudy`), the sites agree on that, and ``agreed.json`` is
+        written.
     method
         As for :func:`fedbayes.fit_federated`.
     local, coords, dims, dtype
@@ -69,6 +72,9 @@ def server_app(
 
         settings = Settings.of(context.run_config)
         _show_progress()
+        if (agreement := agreement_of(model)) is not None:
+            _agree(GridTransport(grid, keys=settings.keys), agreement, settings)
+            return
         program, fitted_by = parts(model, method=method)
         output = Path(settings.output)
         with _told():
@@ -99,6 +105,26 @@ def server_app(
             report(fit)
 
     return app
+
+
+def _agree(transport: "Transport", study: Any, settings: Settings) -> None:
+    """Agree with the sites on a regression, and write what was agreed on."""
+    from fedbayes.network.agreeing.server import agree_over
+
+    with _told():
+        agreed = agree_over(
+            transport,
+            study,
+            num_clients=settings.num_clients or None,
+            sites=settings.names,
+            join_timeout=settings.join_timeout,
+            timeout=settings.round_timeout,
+            secure_sums=settings.secure_sums,
+        )
+    path = Path(settings.output) / "agreed.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    agreed.save(path)
+    _LOG.info("%d sites have agreed; what on is in '%s', for the study's project.", agreed.num_clients, path)
 
 
 @contextmanager

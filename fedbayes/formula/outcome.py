@@ -1,17 +1,18 @@
 """The left side of a formula: each client's outcomes, checked, and what all of them together are like."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedbayes.errors import ClientDataError, FormulaError
-from fedbayes.formula.design.agreement import Agreement, agree
+from fedbayes.formula.design.agreement import agree
+from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.design.factors import Levels, numbers_of
-from fedbayes.formula.design.tables import Table, check_kinds
-from fedbayes.formula.design.totals import mean_and_sd, moments, total
+from fedbayes.formula.design.tables import Table
+from fedbayes.formula.design.totals import mean_and_sd, moments
 from fedbayes.formula.families.family import Family, Outcome, Summary
 from fedbayes.formula.grammar.expressions import Expression, column, read_expression
 from fedbayes.formula.grammar.text import FormulaText
@@ -155,7 +156,7 @@ def _expression(text: str) -> Expression:
 
 
 def agree_on_outcome(
-    plan: OutcomePlan, family: Family, tables: Mapping[str, Table], declared: Mapping[str, Sequence[Any]]
+    plan: OutcomePlan, family: Family, everybody: Everybody, declared: Mapping[str, Sequence[Any]]
 ) -> tuple[OutcomePlan, list[str]]:
     """The plan with the levels and scales of the outcome, and notes.
 
@@ -164,40 +165,34 @@ def agree_on_outcome(
     ClientDataError
         The outcome has levels where the family needs numbers, or too many, or none in order.
     """
-    for table in tables.values():
-        table.check_there(plan.columns)
+    everybody.look(lambda table: table.check_there(plan.columns))
     single = plan.expression.columns == (plan.name,)
-    text = single and check_kinds(tables, plan.name)
+    text = single and everybody.is_labels(plan.name)
     if not family.levels and text:
-        for table in tables.values():
-            table.numbers(plan.name, f"the family {family.name}")
+        everybody.look(lambda table: table.numbers(plan.name, f"the family {family.name}"))
     if not family.levels or (family.levels == "two" and not text and plan.name not in declared):
-        agreed: Agreement = agree(tables, {plan.name: plan.expression}, {})
-        return _with(plan, (), agreed.scales), []
+        scaled = plan.expression.scaled
+        scales = agree(everybody, {plan.name: plan.expression}, {}, "outcome").scales if scaled else {}
+        return _with(plan, (), scales), []
     if not single:
         raise FormulaError(f"The outcome `{plan.name}` of the family {family.name} is a column's name.")
-    levels = _levels(plan, family, tables, declared)
+    levels = _levels(plan, family, everybody, declared)
     note = f"{plan.name} is 0 for {levels[0]!r} and 1 for {levels[1]!r}." if family.levels == "two" else ""
     return _with(plan, levels, {}), [note] if note else []
 
 
 def _levels(
-    plan: OutcomePlan, family: Family, tables: Mapping[str, Table], declared: Mapping[str, Sequence[Any]]
+    plan: OutcomePlan, family: Family, everybody: Everybody, declared: Mapping[str, Sequence[Any]]
 ) -> tuple[str, ...]:
     coded = Expression(plan.name, "C", plan.expression.tree, {})
-    levels = agree(tables, {plan.name: coded}, declared).levels[plan.name]
+    levels = agree(everybody, {plan.name: coded}, declared, "outcome").levels[plan.name]
     if family.levels == "two" and len(levels) != 2:
         raise ClientDataError(
             f"The outcome `{plan.name}` of the family bernoulli has {len(levels)} levels, {list(levels)}; two are "
             "needed."
         )
-    ordered = all(table.is_ordered(plan.name) for table in tables.values())
-    if (
-        family.levels == "ordered"
-        and next(iter(tables.values())).is_labels(plan.name)
-        and not ordered
-        and plan.name not in declared
-    ):
+    known = plan.name in declared or everybody.is_ordered(plan.name)
+    if family.levels == "ordered" and everybody.is_labels(plan.name) and not known:
         raise ClientDataError(
             f"The outcome `{plan.name}` is text, {list(levels)}, and which level comes before which is not said. "
             f"Declare the order, `levels={{{plan.name!r}: {list(levels)}}}`."
@@ -209,7 +204,7 @@ def _with(plan: OutcomePlan, levels: tuple[str, ...], scales: Any) -> OutcomePla
     return replace(plan, levels=levels, scales=scales)
 
 
-def summarise(plan: OutcomePlan, family: Family, outcomes: Sequence[Outcome]) -> tuple[Summary, list[str]]:
+def summarise(plan: OutcomePlan, family: Family, everybody: Everybody) -> tuple[Summary, list[str]]:
     """What all outcomes together are like, from sums, and notes on what they leave open.
 
     Raises
@@ -217,7 +212,7 @@ def summarise(plan: OutcomePlan, family: Family, outcomes: Sequence[Outcome]) ->
     ClientDataError
         They do not vary, or all times are censored.
     """
-    sums = total(_tell(each) for each in outcomes)
+    sums = everybody.total("outcomes: moments and levels", lambda table: _tell(plan.outcome(table), plan.levels))
     rows, events = float(sums["y"][0]), float(sums["events"])
     if plan.censored or plan.event:
         if events == 0:
@@ -232,7 +227,7 @@ def summarise(plan: OutcomePlan, family: Family, outcomes: Sequence[Outcome]) ->
         mean_and_sd(name, sums["log_y"] if family.name == "lognormal" else sums["y"])
     elif not family.levels or family.levels == "two":
         notes = _constant(plan.name, sums["y"])
-    missing = [level for place, level in enumerate(plan.levels) if not sums["levels"].get(str(place))]
+    missing = [level for level, count in zip(plan.levels, sums["levels"], strict=True) if not count]
     if missing:
         notes.append(
             f"No row of any client has the outcome {', '.join(map(repr, missing))}: the prior alone speaks of it."
@@ -240,18 +235,22 @@ def summarise(plan: OutcomePlan, family: Family, outcomes: Sequence[Outcome]) ->
     summary = Summary(
         rows, *_plain_moments(sums["y"]), *_plain_moments(sums["log_y"]), events=events, levels=plan.levels
     )
-    return summary._replace(settings=family.agree(outcomes, family.options)), notes
+
+    def ask(name: str, tell: Callable[[Outcome], Mapping[str, Any]]) -> dict[str, Any]:
+        return everybody.total(f"outcomes: {name}", lambda table: tell(plan.outcome(table)))
+
+    return summary._replace(settings=family.agree(ask, plan.name, family.options)), notes
 
 
-def _tell(outcome: Outcome) -> dict[str, Any]:
+def _tell(outcome: Outcome, levels: Sequence[str]) -> dict[str, Any]:
     y = outcome.y if outcome.trials is None else outcome.y / outcome.trials
     positive = np.where(y > 0, y, 1.0)
-    values, counts = np.unique(outcome.y, return_counts=True) if len(np.unique(outcome.y)) <= 100 else ((), ())
+    counts = np.bincount(outcome.y.astype(int), minlength=len(levels)) if levels else np.zeros(0)
     return {
         "y": moments(y),
         "log_y": moments(np.log(positive)),
         "events": float(len(y) if outcome.observed is None else outcome.observed.sum()),
-        "levels": {f"{value:.0f}": float(n) for value, n in zip(values, counts, strict=True)},
+        "levels": counts.astype(float),
     }
 
 

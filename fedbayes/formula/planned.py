@@ -1,27 +1,31 @@
-"""A regression before its program is written: what the formulas say, and what all clients agree on."""
+"""A regression before its program is written: what the formulas say, and what all clients agree on.
+
+:func:`agree_on` asks everybody, by sums, and ends in a value, :class:`~fedbayes.formula.agreed.Agreed`. :func:`plan`
+makes everything else of that value, without anybody's rows.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedbayes.errors import FormulaError, did_you_mean
+from fedbayes.formula.agreed import Agreed
 from fedbayes.formula.design.agreement import Agreement, agree, check_columns, check_declared, expressions_of
 from fedbayes.formula.design.design import Design, design_of
-from fedbayes.formula.design.tables import Table
-from fedbayes.formula.design.totals import total
-from fedbayes.formula.families.family import Family, Outcome, Summary
+from fedbayes.formula.design.everybody import Everybody
+from fedbayes.formula.design.tables import Table, label_text
+from fedbayes.formula.families.family import Family, Summary
 from fedbayes.formula.families.gaussian import GAUSSIAN_WITH_ERRORS
 from fedbayes.formula.grammar.expressions import Expression, read_expression
 from fedbayes.formula.grammar.terms import Terms, read_terms
 from fedbayes.formula.grammar.text import FormulaText, cut
 from fedbayes.formula.outcome import OutcomePlan, agree_on_outcome, plan_outcome, summarise
-from fedbayes.formula.program.groups import Group, Grouping, Kind, groupings_of
+from fedbayes.formula.program.groups import Group, Grouping, Kind, check_grouping, groupings_of
 from fedbayes.formula.program.predictor import Predictor, look_at
 from fedbayes.formula.program.source import argument
 
-Tables = Mapping[str, Table]
 # Names that the program uses for something else.
 _TAKEN = (
     *("x", "y", "offset", "rows", "trials", "observed", "weights", "errors"),
@@ -59,25 +63,18 @@ class Plan:
     ----------
     formulas, family, outcome, predictors
         What it is about.
-    tables
-        Every client's rows, those that are left out taken out.
-    outcomes, summary
-        Every client's outcomes, and what all of them are like.
-    groups
-        Of each client, the names of its groups, by group.
-    notes
-        What may surprise.
+    summary
+        What all outcomes together are like.
+    reads
+        The columns of a table that the formulas read.
     """
 
     formulas: Formulas
     family: Family
     outcome: OutcomePlan
     predictors: tuple[Predictor, ...]
-    tables: Tables
-    outcomes: tuple[Outcome, ...]
     summary: Summary
-    groups: Mapping[str, Mapping[str, tuple[str, ...]]]
-    notes: tuple[str, ...]
+    reads: tuple[str, ...]
 
 
 def read_formulas(formula: str | Mapping[str, str], family: Family) -> Formulas:
@@ -142,9 +139,9 @@ def _effects(text: str) -> Terms:
     return found
 
 
-def plan(
-    formulas: Formulas, family: Family, tables: Tables, site: str, levels: Mapping[str, Sequence[Any]], drop: bool
-) -> Plan:
+def agree_on(
+    formulas: Formulas, family: Family, everybody: Everybody, site: str, levels: Mapping[str, Sequence[Any]], drop: bool
+) -> Agreed:
     """Agree on everything, in sums.
 
     Raises
@@ -152,41 +149,66 @@ def plan(
     FormulaError, ClientDataError
         See :func:`fedbayes.regression`.
     """
-    outcome, expressions = plan_outcome(formulas.texts[""], family), _expressions(formulas)
+    outcome, expressions = plan_outcome(formulas.texts[""], family), expressions_in(formulas)
     left_out: list[str] = []
     if drop:
-        tables, left_out = _complete(tables, expressions, outcome, formulas, site)
-    _check_site(expressions, tables, site)
-    check_columns(tables, expressions.values())
-    check_declared(levels, [*_columns(expressions, outcome), *_group_columns(formulas, site)])
-    outcome, coded = agree_on_outcome(outcome, family, tables, levels)
-    outcomes = _outcomes(outcome, family, tables)
-    agreed = agree(tables, expressions, levels)
-    predictors, empty = _predictors(formulas, agreed, tables, site, levels)
-    summary, unsaid = summarise(outcome, family, outcomes)
-    separated = _separated(predictors[0].design, tables, outcomes) if family.levels == "two" else []
-    notes = (*left_out, *coded, *_alone(agreed, len(tables)), *empty, *unsaid, *separated)
-    groups = {client: groups_of(predictors, table) for client, table in tables.items()}
-    return Plan(formulas, family, outcome, predictors, tables, outcomes, summary, groups, notes)
+        everybody, left_out = everybody.complete(columns_read(formulas, outcome, site))
+    everybody.look(lambda table: _check_site(expressions, table, site))
+    check_columns(everybody, expressions.values())
+    check_declared(levels, columns_read(formulas, outcome, site))
+    outcome, coded = agree_on_outcome(outcome, family, everybody, levels)
+    everybody.look(lambda table: family.check(outcome.outcome(table)))
+    agreed = agree(everybody, expressions, levels)
+    designs, columns, empty = _designs(formulas, agreed, site, levels), {}, []
+    for name, (design, groups) in designs.items():
+        for group in groups:
+            check_grouping(group.grouping, site, everybody)
+        columns[name], notes = look_at(design, groups, everybody, name)
+        empty += notes
+    summary, unsaid = summarise(outcome, family, everybody)
+    separated = _separated(designs[""][0], outcome, everybody) if family.levels == "two" else []
+    notes = [*left_out, *coded, *_alone(agreed, everybody.num_clients), *empty, *unsaid, *separated]
+    declared = {name: tuple(map(label_text, given)) for name, given in levels.items()}
+    return Agreed(
+        formulas.written, family.name, family.options, site, declared, drop, everybody.num_clients, outcome.levels,
+        outcome.scales or {}, agreed, columns, summary, tuple(notes),
+    )  # fmt: skip
 
 
-def _expressions(formulas: Formulas) -> dict[str, Expression]:
+def plan(formulas: Formulas, family: Family, agreed: Agreed) -> Plan:
+    """The plan that follows from an agreement; nobody's rows are looked at.
+
+    Raises
+    ------
+    FormulaError
+        The agreement is about other columns than those of the formulas.
+    """
+    read = plan_outcome(formulas.texts[""], family)
+    outcome = replace(read, levels=agreed.outcome_levels, scales=agreed.outcome_scales)
+    found: list[Predictor] = []
+    taken = list(_TAKEN)
+    for name, (design, groups) in _designs(formulas, agreed.columns, agreed.site, agreed.declared).items():
+        stems = []
+        for group in groups:
+            stems.append(argument(group.grouping.name + (f"_{name}" if name else ""), taken))
+            taken.append(stems[-1])
+        found.append(Predictor(name, design, groups, agreed.of_predictor(name, design, groups), tuple(stems)))
+    return Plan(
+        formulas, family, outcome, tuple(found), agreed.summary, tuple(columns_read(formulas, outcome, agreed.site))
+    )
+
+
+def columns_read(formulas: Formulas, outcome: OutcomePlan, site: str) -> list[str]:
+    """The columns of a table that the formulas read, those that name groups last."""
+    columns = [name for each in expressions_in(formulas).values() for name in each.columns]
+    return list(dict.fromkeys([*outcome.columns, *columns, *_group_columns(formulas, site)]))
+
+
+def expressions_in(formulas: Formulas) -> dict[str, Expression]:
     """Every factor and offset of all formulas, by how it is written."""
     of_groups = [terms for effects in formulas.effects.values() for terms in effects]
     offsets = {text: read_expression(text) for terms in formulas.terms.values() for text in terms.offsets}
     return {**expressions_of([*formulas.terms.values(), *of_groups]), **offsets}
-
-
-def _outcomes(outcome: OutcomePlan, family: Family, tables: Tables) -> tuple[Outcome, ...]:
-    """Every client's outcomes, all inside of the family's support."""
-    found = tuple(outcome.outcome(table) for table in tables.values())
-    for each in found:
-        family.check(each)
-    return found
-
-
-def _columns(expressions: Mapping[str, Any], outcome: OutcomePlan) -> list[str]:
-    return list(dict.fromkeys([*outcome.columns, *(name for each in expressions.values() for name in each.columns)]))
 
 
 def _group_columns(formulas: Formulas, site: str) -> list[str]:
@@ -195,51 +217,31 @@ def _group_columns(formulas: Formulas, site: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name != site]
 
 
-def _complete(
-    tables: Tables, expressions: Mapping[str, Any], outcome: OutcomePlan, formulas: Formulas, site: str
-) -> tuple[Tables, list[str]]:
-    """The rows that lack nothing which the formulas read, and how many others there were."""
-    names = [*_columns(expressions, outcome), *_group_columns(formulas, site)]
-    found = {client: table.without_missing(names) for client, table in tables.items()}
-    left_out = {client: number for client, (_, number) in found.items() if number}
-    counts = ", ".join(f"{number} of '{client}'" for client, number in left_out.items())
-    notes = [f"Rows that lack a value are left out: {counts}."] if left_out else []
-    return {client: table for client, (table, _) in found.items()}, notes
-
-
-def _check_site(expressions: Mapping[str, Any], tables: Tables, site: str) -> None:
-    """A client's own name is no covariate, unless the tables have it as a column."""
+def _check_site(expressions: Mapping[str, Any], table: Table, site: str) -> None:
+    """A client's own name is no covariate, unless its table has it as a column."""
     for each in expressions.values():
-        for table in tables.values():
-            if site in each.columns and site not in table.names:
-                raise FormulaError(
-                    f"`{each.name}` names '{site}', which stands for the client itself and is no column. The client's "
-                    f"own effect is `(1 | {site})`."
-                )
+        if site in each.columns and site not in table.names:
+            raise FormulaError(
+                f"`{each.name}` names '{site}', which stands for the client itself and is no column. The client's own "
+                f"effect is `(1 | {site})`."
+            )
 
 
-def _predictors(
-    formulas: Formulas, agreed: Agreement, tables: Tables, site: str, levels: Mapping[str, Sequence[Any]]
-) -> tuple[tuple[Predictor, ...], list[str]]:
-    """The linear predictors, that of the outcome first, and notes on their columns."""
-    found: list[Predictor] = []
-    notes: list[str] = []
-    taken = list(_TAKEN)
-    for name, text in formulas.texts.items():
-        design = design_of(formulas.terms[name], agreed)
-        groups = tuple(
-            Group(grouping, design_of(terms, agreed), each.joint)
-            for each, terms in zip(text.groups, formulas.effects[name], strict=True)
-            for grouping in groupings_of(each, site, tables, levels)
+def _designs(
+    formulas: Formulas, agreed: Agreement, site: str, levels: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[Design, tuple[Group, ...]]]:
+    """The columns of each linear predictor and of its groups, that of the outcome first."""
+    return {
+        name: (
+            design_of(formulas.terms[name], agreed),
+            tuple(
+                Group(grouping, design_of(terms, agreed), each.joint)
+                for each, terms in zip(text.groups, formulas.effects[name], strict=True)
+                for grouping in groupings_of(each, site, levels)
+            ),
         )
-        columns, empty = look_at(design, groups, tables)
-        notes += empty
-        stems = []
-        for group in groups:
-            stems.append(argument(group.grouping.name + (f"_{name}" if name else ""), taken))
-            taken.append(stems[-1])
-        found.append(Predictor(name, design, groups, columns, tuple(stems)))
-    return tuple(found), notes
+        for name, text in formulas.texts.items()
+    }
 
 
 def groups_of(predictors: Iterable[Predictor], table: Table) -> dict[str, tuple[str, ...]]:
@@ -270,16 +272,17 @@ def _alone(agreed: Agreement, num_clients: int) -> list[str]:
     )
 
 
-def _separated(design: Design, tables: Tables, outcomes: Sequence[Outcome]) -> list[str]:
+def _separated(design: Design, outcome: OutcomePlan, everybody: Everybody) -> list[str]:
     """Notes on levels at which all rows have the same outcome, from one sum."""
     of_levels = np.array([block.categorical for block in design.blocks for _ in block.labels], bool)
     if not of_levels.any():
         return []
-    told = []
-    for table, outcome in zip(tables.values(), outcomes, strict=True):
+
+    def tell(table: Table) -> dict[str, np.ndarray]:
         there = (design.values(table)[:, of_levels] == 1.0).astype(float)
-        told.append({"rows": there.sum(axis=0), "ones": outcome.y @ there})
-    sums = total(told)
+        return {"rows": there.sum(axis=0), "ones": outcome.outcome(table).y @ there}
+
+    sums = everybody.total("outcomes at levels", tell)
     names = np.asarray(design.names)[of_levels]
     return [
         f"All {rows:.0f} rows of {name} have the outcome {int(ones > 0)}: how large its coefficient is, its prior says."

@@ -1,20 +1,23 @@
 """``regression``: a formula and clients' tables in, a NumPyro program with its data out."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
-from fedbayes.errors import FormulaError
+from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.fit import fit_federated
+from fedbayes.formula.agreed import Agreed
+from fedbayes.formula.design.everybody import Tables
 from fedbayes.formula.design.factors import numbers_of
 from fedbayes.formula.design.tables import Table, tables_of
 from fedbayes.formula.families import Family, family_of
 from fedbayes.formula.outcome import OutcomePlan, arguments_of
-from fedbayes.formula.planned import Plan, groups_of, plan, read_formulas, settled
+from fedbayes.formula.planned import Plan, agree_on, groups_of, plan, read_formulas, settled
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.priors import Prior
 from fedbayes.formula.program.source import compiled
@@ -61,7 +64,8 @@ class Regression:
     source
         Its text, which can be read, edited, and run by ``exec``.
     clients
-        From client name to the program's arguments, as ``fit_federated`` takes them.
+        From client name to the program's arguments, as ``fit_federated`` takes them; empty where the regression was
+        made of an agreement alone.
     coords, dims
         Names of the entries of coefficients, for ArviZ.
     priors
@@ -74,6 +78,8 @@ class Regression:
     notes
         What is right but may surprise: levels that one client has alone, outcomes that a level separates, rows that
         were left out.
+    agreed
+        What all clients agree on, which :meth:`Agreed.save` writes to a file.
     """
 
     formula: str | Mapping[str, str]
@@ -88,11 +94,13 @@ class Regression:
     terms: tuple[str, ...]
     groups: Mapping[str, Mapping[str, tuple[str, ...]]]
     notes: tuple[str, ...]
+    agreed: Agreed
     _predictors: tuple[Predictor, ...] = field(repr=False)
     _outcome: OutcomePlan = field(repr=False)
     _family: Family = field(repr=False)
     _written: Mapping[str, Prior] = field(repr=False)
     _needs_rows: bool = field(repr=False)
+    _reads: tuple[str, ...] = field(repr=False)
 
     @property
     def parts(self) -> Parts:
@@ -114,10 +122,20 @@ class Regression:
         FederatedFit
             The fit.
 
+        Raises
+        ------
+        ClientDataError
+            The regression was made of an agreement alone, and has nobody's rows.
+
         Examples
         --------
         >>> reg.fit(key=jax.random.key(0)).idata  # doctest: +SKIP
         """
+        if not self.clients:
+            raise ClientDataError(
+                "This regression was made of an agreement, and has no clients. Give `clients=` as well; over a network "
+                "each site makes its own data by `.arguments(site, table, outcome=True)`."
+            )
         coords = {**self.coords, **options.pop("coords", {})}
         dims = {**self.dims, **options.pop("dims", {})}
         return fit_federated(self.model, self.clients, key=key, coords=coords, dims=dims, **options)
@@ -133,7 +151,8 @@ class Regression:
         rows
             A table with the formula's columns.
         outcome
-            Whether the table has the outcome as well.
+            Whether the table has the outcome as well, as a site's own data do. Rows that lack a value are then left
+            out where ``missing`` was ``"drop"``.
 
         Returns
         -------
@@ -153,7 +172,9 @@ class Regression:
         >>> reg.arguments("a", {"x": [1.75]})["x"]
         array([[0.]])
         """
-        table = Table(client, rows)
+        table = rows if isinstance(rows, Table) else Table(client, rows)
+        if outcome and self.agreed.drop:
+            table, _ = table.without_missing(self._reads)
         table.check_there([name for predictor in self._predictors for name in predictor.reads])
         groups = self.groups[client] if client in self.groups else groups_of(self._predictors, table)
         found: dict[str, Any] = {}
@@ -180,9 +201,13 @@ class Regression:
         formulas = self.formula if isinstance(self.formula, Mapping) else {"": self.formula}
         lines = ["Regression"]
         lines += [f"  {'formula' if not name else f'formula of {name}'}: {text}" for name, text in formulas.items()]
-        rows = [len(client["y"]) for client in self.clients.values()]
         lines.append(f"  family: {self.family}, link {self.link}")
-        lines.append(f"  clients: {len(self.clients)}, rows {min(rows):,} to {max(rows):,}, {sum(rows):,} in all")
+        if rows := [len(client["y"]) for client in self.clients.values()]:
+            lines.append(f"  clients: {len(self.clients)}, rows {min(rows):,} to {max(rows):,}, {sum(rows):,} in all")
+        else:
+            lines.append(
+                f"  agreed on by {self.agreed.num_clients} clients with {self.agreed.columns.rows:,} rows in all"
+            )
         lines.append("  priors:")
         width = max(map(len, self._written))
         for name, text, given in self._written.values():
@@ -195,12 +220,13 @@ class Regression:
 def regression(
     formula: str | Mapping[str, str],
     *,
-    clients: Any,
+    clients: Any = None,
     family: str = "gaussian",
     priors: Mapping[str, dist.Distribution] | None = None,
     levels: Mapping[str, Sequence[Any]] | None = None,
     site: str = "site",
     missing: str = "refuse",
+    agreed: Agreed | str | os.PathLike | None = None,
     **options: Any,
 ) -> Regression:
     """A regression from a formula: one client's program, its priors, and the same columns at every client.
@@ -219,7 +245,7 @@ def regression(
         mapping has formulas of further parameters, ``{"mu": "y ~ x", "sigma": "~ group"}``.
     clients
         From client name to a table of pandas or polars, or to a mapping from columns to arrays ``(n,)``; or one table
-        with a column that names each row's client.
+        with a column that names each row's client. Not needed where there is an agreement.
     family
         ``"gaussian"``, ``"student"``, ``"bernoulli"``, ``"binomial"``, ``"beta_binomial"``, ``"poisson"``,
         ``"negative_binomial"``, ``"zero_inflated_poisson"``, ``"zero_inflated_negative_binomial"``,
@@ -235,6 +261,10 @@ def regression(
         The word that stands for the client in ``(1 | site)``; of one table the column that names the client.
     missing
         ``"refuse"``, or ``"drop"``: leave out rows that lack a value which the formula reads.
+    agreed
+        What clients have agreed on before, or the file where it was saved by ``reg.agreed.save("agreed.json")``. The
+        regression is then the same one, and no rows are needed: ``reg.arguments(site, table, outcome=True)`` makes a
+        site's data. ``levels``, ``site`` and ``missing`` are those of the agreement.
     **options
         Of the family: ``ends=[30, 90]``, where the pieces of ``"piecewise_exponential"`` end.
 
@@ -247,7 +277,7 @@ def regression(
     ------
     FormulaError
         The formula can't be read, names a column that is not there or a function that is not on the list; a prior is of
-        no parameter.
+        no parameter; the agreement can't be read, or is about another formula, family or prior.
     ClientDataError
         Before any work, with client, column and count: missing values, dates, text where numbers are needed, another
         kind at one client than at another, an undeclared level, an outcome outside of the family's support, columns
@@ -272,8 +302,21 @@ def regression(
     family_, drop = family_of(family, options), _drops(missing)
     formulas = read_formulas(formula, family_)
     family_ = settled(family_, formulas)
-    found = plan(formulas, family_, tables_of(clients, site), site, levels or {}, drop)
-    return _regression(formula, found, program_of(found, priors))
+    if agreed is None:
+        if clients is None:
+            raise FormulaError("A regression needs `clients=`, from whose rows it is agreed on, or `agreed=`.")
+        tables = Tables(tables_of(clients, site))
+        agreed = agree_on(formulas, family_, tables, site, levels or {}, drop)
+    else:
+        agreed = agreed if isinstance(agreed, Agreed) else Agreed.load(agreed)
+        agreed.check(formulas.written, family_.name, options)
+        agreed.check_declared(levels or {}, site, drop)
+        tables = Tables({} if clients is None else tables_of(clients, agreed.site))
+    found = plan(formulas, family_, agreed)
+    program = program_of(found, priors)
+    given = {prior.name: prior.text for prior in program.priors.all.values() if prior.given}
+    agreed.check_priors(given)
+    return _regression(formula, found, program, replace(agreed, priors=given), tables)
 
 
 def _drops(missing: str) -> bool:
@@ -282,17 +325,16 @@ def _drops(missing: str) -> bool:
     return missing == "drop"
 
 
-def _regression(formula: str | Mapping[str, str], found: Plan, program: Program) -> Regression:
-    clients = {}
-    for (name, table), outcome in zip(found.tables.items(), found.outcomes, strict=True):
-        arrays: dict[str, Any] = {}
-        for predictor in found.predictors:
-            arrays |= predictor.arrays(table, found.groups[name])
-        rows = {"rows": np.ones(table.num_rows)} if program.needs_rows else {}
-        clients[name] = {**arrays, **rows, **arguments_of(outcome, found.family)}
+def _regression(
+    formula: str | Mapping[str, str], found: Plan, program: Program, agreed: Agreed, tables: Tables
+) -> Regression:
     terms = tuple(block.name for predictor in found.predictors for block in predictor.design.blocks)
-    return Regression(
-        formula, found.family.name, found.family.link, compiled(program.text), program.text, clients, program.coords,
-        program.dims, program.priors.distributions(), terms, found.groups, found.notes, found.predictors, found.outcome,
-        found.family, program.priors.all, program.needs_rows,
+    if agreed.drop:
+        tables, _ = tables.complete(list(found.reads))
+    groups = {client: groups_of(found.predictors, table) for client, table in tables.items()}
+    reg = Regression(
+        formula, found.family.name, found.family.link, compiled(program.text), program.text, {}, program.coords,
+        program.dims, program.priors.distributions(), terms, groups, agreed.notes, agreed, found.predictors,
+        found.outcome, found.family, program.priors.all, program.needs_rows, found.reads,
     )  # fmt: skip
+    return replace(reg, clients={name: reg.arguments(name, table, outcome=True) for name, table in tables.items()})

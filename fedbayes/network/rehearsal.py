@@ -5,7 +5,7 @@ To try a study before there are nodes, and for tests.
 
 from collections.abc import Iterator, Mapping
 
-from fedbayes.network.site import Site
+from fedbayes.network.answering import AnsweringSite
 from fedbayes.network.transport import Address, Failure, NodeKey
 
 
@@ -18,8 +18,8 @@ class Rehearsal:
         The clients. One that is ``None`` is a node that never answers.
     """
 
-    def __init__(self, *sites: Site | None) -> None:
-        self.sites: dict[Address, Site | None] = dict(enumerate(sites, start=1))
+    def __init__(self, *sites: AnsweringSite | None) -> None:
+        self.sites: dict[Address, AnsweringSite | None] = dict(enumerate(sites, start=1))
         self.keys: dict[Address, NodeKey] = {}
         self.sent: list[bytes] = []
         self.answered: list[bytes] = []

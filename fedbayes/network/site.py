@@ -1,25 +1,22 @@
 """A client: it answers requests, holds its data, and keeps its private states; nothing but its answers leaves it."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from fedbayes.correction.recipe import OtherDraws
 from fedbayes.errors import ClientDataError, MissingColumnsError, ModelError
 from fedbayes.network.agreement import agrees
+from fedbayes.network.answering import AnsweringSite, LoadData
 from fedbayes.network.charter import Hello, Seat
-from fedbayes.network.client import journal
-from fedbayes.network.client.journal import Journal
-from fedbayes.network.client.naming import Config, site_folder, site_name
+from fedbayes.network.client.naming import Config
 from fedbayes.network.client.partners import own_key
 from fedbayes.network.client.policy import Policy, read_policy
 from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
 from fedbayes.network.client.session import Session
-from fedbayes.network.client.vault import Vault
 from fedbayes.network.draws import with_draws
-from fedbayes.network.messages import HIDDEN, Message, Refusal, Refused, pack, unpack
+from fedbayes.network.messages import Message, Refusal, Refused, pack
 from fedbayes.network.study import Study
 from fedbayes.owner.disclosure import Disclosure, disclosure_of_client
 from fedbayes.owner.rules import DisclosureRules
@@ -27,10 +24,8 @@ from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.rounds.wire import arrays_of, encode
 from fedbayes.runtime.precision import computing
 
-LoadData = Callable[[Config], Mapping[str, Any]]
 log = logging.getLogger(__name__)
 
-_TOLD = ("round", "after")  # requests whose answers hold arrays
 _MOST_AGREEMENTS = 20  # runs on the same data whose server hears whether these agree with the posterior
 
 
@@ -46,7 +41,7 @@ def _model_of() -> Iterator[None]:
         raise Refused(Refusal.MODEL) from error
 
 
-class Site:
+class Site(AnsweringSite):
     """A client that answers requests.
 
     Parameters
@@ -62,84 +57,18 @@ class Site:
     """
 
     def __init__(self, study: Study, load_data: LoadData, config: Config) -> None:
-        self.study, self.name = study, site_name(config)
-        self.vault = Vault(site_folder(config))
-        self.vault.claim(self.name)
-        self.journal = Journal(self.vault.folder)
-        self._load_data, self._config = load_data, config
+        super().__init__(study, load_data, config)
+        self.study = study
         self._data: ClientArrays | None = None
-        self._digest = ""  # of the data that were read last
         self._greeting: str | None = None  # for which they were read
         self._passed: tuple[str, DisclosureRules] | None = None  # the data, and the rules that let this study out
-        self._counted = ("", 0)  # data, and how many numbers about them have left
         self._owns: dict[str, OwnProblem] = {}
         self._sessions: dict[str, Session] = {}
 
-    def answer(self, request: bytes) -> bytes:
-        """The answer to a request; it never raises. What went wrong is said by a code, and explained in the log."""
-        counts: dict[str, int] = {}
-        missing: tuple[str, ...] = ()
-        asked: dict[str, Any] = {}
-        try:
-            with computing():
-                return self._logged(asked, self._answered(request, asked))
-        except Refused as refused:
-            reason, counts, missing = refused.reason, refused.counts, refused.missing
-            log.error("Site %s %s.", self.name, reason.value)
-        except OtherDraws as error:
-            reason = Refusal.DRAWS
-            log.warning("%s", error)
-        except (ClientDataError, ModelError) as error:
-            reason = Refusal.DATA if isinstance(error, ClientDataError) else Refusal.MODEL
-            log.error("%s", error)
-        except Exception:
-            reason = Refusal.FAILED
-            log.exception("A request could not be answered.")
-        told = self.study.description if reason is Refusal.STUDY else {}
-        refusal = {"kind": "refusal", "site": self.name, "reason": reason.name, "study": told, "found": counts}
-        if missing:
-            refusal["missing"] = list(missing)
-        try:
-            self.journal.write(asked, self._digest, 0, reason.name)
-        except OSError:  # a refusal says nothing of the data
-            log.exception("'%s' can't be written.", self.journal.path)
-        return pack(refusal)
-
-    def _logged(self, asked: Mapping[str, Any], answer: bytes) -> bytes:
-        """The answer, once the site's log has a line for it: what can't be logged does not leave."""
-        message = unpack(answer)
-        arrays = arrays_of(message.body) if asked["kind"] in _TOLD else {}
-        numbers = sum(len(array) if name == HIDDEN else array.size for name, array in arrays.items())
-        noisy = bool(message.header["told"].get("noisy", False))
-        if numbers and not noisy:
-            self._count(numbers)
-        self.journal.write(asked, self._digest, numbers, journal.result_of(hidden=HIDDEN in arrays, noisy=noisy))
-        return answer
-
-    def _count(self, numbers: int) -> None:
-        """Numbers that are about to leave, beside those about the same data that have left before."""
-        most, (data, before) = self._policy().answers.most, self._counted
-        if most is None:
-            return
-        if data != self._digest:
-            before = journal.exact_numbers(self.journal.entries(), self._digest)
-        if before + numbers > most:
-            log.error("%d numbers about these data have left, and %d more are asked for.", before, numbers)
-            raise Refused(Refusal.MOST)
-        self._counted = self._digest, before + numbers
-
-    def _answered(self, request: bytes, asked: dict[str, Any]) -> bytes:
-        try:
-            message = unpack(request)
-        except ValueError:
-            log.exception("A request can't be read.")
-            raise Refused(Refusal.FORMAT) from None
+    def _obeyed(self, message: Message, policy: Policy) -> bytes:
+        """See :class:`~fedbayes.network.answering.AnsweringSite`."""
         header = message.header
-        asked.update(header)
-        if header.get("study") != self.study.digest:
-            raise Refused(Refusal.STUDY)
         kind = header["kind"]
-        policy = self._policy()  # before the study's code reads the data
         methods, asked_for = policy.answers.methods, type(self.study.configured).__name__
         if methods is not None and asked_for.lower() not in [each.lower().replace("_", "") for each in methods]:
             log.error("The study's method is %s; the owner's policy allows %s.", asked_for, list(methods))
@@ -165,20 +94,9 @@ class Site:
             policy = read_policy(self._config)
             return self._disclosed(self._client(), policy)
 
-    def read_data(self) -> Mapping[str, Any]:
-        """The site's data, as :func:`load_data` gives them. They stay with the caller."""
-        return self._load_data(self._config)
-
     def _disclosed(self, client: ClientArrays, policy: Policy) -> Disclosure:
         with _model_of():
             return disclosure_of_client(self.study.options, self.name, client, policy.rules)
-
-    def _policy(self) -> Policy:
-        try:
-            return read_policy(self._config)
-        except ClientDataError as error:
-            log.error("%s", error)
-            raise Refused(Refusal.POLICY) from None
 
     def _let_out(self, client: ClientArrays, policy: Policy) -> None:
         """Ask the owner's rules, once for these data and these rules.
@@ -199,10 +117,6 @@ class Site:
             # how often is an exact number about the data
             raise Refused(Refusal.DISCLOSURE, None if policy.privacy is not None else found.counts(self.name))
         self._passed = (self._digest, policy.rules)
-
-    def _reply(self, header: Mapping[str, Any], told: Mapping[str, Any], body: bytes = b"") -> bytes:
-        about = {name: header[name] for name in ("kind", "study", "run", "order") if name in header}
-        return pack({**about, "site": self.name, "told": dict(told)}, body)
 
     def _client(self) -> ClientArrays:
         """The data as they were read last."""

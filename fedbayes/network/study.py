@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,23 @@ from fedbayes.rounds.description import described
 _LINES = 40  # of a difference that are shown
 _LONGEST = 500  # characters of such a line
 _TIMES, _MORE = 4, 10_000  # how much longer a client's description may be than the server's
+
+
+class Common(Protocol):
+    """What server and clients have in common, whatever the run is about."""
+
+    @property
+    def description(self) -> dict[str, str]:
+        """All that must be the same everywhere, as text."""
+
+    @property
+    def digest(self) -> str:
+        """Of the description; every message carries it."""
+
+
+def digest_of(description: Mapping[str, str]) -> str:
+    """What stands for a description in messages."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,7 @@ class Study:
     @cached_property
     def digest(self) -> str:
         """Of the description; every message carries it."""
-        return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
+        return digest_of(self.description)
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str], name: str) -> str:

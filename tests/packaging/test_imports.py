@@ -109,7 +109,7 @@ FLOORS = [
     {"problem"},
     {"contract", "models", "owner", "formula.grammar"},
     {"formula.design"},
-    {"formula.families"},
+    {"formula.families", "table_one"},
     {"formula.program"},
     {"rounds"},
     {"correction"},
@@ -140,6 +140,7 @@ FLOORS = [
     {"network.client", "network.server"},  # neither knows the other
     {"calibration", "cli.demo", "formula", "network", "questions.gain"},
     {"formula.reading"},
+    {"network.agreeing"},
     {"flower.codes"},
     {"flower.node"},
     {"flower"},

@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
+from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.design.factors import Factor, Levels, Numbers, Polynomial, Scales, Spline, numbers_of
-from fedbayes.formula.design.tables import Table, check_kinds, label_text
-from fedbayes.formula.design.totals import binned, mean_and_sd, moments, orthonormal, powers, quantiles, total
+from fedbayes.formula.design.tables import Table, label_text
+from fedbayes.formula.design.totals import binned, mean_and_sd, moments, orthonormal, powers, quantiles
 from fedbayes.formula.grammar.expressions import Expression, column, read_expression
 from fedbayes.formula.grammar.terms import Terms
 
 MOST_LEVELS = 40
 _SHARE_OF_ROWS = 1 / 3
 _LARGEST_DEGREE = 6
-
-Tables = Mapping[str, Table]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Agreement:
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
     scales: Scales = field(default_factory=dict)
-    shapes: Mapping[str, Any] = field(default_factory=dict)
+    shapes: Mapping[str, Spline | Polynomial] = field(default_factory=dict)
     rows: int = 0
 
     def factor(self, expression: Expression) -> Factor:
@@ -59,8 +58,7 @@ class Agreement:
             if expression.name in self.levels:
                 return self._levels(expression.name, False, None)
             return Numbers(expression, self.scales)
-        shape: Factor = self.shapes[expression.name]
-        return shape
+        return self.shapes[expression.name]
 
     def _levels(self, name: str, sums: bool, base: Any) -> Levels:
         levels = self.levels[name]
@@ -80,26 +78,32 @@ def expressions_of(terms: Iterable[Terms]) -> dict[str, Expression]:
     return found
 
 
-def check_columns(tables: Tables, expressions: Iterable[Expression]) -> None:
+def check_columns(everybody: Everybody, expressions: Iterable[Expression]) -> None:
     """Refuse columns that a client lacks, or has with missing values or as another kind than the others."""
     names = list(dict.fromkeys(name for each in expressions for name in each.columns))
-    for table in tables.values():
-        table.check_there(names)
+    everybody.look(lambda table: table.check_there(names))
     for name in names:
-        check_kinds(tables, name)
+        everybody.is_labels(name)
 
 
-def agree(tables: Tables, expressions: Mapping[str, Expression], declared: Mapping[str, Sequence[Any]]) -> Agreement:
+def agree(
+    everybody: Everybody,
+    expressions: Mapping[str, Expression],
+    declared: Mapping[str, Sequence[Any]],
+    about: str = "columns",
+) -> Agreement:
     """What all clients agree on, from sums of what each tells.
 
     Parameters
     ----------
-    tables
-        Each client's rows.
+    everybody
+        All clients.
     expressions
         Every factor of the formula, by how it is written.
     declared
         Levels of columns that need not be asked for.
+    about
+        What the sums are named after.
 
     Raises
     ------
@@ -107,38 +111,47 @@ def agree(tables: Tables, expressions: Mapping[str, Expression], declared: Mappi
         A column has too many levels, or a scaled one does not vary.
     """
     coded = {each.inner: each for each in expressions.values() if each.kind == "C"}
-    text = {name for name, each in expressions.items() if each.kind == "numbers" and _is_text(each, tables)}
-    labels = list(dict.fromkeys([*text, *coded]))
+    text = [name for name, each in expressions.items() if each.kind == "numbers" and _is_text(each, everybody)]
+    fixed = {name: _declared(name, coded, declared) for name in dict.fromkeys([*text, *coded])}
     plain = [each for each in expressions.values() if each.kind == "numbers" and each.name not in text]
     scaled = {key: Expression(key, "numbers", tree, {}) for each in plain for key, tree in each.scaled}
     based = {name: each for name, each in expressions.items() if each.kind in ("bs", "poly")}
-    sums = total(_tell(table, labels, scaled, based) for table in tables.values())
-    rows = int(sums["rows"])
-    levels = {
-        name: _agreed_levels(name, tables, sums["levels"][name], rows, _declared(name, coded, declared))
-        for name in labels
-    }
+    sums = everybody.total(f"{about}: levels and moments", lambda table: _tell(table, fixed, scaled, based))
+    rows, told, moved = int(sums["rows"]), sums.get("levels", {}), sums.get("moments", {})
+    levels = {name: _agreed_levels(name, everybody, told[name], rows, given) for name, given in fixed.items()}
     counts = {
-        name: {level: tuple(map(int, sums["levels"][name].get(level, (0, 0)))) for level in levels[name]}
-        for name in labels
+        name: {level: _rows_and_clients(told[name].get(level, (0, 0))) for level in levels[name]} for name in levels
     }
-    scales = {key: _scale_of(key, each, sums["moments"][key]) for key, each in scaled.items()}
-    shapes = _shapes(tables, based, sums["moments"])
-    return Agreement(levels, counts, scales, shapes, rows)  # type: ignore[arg-type]
+    scales = {key: _scale_of(key, each, moved[key]) for key, each in scaled.items()}
+    return Agreement(levels, counts, scales, _shapes(everybody, based, moved, about), rows)
 
 
-def _is_text(expression: Expression, tables: Tables) -> bool:
-    return expression.columns == (expression.name,) and next(iter(tables.values())).is_labels(expression.name)
+def _is_text(expression: Expression, everybody: Everybody) -> bool:
+    return expression.columns == (expression.name,) and everybody.is_labels(expression.name)
+
+
+def _rows_and_clients(told: Sequence[float]) -> tuple[int, int]:
+    rows, clients = told
+    return int(rows), int(clients)
 
 
 def _tell(
-    table: Table, labels: Sequence[str], scaled: Mapping[str, Expression], based: Mapping[str, Expression]
+    table: Table,
+    fixed: Mapping[str, Sequence[str] | None],
+    scaled: Mapping[str, Expression],
+    based: Mapping[str, Expression],
 ) -> dict[str, Any]:
-    """A client's part of the first sum: rows, rows of each level and whether it has it, moments."""
+    """A client's part of the first sum: rows, rows of each level and whether it has it, moments.
+
+    Of declared levels all are told, so that the keys are everybody's.
+    """
     found: dict[str, Any] = {"rows": float(table.num_rows), "levels": {}, "moments": {}}
-    for name in labels:
+    for name, given in fixed.items():
+        if given is not None:
+            Levels(name, tuple(given), given[0]).codes(table)
         values, numbers = np.unique(table.labels(name).astype(str), return_counts=True)
-        found["levels"][name] = {str(value): np.array([n, 1.0]) for value, n in zip(values, numbers, strict=True)}
+        own = {str(value): np.array([n, 1.0]) for value, n in zip(values, numbers, strict=True)}
+        found["levels"][name] = own if given is None else {level: own.get(level, np.zeros(2)) for level in given}
     for key, each in scaled.items():
         found["moments"][key] = moments(numbers_of(each, table, {}))
     for name, each in based.items():
@@ -167,15 +180,12 @@ def _declared(
 
 
 def _agreed_levels(
-    name: str, tables: Tables, counts: Mapping[str, Any], rows: int, declared: tuple[str, ...] | None
+    name: str, everybody: Everybody, counts: Mapping[str, Any], rows: int, declared: tuple[str, ...] | None
 ) -> tuple[str, ...]:
     """The declared levels, those of a categorical column on which all clients agree, or all that there are."""
     if declared is not None:
-        for table in tables.values():
-            Levels(name, declared, declared[0]).codes(table)
         return declared
-    own = {table.declared_levels(name) for table in tables.values()}
-    if len(own) == 1 and (same := own.pop()) is not None and len(same) > 1:
+    if (same := everybody.own_levels(name)) is not None and len(same) > 1:
         return same
     levels = sorted(counts, key=_place)
     limit = min(MOST_LEVELS, max(2, int(rows * _SHARE_OF_ROWS)))
@@ -210,10 +220,13 @@ def check_declared(declared: Mapping[str, Any], known: Iterable[str]) -> None:
             )
 
 
-def _shapes(tables: Tables, based: Mapping[str, Expression], summed: Mapping[str, np.ndarray]) -> dict[str, Factor]:
+def _shapes(
+    everybody: Everybody, based: Mapping[str, Expression], summed: Mapping[str, np.ndarray], about: str
+) -> dict[str, Spline | Polynomial]:
     """Splines and polynomials, from a second sum where the first and the formula do not settle them."""
     scales = {name: mean_and_sd(each.inner, summed[name]) for name, each in based.items()}
-    sums = total(_tell_shapes(table, based, scales) for table in tables.values())
+    asked = {name: each for name, each in based.items() if _asks_for_quantiles(each) or _asks_for_powers(each)}
+    sums = everybody.total(f"{about}: bins", lambda table: _tell_shapes(table, asked, scales)) if asked else {}
     return {
         name: (_spline if each.kind == "bs" else _polynomial)(each, sums.get(name), scales[name])
         for name, each in based.items()
@@ -224,14 +237,20 @@ def _tell_shapes(table: Table, based: Mapping[str, Expression], scales: Scales) 
     found = {}
     for name, each in based.items():
         values = numbers_of(each, table, {})
-        if each.kind == "bs" and _asks_for_quantiles(each):
+        if each.kind == "bs":
             found[name] = binned(values, *scales[name])
-        elif each.kind == "poly" and not each.options.get("raw", False):
+        else:
             found[name] = powers(values, *scales[name], _degree(each, 1))
     return found
 
 
+def _asks_for_powers(expression: Expression) -> bool:
+    return expression.kind == "poly" and not expression.options.get("raw", False)
+
+
 def _asks_for_quantiles(spline: Expression) -> bool:
+    if spline.kind != "bs":
+        return False
     bounds = {"lower_bound", "upper_bound"} <= spline.options.keys()
     return not bounds or _num_knots(spline) > 0
 

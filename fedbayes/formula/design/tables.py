@@ -1,5 +1,6 @@
 """A client's table: columns as numbers or as labels, and what is wrong with them, in words with client and counts."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,14 @@ class Table:
         """How many there are."""
         return len(self._frame)
 
+    def digest(self, columns: Iterable[str]) -> str:
+        """What stands for the values of these columns, for the client itself."""
+        return hashlib.sha256(self._frame[list(columns)].to_csv(index=False).encode()).hexdigest()
+
+    def num_missing(self, name: str) -> int:
+        """Rows that lack a value in a column."""
+        return int(self._frame[name].isna().sum())
+
     def without_missing(self, columns: Iterable[str]) -> tuple["Table", int]:
         """The rows in which none of these columns is missing, and how many others there were."""
         columns = [name for name in columns if name in self.names]
@@ -71,8 +80,7 @@ class Table:
                     f"The formula names '{name}', and client '{self.client}' has no such column; it has "
                     f"{_few(self.names, 20)}.{did_you_mean(name, self.names)}"
                 )
-            missing = int(self._frame[name].isna().sum())
-            if missing:
+            if missing := self.num_missing(name):
                 raise ClientDataError(
                     f"Client '{self.client}': column '{name}' lacks {missing} of {self.num_rows} values. Impute them, "
                     "or write `missing='drop'`, which leaves out rows that lack a value of the formula."

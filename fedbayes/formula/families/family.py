@@ -1,8 +1,8 @@
 """What a family is: its outcome's support, its link, further parameters, and its likelihood as text of a program."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpyro.distributions as dist
@@ -31,6 +31,13 @@ class Outcome(NamedTuple):
     observed: np.ndarray | None = None
     weights: np.ndarray | None = None
     errors: np.ndarray | None = None
+
+
+class Ask(Protocol):
+    """Asks for a sum over all clients."""
+
+    def __call__(self, name: str, tell: Callable[[Outcome], Mapping[str, Any]]) -> dict[str, Any]:
+        """The sum of what each tells of its outcomes; ``name`` tells it from others."""
 
 
 class Summary(NamedTuple):
@@ -165,7 +172,7 @@ class Family:
     imports
         Lines at the program's top.
     agree
-        From every client's outcomes to settings, by sums.
+        From what asks for a sum over all clients' outcomes, the outcome's name and options to settings.
     reading
         How its fits are read.
     """
@@ -184,7 +191,7 @@ class Family:
     integers: bool = False
     before: Callable[[Summary], tuple[str, ...]] = lambda summary: ()
     imports: tuple[str, ...] = ()
-    agree: Callable[[Sequence[Outcome], Mapping[str, Any]], Mapping[str, Any]] = lambda outcomes, options: {}
+    agree: Callable[[Ask, str, Mapping[str, Any]], Mapping[str, Any]] = lambda ask, name, options: {}
     reading: Reading = field(kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 """Times until an event, censored on the right: Weibull, log-logistic and piecewise exponential."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -8,9 +8,10 @@ import numpy as np
 import numpyro.distributions as dist
 
 from fedbayes.errors import FormulaError
-from fedbayes.formula.design.totals import binned, mean_and_sd, moments, quantiles, total
+from fedbayes.formula.design.totals import binned, mean_and_sd, moments, quantiles
 from fedbayes.formula.families.family import (
     LOGISTIC_VARIANCE,
+    Ask,
     Family,
     Outcome,
     Parameter,
@@ -51,7 +52,7 @@ def _unit(summary: Summary) -> float:
     return rounded(summary.mean)
 
 
-def _ends(outcomes: Sequence[Outcome], options: Mapping[str, Any]) -> dict[str, Any]:
+def _ends(ask: Ask, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Where pieces end: as declared, or at quantiles of all clients' times of events, from binned counts."""
     given = options.get("ends")
     if given is not None:
@@ -61,13 +62,16 @@ def _ends(outcomes: Sequence[Outcome], options: Mapping[str, Any]) -> dict[str, 
                 f"The ends of the pieces are {list(given)}; write rising times above zero, [30, 90, 365]."
             )
         return {"ends": tuple(ends)}
-    seen = [each.y if each.observed is None else each.y[each.observed > 0] for each in outcomes]
-    sums = total({"events": moments(times)} for times in seen)["events"]
-    mean, sd = mean_and_sd(outcomes[0].name, sums)
-    counts = total({"events": binned(times, mean, sd)} for times in seen)["events"]
+    sums = ask("times of events", lambda outcome: {"events": moments(_events(outcome))})["events"]
+    mean, sd = mean_and_sd(name, sums)
+    counts = ask("binned times of events", lambda outcome: {"events": binned(_events(outcome), mean, sd)})["events"]
     found = quantiles(counts, np.linspace(0.0, 1.0, _PIECES + 1)[1:-1], mean, sd)
-    ends = sorted({rounded(float(end)) for end in found if end > 0})
-    return {"ends": tuple(ends)}
+    return {"ends": tuple(sorted({rounded(float(end)) for end in found if end > 0}))}
+
+
+def _events(outcome: Outcome) -> np.ndarray:
+    """The times at which an event was seen."""
+    return outcome.y if outcome.observed is None else outcome.y[outcome.observed > 0]
 
 
 def _hazards(summary: Summary) -> dist.Distribution:

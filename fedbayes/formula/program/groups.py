@@ -8,6 +8,7 @@ import numpy as np
 
 from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.formula.design.design import Design
+from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.design.tables import Table, label_text
 from fedbayes.formula.grammar.text import GroupText
 
@@ -109,58 +110,54 @@ class Group:
         return np.column_stack([np.ones(table.num_rows), columns]) if self.design.intercept else columns
 
 
-def groupings_of(
-    term: GroupText, site: str, tables: Mapping[str, Table], levels: Mapping[str, Sequence]
-) -> list[Grouping]:
-    """The groups of a term; ``a/b`` is ``a`` and ``a:b``.
-
-    Raises
-    ------
-    FormulaError
-        The group is no column, or an expression.
-    """
+def groupings_of(term: GroupText, site: str, levels: Mapping[str, Sequence]) -> list[Grouping]:
+    """The groups of a term; ``a/b`` is ``a`` and ``a:b``."""
     parts = [part.strip().strip("`") for part in term.group.split("/")]
     found = []
     for number in range(len(parts)):
         names = tuple(name.strip().strip("`") for part in parts[: number + 1] for name in part.split(":"))
-        found.append(_grouping(names, site, tables, levels))
+        found.append(_grouping(names, site, levels))
     return found
 
 
-def _grouping(
-    names: tuple[str, ...], site: str, tables: Mapping[str, Table], levels: Mapping[str, Sequence]
-) -> Grouping:
+def _grouping(names: tuple[str, ...], site: str, levels: Mapping[str, Sequence]) -> Grouping:
     written = ":".join(names)
     columns = tuple(name for name in dict.fromkeys(names) if name != site)
-    for table in tables.values():
-        for name in columns:
-            if name not in table.names and (name.isidentifier() is False or name in ("client", "site")):
-                raise FormulaError(
-                    f"The group '{name}' in '(... | {written})' is no column. A group is a column's name, `a:b`, "
-                    f"`a/b`, or '{site}' for the client itself; with `site={name!r}` another word stands for the "
-                    "client."
-                )
-        table.check_there(columns)
     if not columns:
         return Grouping(written, Kind.CLIENT, ())
     if len(names) == 1 and names[0] in levels:
         return Grouping(written, Kind.ACROSS, columns, tuple(label_text(level) for level in levels[names[0]]))
-    grouping = Grouping(written, Kind.WITHIN, columns)
-    if site not in names:
-        _check_apart(grouping, site, tables)
-    return grouping
+    return Grouping(written, Kind.WITHIN, columns)
 
 
-def _check_apart(grouping: Grouping, site: str, tables: Mapping[str, Table]) -> None:
-    """Refuse a label that two clients have: it may be one group or two, and only the analyst knows which."""
-    seen: dict[str, str] = {}
-    for client, table in tables.items():
-        for label in sorted(set(grouping.labels(table))):
-            if label in seen:
-                raise ClientDataError(
-                    f"The group '{grouping.name}' has the label {label!r} at the clients '{seen[label]}' and "
-                    f"'{client}'. If these are different groups, write `(... | {site}:{grouping.name})`. If they are "
-                    f"the same, declare the labels, `levels={{{grouping.name!r}: [...]}}`: the groups' effects are "
-                    "then shared by all clients."
-                )
-            seen[label] = client
+def check_grouping(grouping: Grouping, site: str, everybody: Everybody) -> None:
+    """Refuse groups that the clients' tables do not have, and labels of which nobody knows whether they are one group.
+
+    Raises
+    ------
+    FormulaError, ClientDataError
+        The group is no column, or an expression; two clients have the same label.
+    """
+    everybody.look(lambda table: _check_columns(grouping, site, table))
+    if grouping.kind is not Kind.WITHIN or site in grouping.name.split(":"):
+        return
+
+    def refusal(label: str, first: str, second: str) -> ClientDataError:
+        """It may be one group or two, and only the analyst knows which."""
+        return ClientDataError(
+            f"The group '{grouping.name}' has the label {label!r} at the clients '{first}' and '{second}'. If these "
+            f"are different groups, write `(... | {site}:{grouping.name})`. If they are the same, declare the labels, "
+            f"`levels={{{grouping.name!r}: [...]}}`: the groups' effects are then shared by all clients."
+        )
+
+    everybody.look_across(grouping.labels, refusal)
+
+
+def _check_columns(grouping: Grouping, site: str, table: Table) -> None:
+    for name in grouping.columns:
+        if name not in table.names and (name.isidentifier() is False or name in ("client", "site")):
+            raise FormulaError(
+                f"The group '{name}' in '(... | {grouping.name})' is no column. A group is a column's name, `a:b`, "
+                f"`a/b`, or '{site}' for the client itself; with `site={name!r}` another word stands for the client."
+            )
+    table.check_there(grouping.columns)

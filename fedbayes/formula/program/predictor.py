@@ -8,8 +8,8 @@ import numpy as np
 
 from fedbayes.errors import ClientDataError
 from fedbayes.formula.design.design import Design
+from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.design.tables import Table
-from fedbayes.formula.design.totals import total
 from fedbayes.formula.program.groups import Group, Kind
 
 _ALIKE = 1e-8  # smallest eigenvalue of the columns' correlations at which they are told apart
@@ -128,7 +128,9 @@ class Predictor:
         return found
 
 
-def look_at(design: Design, groups: Iterable[Group], tables: Mapping[str, Table]) -> tuple[Columns, list[str]]:
+def look_at(
+    design: Design, groups: Iterable[Group], everybody: Everybody, parameter: str = ""
+) -> tuple[Columns, list[str]]:
     """Everybody's means and sds of all columns, from one sum, and notes on columns that are empty.
 
     Raises
@@ -137,7 +139,9 @@ def look_at(design: Design, groups: Iterable[Group], tables: Mapping[str, Table]
         A column does not vary, or columns are collinear.
     """
     groups = tuple(groups)
-    sums = total(_tell(design, groups, table) for table in tables.values())
+    sums = everybody.total(
+        f"products of columns{f' of {parameter}' if parameter else ''}", lambda table: _tell(design, groups, table)
+    )
     means, gram = sums["total"] / sums["rows"], sums["products"] / sums["rows"]
     covariance = gram - np.outer(means, means)
     squares = np.diag(gram)

@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     time
         When it was answered, UTC, to the second.
     kind
-        ``hello``, ``join``, ``round``, ``after``, ``conclude``; empty where the request can't be read.
+        ``hello``, ``join``, ``round``, ``after``, ``conclude``, ``sum``; empty where the request can't be read.
     study, run
         The first digits of the study's digest, and of the run's name.
     order

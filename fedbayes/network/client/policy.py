@@ -70,7 +70,8 @@ class AnswerRules(NamedTuple):
         How many numbers about the same data may leave in all runs together, those in sums among them; ``None``: any.
         Numbers with noise have a budget of their own.
     methods
-        The names of the methods whose rounds it answers; ``None``: those of all studies that may run.
+        The names of the methods whose rounds it answers, ``"agreement"`` for sums by which sites agree on a regression;
+        ``None``: those of all studies that may run.
     questions
         What it answers about a finished fit, of :data:`QUESTIONS`.
     nats

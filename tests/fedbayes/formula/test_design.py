@@ -8,9 +8,10 @@ import pytest
 from formulaic import model_matrix
 
 import fedbayes as fb
-from fedbayes.formula.design import agreement, totals
+from fedbayes.formula.design import everybody, totals
 from fedbayes.formula.design.agreement import agree, expressions_of
 from fedbayes.formula.design.design import design_of
+from fedbayes.formula.design.everybody import Tables
 from fedbayes.formula.design.tables import tables_of
 from fedbayes.formula.grammar.terms import read_terms
 from fedbayes.formula.grammar.text import cut
@@ -26,7 +27,7 @@ CLIENT = np.where(FRAME["x"] < 42.0, "low", np.where(FRAME["x"] < 60.0, "middle"
 
 
 def designed(text, levels=None):
-    tables = tables_of(FRAME.assign(site=CLIENT), "site")
+    tables = Tables(tables_of(FRAME.assign(site=CLIENT), "site"))
     terms = read_terms(cut(f"y ~ {text}").common)
     design = design_of(terms, agree(tables, expressions_of([terms]), levels or {}))
     order = np.concatenate([np.flatnonzero(name == CLIENT) for name in tables])
@@ -76,7 +77,7 @@ def own_means(told):
 
 
 def test_a_site_s_own_mean_in_scale_is_caught(monkeypatch):
-    monkeypatch.setattr(agreement, "total", lambda told: own_means(told))
+    monkeypatch.setattr(everybody, "total", lambda told: own_means(told))
     _, found = designed("scale(x)")
     assert abs(found.mean()) > 0.1
 

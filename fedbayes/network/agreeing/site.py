@@ -1,0 +1,205 @@
+"""A site in a run that agrees on a regression: it tells sums over its own rows, within its owner's policy."""
+
+import hashlib
+import json
+import logging
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedbayes.contract.algorithm import Reply
+from fedbayes.errors import ClientDataError, FormulaError, MissingColumnsError, ResultCode, did_you_mean
+from fedbayes.formula.design.factors import Levels
+from fedbayes.formula.design.tables import Table, label_text
+from fedbayes.network.agreeing.everybody import Asked, AtSite, flat, layout
+from fedbayes.network.agreeing.study import FormulaStudy
+from fedbayes.network.answering import AnsweringSite, LoadData
+from fedbayes.network.charter import ArrayKind, Hello
+from fedbayes.network.client.naming import Config
+from fedbayes.network.client.partners import own_key
+from fedbayes.network.client.policy import Policy, read_policy
+from fedbayes.network.client.private import check_asked
+from fedbayes.network.client.secure import Sums
+from fedbayes.network.messages import Message, Refusal, Refused
+from fedbayes.owner.columns import Roles
+from fedbayes.owner.disclosure import Disclosure
+from fedbayes.owner.findings import findings_of
+from fedbayes.owner.rules import DisclosureRules
+from fedbayes.problem.data.reading import ClientArrays
+from fedbayes.rounds.wire import arrays_of
+
+log = logging.getLogger(__name__)
+
+METHOD = "agreement"  # as an owner names it among the methods that are answered
+_MOST_SCALE = 64
+
+
+class AgreeingSite(AnsweringSite):
+    """A site that agrees with others on a regression.
+
+    Parameters
+    ----------
+    study
+        As the server has it.
+    load_data
+        ``(config) -> table``: the site's rows, a table of pandas or polars, or a mapping from columns to arrays.
+    config
+        Of the node, as for :class:`~fedbayes.network.site.Site`.
+    """
+
+    def __init__(self, study: FormulaStudy, load_data: LoadData, config: Config) -> None:
+        super().__init__(study, load_data, config)
+        self.study = study
+        self._table: Table | None = None
+        self._greeting: str | None = None
+        self._passed: tuple[str, DisclosureRules] | None = None
+
+    def _obeyed(self, message: Message, policy: Policy) -> bytes:
+        """See :class:`~fedbayes.network.answering.AnsweringSite`."""
+        header = message.header
+        methods = policy.answers.methods
+        if methods is not None and METHOD not in methods:
+            log.error("The server asks for an agreement; the owner's policy allows the methods %s.", list(methods))
+            raise Refused(Refusal.METHOD)
+        check_asked(policy, noisy=False)
+        if header["kind"] == "hello" and header.get("greeting") != self._greeting:
+            self._table = None
+        table = self._read()
+        self._let_out(table, policy)
+        if header["kind"] == "hello":
+            self._greeting = header.get("greeting")
+            columns = {"columns": ArrayKind((len(self.study.reads),), "|u1")}  # how many the formula reads
+            return self._reply(header, Hello(self.name, columns, {}, own_key(self.vault)).written())
+        if header["kind"] == "sum":
+            return self._sum(message, table, policy)
+        raise Refused(Refusal.FORMAT)
+
+    def _read(self) -> Table:
+        """The rows that the formula can read, once for each run."""
+        if self._table is None:
+            try:
+                table = self._own_table()
+            except Exception as error:
+                log.exception("`load_data` failed.")
+                missing = error.missing if isinstance(error, MissingColumnsError) else ()
+                raise Refused(Refusal.DATA, missing=missing) from error
+            self._table, self._digest = table, table.digest(self.study.reads)
+        return self._table
+
+    def _own_table(self) -> Table:
+        """The site's table.
+
+        Raises
+        ------
+        MissingColumnsError
+            It lacks columns that the formula reads.
+        """
+        table = Table(self.name, self.read_data())
+        if missing := [name for name in self.study.reads if name not in table.names]:
+            raise MissingColumnsError(
+                f"The table of site '{self.name}' lacks {missing}, which the formula reads; it has {list(table.names)}."
+                f"{did_you_mean(missing[0], table.names)}",
+                missing,
+            )
+        return table
+
+    def _let_out(self, table: Table, policy: Policy) -> None:
+        """Ask the owner's rules about the columns that the formula reads, once for these data and these rules.
+
+        Raises
+        ------
+        Refused
+            Something was found; the log says what, and the answer how often.
+        """
+        if self._passed == (self._digest, policy.rules):
+            return
+        found = self._disclosed(table, policy.rules)
+        if found.refused:
+            log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
+            raise Refused(Refusal.DISCLOSURE, found.counts(self.name))
+        self._passed = (self._digest, policy.rules)
+
+    def disclosure(self) -> Disclosure:
+        """What the owner's disclosure rules find in the columns of which sums tell. Nothing is sent.
+
+        Raises
+        ------
+        ClientDataError
+            A column is not there, has missing values or an undeclared level, or is of another kind.
+        """
+        return self._disclosed(self._own_table(), read_policy(self._config).rules)
+
+    def _disclosed(self, table: Table, rules: DisclosureRules) -> Disclosure:
+        study, outcome = self.study, self.study.outcome
+        if study.missing == "drop":
+            table, _ = table.without_missing(study.reads)
+        table.check_there(study.reads)
+        arrays: dict[str, np.ndarray] = {}
+        for name in study.told:
+            if name in study.levels:
+                levels = tuple(map(label_text, study.levels[name]))
+                arrays[name] = Levels(name, levels, levels[0]).codes(table)
+            elif not table.is_labels(name):
+                arrays[name] = table.numbers(name, "the formula")
+        outcomes = {outcome.name: outcome.name in study.levels} if outcome.name in arrays else {}
+        labelled = frozenset(name for name in study.levels if name in arrays and name not in outcomes)
+        client = ClientArrays(arrays, {})
+        found = findings_of(client, Roles(outcomes, indices=labelled), 0, rules, {})
+        looked = f"columns {', '.join(arrays)}"
+        return Disclosure({self.name: table.num_rows}, {self.name: found}, 0, rules, looked)
+
+    def _sum(self, message: Message, table: Table, policy: Policy) -> bytes:
+        """The site's part of the sum that comes after those that it is told."""
+        header, arrays = message.header, arrays_of(message.body)
+        names, known, scale = _told(header, arrays)
+        if self.name not in names:
+            raise Refused(Refusal.FORMAT)
+        self._check_run(header)
+        about = {"study": self.study.digest, "run": str(header["run"])}
+        sums = Sums(self.vault, names, names.index(self.name), about)
+        hiding = sums.hiding(message, policy.sums, "")
+        asked = self._asked(table, names, known)
+        if asked.name != header.get("update"):
+            log.error("The server asks for '%s', and the next sum is '%s'.", header.get("update"), asked.name)
+            raise Refused(Refusal.FORMAT)
+        reply = Reply(total=flat(asked.tree) * 2.0**-scale, code=jnp.asarray(int(ResultCode.OK)))
+        sent = sums.sent(reply, hiding)
+        return self._reply(header, {**sent.told, "layout": layout(asked.tree)}, sent.body)
+
+    def _check_run(self, header: dict[str, Any]) -> None:
+        """In one run a site has one table, and the same others: two sums over different sites differ by one's part."""
+        kept = self.vault.run(str(header["run"]))
+        if not kept.same_data(self._digest):
+            raise Refused(Refusal.CHANGED)
+        charter = json.dumps(header["charter"], sort_keys=True)
+        if not kept.same_charter(hashlib.sha256(charter.encode()).hexdigest()):
+            raise Refused(Refusal.CHARTER)
+
+    def _asked(self, table: Table, names: list[str], known: dict[str, np.ndarray]) -> Asked:
+        try:
+            self.study.agree(AtSite(self.study.labelled, len(names), table, known))
+        except Asked as asked:
+            return asked
+        except FormulaError as error:  # of what this site's table has
+            raise ClientDataError(str(error)) from error
+        log.error("The server asks for a sum after the last one.")
+        raise Refused(Refusal.FORMAT)
+
+
+def _told(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[list[str], dict[str, np.ndarray], int]:
+    """All sites, the sums so far by name, and by which power of two the next is divided.
+
+    Raises
+    ------
+    Refused
+        The request has other parts.
+    """
+    names, known = list(map(str, header["charter"]["names"])), list(map(str, header["known"]))
+    wanted = {"shared/scale", *(f"shared/{place}" for place in range(len(known)))}
+    scale = arrays.get("shared/scale", np.zeros(0))
+    if arrays.keys() != wanted or scale.shape != () or header["order"] != len(known):
+        raise Refused(Refusal.FORMAT)
+    if not 0 <= int(scale) <= _MOST_SCALE:
+        raise Refused(Refusal.FORMAT)
+    return names, {name: np.asarray(arrays[f"shared/{place}"], float) for place, name in enumerate(known)}, int(scale)

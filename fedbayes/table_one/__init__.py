@@ -1,0 +1,1 @@
+"""A table of what the clients' columns are like, by client and over all, with small cells hidden."""

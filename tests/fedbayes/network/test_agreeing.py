@@ -1,0 +1,399 @@
+"""An agreement over a network: by secure sums it is the one of all rows, and no message holds a site's number."""
+
+import re
+import struct
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedbayes as fb
+from fedbayes.network.agreeing.server import agree_over
+from fedbayes.network.agreeing.site import AgreeingSite
+from fedbayes.network.agreeing.study import FormulaStudy
+from fedbayes.network.client.masks import Masks
+from fedbayes.network.fit import fit_over
+from fedbayes.network.messages import HIDDEN, pack, unpack
+from fedbayes.network.rehearsal import Rehearsal
+from fedbayes.network.site import Site
+from fedbayes.network.study import Study
+from fedbayes.rounds.wire import arrays_of, encode
+
+RNG = np.random.default_rng(4)
+ROWS = {"north": 61, "south": 83, "west": 97}
+COUNT = sum(ROWS.values())
+FRAME = pd.DataFrame({
+    "age": RNG.normal(55.0, 9.0, COUNT), "sex": RNG.choice(["f", "m"], COUNT), "sick": RNG.integers(0, 2, COUNT),
+    "stage": RNG.choice(["I", "II", "III"], COUNT), "y": RNG.normal(3.0, 2.0, COUNT),
+    "days": RNG.exponential(30.0, COUNT) + 0.1, "event": RNG.integers(0, 2, COUNT), "pay": RNG.normal(4e6, 1e6, COUNT),
+    "site": np.repeat(list(ROWS), list(ROWS.values())),
+})  # fmt: skip
+LEVELS = {"sex": ["f", "m"]}
+STUDY = FormulaStudy("sick ~ age + sex", "bernoulli", LEVELS)
+CASES = {
+    "levels": STUDY,
+    "scale": FormulaStudy("scale(y) ~ scale(age) + center(days):sex", levels=LEVELS),
+    "spline and polynomial": FormulaStudy("y ~ bs(age, df=4) + poly(days, 2)"),
+    "pieces": FormulaStudy("Surv(days, event) ~ age + sex", "piecewise_exponential", LEVELS),
+    "cumulative": FormulaStudy("stage ~ age", "cumulative", {"stage": ["I", "II", "III"]}),
+    "groups": FormulaStudy("y ~ age + (1 + age | site) + (1 | stage)", levels={"stage": ["I", "II", "III"]}),
+    "two formulas": FormulaStudy({"mu": "y ~ age", "sigma": "~ sex"}, levels=LEVELS),
+    "large numbers": FormulaStudy("y ~ pay"),
+}
+
+
+def tables(frame=FRAME):
+    return dict(iter(frame.drop(columns="site").groupby(frame["site"])))
+
+
+def here(study, clients=None):
+    """The same agreement in one process."""
+    options = {"family": study.family, "levels": study.levels, "missing": study.missing, **study.options}
+    return fb.regression(study.formula, clients=clients or tables(), **options)
+
+
+@pytest.fixture
+def network(tmp_path):
+    def made(study=STUDY, clients=None, policy="", load=None):
+        sites = []
+        for name, rows in (clients or tables()).items():
+            (tmp_path / f"{name}.toml").write_text(policy)
+            config = {"site-id": name, "state-dir": str(tmp_path / name), "policy": str(tmp_path / f"{name}.toml")}
+            sites.append(AgreeingSite(study, load or (lambda config, rows=rows: rows), config))
+        return Rehearsal(*sites)
+
+    return made
+
+
+def over(network, study=STUDY, **options):
+    return agree_over(
+        network, study, **{"num_clients": len(network.sites), "join_timeout": 2.0, "timeout": 2.0} | options
+    )
+
+
+def apart(source):
+    """A program's text without its numbers, and these: means in it are exact to a secure sum's resolution."""
+    found = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+    return found.sub("#", source), np.array([float(each) for each in found.findall(source)])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_over_a_network_the_agreement_is_that_of_all_rows(case, network, tmp_path):
+    study = CASES[case]
+    found, expected = over(network(study), study), here(study)
+    found.save(tmp_path / "agreed.json")
+    options = {"family": study.family, **study.options}
+    reg = fb.regression(study.formula, agreed=tmp_path / "agreed.json", **options)
+    words, numbers = apart(reg.source)
+    assert words == apart(expected.source)[0]
+    np.testing.assert_allclose(numbers, apart(expected.source)[1], rtol=1e-8, atol=1e-12)
+    assert reg.coords == expected.coords
+    assert found.columns.counts == expected.agreed.columns.counts
+    for name, table in tables().items():
+        arrays = reg.arguments(name, table, outcome=True)
+        for key, array in expected.clients[name].items():
+            np.testing.assert_allclose(arrays[key], array, rtol=1e-8, atol=1e-8)
+
+
+def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(network, tmp_path):
+    agreed = over(network())
+    reg = fb.regression(STUDY.formula, family=STUDY.family, agreed=agreed)
+    method = fb.EP(solver="laplace", num_replicates=1)
+    study = Study(reg.model, method)
+    sites = [
+        Site(study, lambda config, rows=rows, name=name: reg.arguments(name, rows, outcome=True),
+             {"site-id": name, "state-dir": str(tmp_path / name)})
+        for name, rows in tables().items()
+    ]  # fmt: skip
+    options = {"key": jax.random.key(0), "num_draws": 50, "correct": False, "progress": False}
+    there = fit_over(Rehearsal(*sites), study, num_clients=3, join_timeout=2.0, **options)
+    alone = fb.fit_federated(here(STUDY).model, here(STUDY).clients, method=method, **options)
+    for name in ("age", "sex", "Intercept"):
+        np.testing.assert_allclose(
+            there.idata.posterior[name].to_numpy(), alone.idata.posterior[name].to_numpy(), rtol=1e-6, atol=1e-8
+        )
+
+
+def told(network):
+    """The arrays that sites have told."""
+    for answer in network.answered:
+        message = unpack(answer)
+        if message.header["kind"] == "sum":
+            yield message.header, arrays_of(message.body)
+
+
+def numbers_in(network):
+    """Every eight bytes of what was told, as decimals and as whole numbers in fixed point."""
+    for _, arrays in told(network):
+        for array in arrays.values():
+            content = np.ascontiguousarray(array).tobytes()
+            yield from struct.unpack(f"<{len(content) // 8}d", content[: len(content) // 8 * 8])
+            yield from (
+                word / 2.0**4 for word in struct.unpack(f"<{len(content) // 8}Q", content[: len(content) // 8 * 8])
+            )
+
+
+def test_with_secure_sums_no_message_holds_a_sites_count(network):
+    recorded = network()
+    over(recorded)
+    counts = [float(n) for n in ROWS.values()]
+    assert all(arrays.keys() == {HIDDEN, "code"} for _, arrays in told(recorded))
+    assert len(list(told(recorded))) >= 9
+    assert not set(counts) & set(numbers_in(recorded))
+
+
+def test_the_search_for_counts_finds_them_where_they_leave_singly(network):
+    recorded = network(policy="[sums]\nsingle = true\n")
+    over(recorded, secure_sums=False)
+    assert {float(n) for n in ROWS.values()} <= set(numbers_in(recorded))
+
+
+def test_the_search_for_counts_finds_them_where_masks_are_left_off(network, monkeypatch):
+    """The planted mistake."""
+    monkeypatch.setattr(Masks, "hide", lambda masks, term, asked: term)
+    recorded = network()
+    assert over(recorded).columns.counts == here(STUDY).agreed.columns.counts
+    assert {float(n) for n in ROWS.values()} <= set(numbers_in(recorded))
+
+
+def test_the_same_numbers_come_out_singly_and_hidden(network):
+    hidden = over(network())
+    single = over(network(policy="[sums]\nsingle = true\n"), secure_sums=False)
+    np.testing.assert_allclose(single.predictors[""].means, hidden.predictors[""].means, rtol=1e-14)
+
+
+def test_a_scale_that_one_site_alone_is_told_leaves_its_mask_on(network):
+    """Or the sum's lower digits would be that site's term, and the others' sum its upper ones."""
+    recorded = network()
+    send = recorded.send
+
+    def tampered(requests, timeout):
+        for address, request in requests.items():
+            message = unpack(request)
+            if address == 1 and message.header["kind"] == "sum":
+                arrays = arrays_of(message.body)
+                body = encode({"shared": {"scale": np.asarray(40)}})
+                assert arrays.keys() == {"shared/scale"}  # the first sum, before any other is known
+                request = pack(message.header, body)
+            yield from send({address: request}, timeout)
+
+    recorded.send = tampered
+    with pytest.raises(fb.FederatedError, match="masks do not cancel"):
+        over(recorded)
+
+
+def test_two_sites_can_t_hide_and_are_asked_only_where_owners_let_them(network):
+    clients = dict(list(tables().items())[:2])
+    with pytest.raises(fb.FederatedError, match="lets only terms of secure sums leave"):
+        over(network(clients=clients))
+
+
+POLICIES = {
+    "a privacy budget": ("[privacy]\nepsilon = 1.0\ndelta = 1e-5\n", "answers with noise alone"),
+    "a limit on numbers": ("[answers]\nmost = 3\n", "would tell more numbers about its data"),
+    "other methods": ('[answers]\nmethods = ["EP"]\n', "does not answer this study's method"),
+    "more sites": ("[sums]\nfewest = 4\n", "wants more sites in a secure sum"),
+    "larger cells": ("[disclosure]\nsmallest_cell = 60\n", r"disclosure rules.* \(small cell 1, rare outcome 1\)"),
+}
+
+
+@pytest.mark.parametrize("case", POLICIES)
+def test_owners_policies_hold(case, network):
+    policy, words = POLICIES[case]
+    with pytest.raises(fb.FederatedError, match=words):
+        over(network(policy=policy), join_timeout=0.5)
+
+
+def test_an_owner_may_name_the_agreement_among_the_methods(network):
+    assert over(network(policy='[answers]\nmethods = ["agreement"]\n')).num_clients == 3
+
+
+def test_a_small_cell_at_one_site_keeps_it_out(network):
+    clients = tables()
+    clients["south"] = clients["south"].assign(sex=["m", "m", *["f"] * 81])
+    with pytest.raises(fb.FederatedError, match=r"'south' takes no part: it is kept out .*small cell 1"):
+        over(network(clients=clients), join_timeout=0.5)
+
+
+def test_groups_within_a_site_may_be_small_since_their_labels_stay_there(network):
+    study = FormulaStudy("y ~ age + (1 | site:ward)")
+    clients = {name: rows.assign(ward=np.arange(len(rows)) // 40) for name, rows in tables().items()}
+    clients["south"]["ward"] = np.where(np.arange(83) < 2, 0, 1)
+    assert study.told == ("y", "age")
+    assert over(network(study, clients), study).num_clients == 3
+
+
+def test_every_answer_is_in_the_sites_journal(network):
+    recorded = network()
+    over(recorded)
+    entries = list(recorded.sites[1].journal.entries())
+    sums = [entry for entry in entries if entry.kind == "sum"]
+    assert sums[0].update == "columns: levels and moments"
+    assert all(entry.result == "hidden" and entry.numbers for entry in sums)
+
+
+SPOILT = {
+    "a missing column": (lambda rows: rows.drop(columns="age"), "its file lacks 'age', which the study reads"),
+    "missing values": (lambda rows: rows.assign(age=np.nan), "has data that can't be used"),
+    "text for numbers": (lambda rows: rows.assign(age="old"), "has data that can't be used"),
+    "an undeclared level": (lambda rows: rows.assign(sex="d"), "has data that can't be used"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_bad_rows_are_the_sites_own_affair(case, network):
+    spoil, words = SPOILT[case]
+    clients = tables()
+    clients["west"] = spoil(clients["west"])
+    recorded = network(clients=clients)
+    with pytest.raises(fb.FederatedError, match=words):
+        over(recorded, join_timeout=0.5)
+    assert not any(b"97" in unpack(answer).body for answer in recorded.answered)
+
+
+def test_undeclared_text_is_refused_at_the_site_with_what_to_declare(network, caplog):
+    with pytest.raises(fb.FederatedError, match="has data that can't be used"):
+        over(network(FormulaStudy("y ~ sex")), FormulaStudy("y ~ sex"))
+    assert (
+        "levels of 'sex' are not declared. Over a network sites tell sums, and a list of labels is none" in caplog.text
+    )
+
+
+def test_rows_that_lack_a_value_are_left_out_at_each_site(network):
+    study = FormulaStudy("y ~ age", missing="drop")
+    clients = {name: rows.assign(age=rows["age"].where(rows["age"] > 45.0)) for name, rows in tables().items()}
+    found = over(network(study, clients), study)
+    assert found.columns.rows == here(study, clients).agreed.columns.rows
+    assert found.notes == ("Rows that lack a value are left out; how many, each site knows.",)
+
+
+def test_a_site_that_is_away_for_once_is_asked_again(network):
+    recorded = network()
+    sites, count = recorded.sites, []
+    send = recorded.send
+
+    def flaky(requests, timeout):
+        count.append(1)
+        kept, sites[2] = sites[2], None if len(count) == 2 else sites[2]
+        yield from send(requests, timeout)
+        sites[2] = kept
+
+    recorded.send = flaky
+    assert over(recorded).columns.counts == here(STUDY).agreed.columns.counts
+
+
+def test_what_the_sums_say_is_refused_at_the_server(network):
+    study = FormulaStudy("y ~ age + I(age * 2)")
+    with pytest.raises(fb.ClientDataError, match="collinear"):
+        over(network(study), study)
+
+
+IMPOSSIBLE = {
+    "C of undeclared levels": (("y ~ C(event)",), r"levels of 'event' are not declared.*`levels=\{'event'"),
+    "an undeclared order": (("stage ~ age", "cumulative"), "levels of 'stage' are not declared"),
+    "undeclared categories": (("stage ~ age", "categorical"), "levels of 'stage' are not declared"),
+    "labels of groups": (("y ~ (1 | ward)",), r"Write `\(... \| site:ward\)` for groups within a site"),
+    "missing": (("y ~ age", "gaussian", {}, "site", "ignore"), "`missing` is 'ignore'"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_what_is_no_sum_is_refused_when_the_study_is_made(case):
+    given, words = IMPOSSIBLE[case]
+    with pytest.raises(fb.FormulaError, match=words):
+        FormulaStudy(*given)
+
+
+def test_another_formula_is_another_study(network):
+    with pytest.raises(fb.FederatedError, match="built for another model"):
+        over(network(), FormulaStudy("sick ~ age", "bernoulli", LEVELS), join_timeout=0.5)
+
+
+def lying(network, change):
+    """A network on which the first site's sums are changed on their way."""
+    send = network.send
+
+    def changed(requests, timeout):
+        for address, answer in send(requests, timeout):
+            message = unpack(answer)
+            lies = address == 1 and message.header["kind"] == "sum"
+            yield address, change(message) if lies else answer
+
+    network.send = changed
+    return network
+
+
+def with_header(message, **told):
+    return pack({**message.header, "told": {**message.header["told"], **told}}, message.body)
+
+
+LIES = {
+    "another layout": (lambda message: with_header(message, layout=[[["rows"], [1]]]), "can't be read"),
+    "no shape": (lambda message: with_header(message, layout=[[["rows"], [-1]]]), "can't be read"),
+    "more than there is": (
+        lambda message: with_header(message, layout=[[["rows"], [1 << 19, 1 << 19]]]),
+        "can't be read",
+    ),
+    "no name": (lambda message: with_header(message, layout=[[[], [7]]]), "can't be read"),
+    "other names": (
+        lambda message: with_header(
+            message, layout=[[[*keys, "x"], n] for keys, n in message.header["told"]["layout"]]
+        ),
+        "The sites tell different numbers in 'columns: levels and moments'",
+    ),
+    "no arrays": (lambda message: pack(message.header), "can't be read"),
+    "no bytes of ours": (lambda message: b"hello", "can't be read"),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_a_site_that_tells_nonsense_ends_the_run_with_its_name(case, network):
+    change, words = LIES[case]
+    with pytest.raises(fb.FederatedError, match=words):
+        over(lying(network(), change))
+
+
+ORDERS = {
+    "a sum that is not the next": lambda header: {**header, "update": "outcomes: moments and levels"},
+    "an order before its turn": lambda header: {**header, "order": 3},
+    "sites without this one": lambda header: {**header, "charter": {**header["charter"], "names": ["a", "b", "c"]}},
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_a_request_out_of_order_is_refused(case, network):
+    recorded = network()
+    send = recorded.send
+
+    def changed(requests, timeout):
+        for address, request in requests.items():
+            message = unpack(request)
+            if message.header["kind"] == "sum":
+                request = pack(ORDERS[case](message.header), message.body)
+            yield from send({address: request}, timeout)
+
+    recorded.send = changed
+    with pytest.raises(fb.FederatedError, match="was sent something else"):
+        over(recorded)
+
+
+def test_in_one_run_a_site_answers_to_the_same_others_alone(network):
+    """Of sums over different sites the difference is one site's part."""
+    recorded = network()
+    over(recorded)
+    requests = [unpack(each) for each in recorded.sent]
+    message = [each for each in requests if each.header["kind"] == "sum"][-1]
+    names, keys = message.header["charter"]["names"], message.header["charter"]["mask_keys"]
+    fewer = {"names": names[:2], "mask_keys": keys[:2]}
+    answer = unpack(
+        recorded.sites[1].answer(pack({**message.header, "ticket": "0" * 32, "charter": fewer}, message.body))
+    )
+    assert answer.header["reason"] == "CHARTER"
+
+
+def test_the_same_masks_are_not_used_twice(network):
+    recorded = network()
+    over(recorded)
+    again = next(each for each in recorded.sent if unpack(each).header["kind"] == "sum")
+    assert unpack(recorded.sites[1].answer(again)).header["reason"] == "TICKET"
