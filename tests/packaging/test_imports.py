@@ -141,7 +141,7 @@ FLOORS = [
     {"calibration", "cli.demo", "formula", "network", "questions.gain"},
     {"formula.reading"},
     {"network.agreeing"},
-    {"flower.codes"},
+    {"flower.codes", "flower.waits"},
     {"flower.node"},
     {"flower"},
     {"cli"},

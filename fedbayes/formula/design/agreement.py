@@ -226,7 +226,11 @@ def _shapes(
     """Splines and polynomials, from a second sum where the first and the formula do not settle them."""
     scales = {name: mean_and_sd(each.inner, summed[name]) for name, each in based.items()}
     asked = {name: each for name, each in based.items() if _asks_for_quantiles(each) or _asks_for_powers(each)}
-    sums = everybody.total(f"{about}: bins", lambda table: _tell_shapes(table, asked, scales)) if asked else {}
+    sums = (
+        everybody.total(f"{about}: binned counts and powers", lambda table: _tell_shapes(table, asked, scales))
+        if asked
+        else {}
+    )
     return {
         name: (_spline if each.kind == "bs" else _polynomial)(each, sums.get(name), scales[name])
         for name, each in based.items()

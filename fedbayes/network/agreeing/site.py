@@ -31,6 +31,7 @@ from fedbayes.rounds.wire import arrays_of
 
 log = logging.getLogger(__name__)
 
+BINNED = "binned"  # in the names of sums that are counts in bins, as fine as a twentieth of an sd
 METHOD = "agreement"  # as an owner names it among the methods that are answered
 _MOST_SCALE = 64
 
@@ -155,11 +156,16 @@ class AgreeingSite(AnsweringSite):
         names, known, scale = _told(header, arrays)
         if self.name not in names:
             raise Refused(Refusal.FORMAT)
-        self._check_run(header)
+        self._check_run(header, known)
         about = {"study": self.study.digest, "run": str(header["run"])}
         sums = Sums(self.vault, names, names.index(self.name), about)
         hiding = sums.hiding(message, policy.sums, "")
         asked = self._asked(table, names, known)
+        if hiding is None and BINNED in asked.name:
+            log.error(
+                "The server asks for '%s' openly; binned counts of few rows leave in secure sums alone.", asked.name
+            )
+            raise Refused(Refusal.SINGLE)
         if asked.name != header.get("update"):
             log.error("The server asks for '%s', and the next sum is '%s'.", header.get("update"), asked.name)
             raise Refused(Refusal.FORMAT)
@@ -167,14 +173,23 @@ class AgreeingSite(AnsweringSite):
         sent = sums.sent(reply, hiding)
         return self._reply(header, {**sent.told, "layout": layout(asked.tree)}, sent.body)
 
-    def _check_run(self, header: dict[str, Any]) -> None:
-        """In one run a site has one table, and the same others: two sums over different sites differ by one's part."""
+    def _check_run(self, header: dict[str, Any], known: dict[str, np.ndarray]) -> None:
+        """In one run a site has one table, and the same others: two sums over different sites differ by one's part.
+
+        Each sum has one answer, to the same sums before it: with others a server would place bins where it likes.
+        """
         kept = self.vault.run(str(header["run"]))
         if not kept.same_data(self._digest):
             raise Refused(Refusal.CHANGED)
         charter = json.dumps(header["charter"], sort_keys=True)
         if not kept.same_charter(hashlib.sha256(charter.encode()).hexdigest()):
             raise Refused(Refusal.CHARTER)
+        told = hashlib.sha256(
+            b"".join(part for name, sum_ in known.items() for part in (name.encode(), sum_.tobytes()))
+        )
+        if not kept.same_sums(len(known), told.hexdigest()):
+            log.error("The server tells other sums than before in this run.")
+            raise Refused(Refusal.FORMAT)
 
     def _asked(self, table: Table, names: list[str], known: dict[str, np.ndarray]) -> Asked:
         try:

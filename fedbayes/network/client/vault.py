@@ -195,6 +195,10 @@ class RunVault:
         """Whether the server tells of the same sites as at first in the run."""
         return self._same("charter", digest)
 
+    def same_sums(self, order: int, digest: str) -> bool:
+        """Whether so many earlier sums of an agreement are told as they were at first in the run."""
+        return self._same(f"sums-{order}", digest)
+
     def _same(self, name: str, digest: str) -> bool:
         file = self.folder / name
         if not file.exists():

@@ -397,3 +397,25 @@ def test_the_same_masks_are_not_used_twice(network):
     over(recorded)
     again = next(each for each in recorded.sent if unpack(each).header["kind"] == "sum")
     assert unpack(recorded.sites[1].answer(again)).header["reason"] == "TICKET"
+
+
+SPLINE = FormulaStudy("y ~ bs(age, df=4)")
+
+
+def test_in_one_run_bins_are_placed_once(network):
+    """Told another mean and sd, a site would count rows wherever a server likes."""
+    recorded = network(SPLINE)
+    over(recorded, SPLINE)
+    message = next(each for each in map(unpack, recorded.sent) if "binned" in each.header.get("update", ""))
+    arrays = {name: np.asarray(values) for name, values in arrays_of(message.body).items()}
+    arrays["shared/0"] = arrays["shared/0"] * 1.01
+    shared = {name.partition("/")[2]: values for name, values in arrays.items()}
+    request = pack({**message.header, "ticket": "0" * 32}, encode({"shared": shared}))
+    assert unpack(recorded.sites[1].answer(request)).header["reason"] == "FORMAT"
+
+
+def test_binned_counts_leave_in_secure_sums_alone(network):
+    open_to_single = "[sums]\nsingle = true\n"
+    with pytest.raises(fb.FederatedError, match="lets only terms of secure sums leave"):
+        over(network(SPLINE, policy=open_to_single), SPLINE, secure_sums=False)
+    over(network(policy=open_to_single), secure_sums=False)  # of levels and moments single ones leave
