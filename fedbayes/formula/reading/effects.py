@@ -11,7 +11,7 @@ from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
 from fedbayes.formula.reading.estimates import Estimates, check_level, named_draws
-from fedbayes.formula.reading.places import client_posterior, global_posterior
+from fedbayes.formula.reading.places import NO_ROWS, client_posterior, global_posterior
 from fedbayes.formula.regression import Regression
 from fedbayes.results.arviz import shown
 from fedbayes.runtime.precision import computing
@@ -162,6 +162,8 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
     """
     level, posterior = check_level(level), global_posterior(reg, fit)
     groups = _groups(reg)
+    if not reg.clients and all(group.grouping.kind is not Kind.ACROSS for _, group in groups):
+        raise ClientDataError("The effects of sites are not known here." + NO_ROWS)
     own: dict[str, Any] = {}
     reasons: dict[str, list[str]] = {}
     for client in reg.clients if any(group.grouping.kind is not Kind.ACROSS for _, group in groups) else ():

@@ -18,6 +18,7 @@ from fedbayes.problem.program.sites import LOCAL
 from fedbayes.results.arviz import shown
 
 NEW = "new rows"  # what messages call rows of no client
+NO_ROWS = " This regression was made of an agreement, without anybody's rows: what is a site's own is known there."
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,10 @@ def place_of(reg: Regression, fit: Any, where: Any) -> Place:
             raise FormulaError(f"`where` is {where!r}, a word that a client is called by, too. Rename the client.")
         return Place(NEW, "at the average site" if where == "average" else "at a new site", posterior, where)
     if not isinstance(where, str) or where not in reg.clients:
+        clients = f"a client's name, {_few(reg.clients)}, " if reg.clients else ""
         raise FormulaError(
-            f"`where` is {where!r}; write 'average', 'new', a client's name, {_few(reg.clients)}, or what "
-            f"`fit.adapt(...)` has returned.{did_you_mean(str(where), reg.clients)}"
+            f"`where` is {where!r}; write 'average', 'new', {clients}or what `fit.adapt(...)` has returned."
+            f"{did_you_mean(str(where), reg.clients)}{'' if reg.clients else NO_ROWS}"
         )
     own = client_posterior(fit, where) if has_own_effects(reg) else posterior
     return Place(where, f"at '{where}'", own, groups=reg.groups[where])
@@ -197,6 +199,9 @@ def _samples(posterior: Any) -> tuple[int, int]:
 
 
 def _globals(reg: Regression) -> dict[str, tuple[int, ...]]:
+    """Shapes of the globals; of an agreement without rows the labels alone are checked."""
+    if not reg.clients:
+        return {}
     arguments = next(iter(reg.clients.values()))
     return {name: latent.shape for name, latent in latents_of(reg, arguments).items() if not latent.local}
 
@@ -227,7 +232,7 @@ def _check_labels(posterior: Any, dim: str, labels: list[str]) -> None:
 
 def _check_clients(reg: Regression, fit: Any) -> None:
     names = getattr(fit, "client_names", tuple(reg.clients))
-    if set(names) != set(reg.clients):
+    if reg.clients and set(names) != set(reg.clients):
         raise FormulaError(
             f"The fit is of other clients, {_few(names)}, than the regression, {_few(reg.clients)}. Write the "
             "regression whose `fit` it came from."

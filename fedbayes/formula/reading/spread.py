@@ -11,7 +11,7 @@ from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.source import plain
 from fedbayes.formula.reading.entries import Entry, entries_of, stacked
 from fedbayes.formula.reading.estimates import Estimates, check_level
-from fedbayes.formula.reading.places import global_posterior
+from fedbayes.formula.reading.places import NO_ROWS, global_posterior
 from fedbayes.formula.regression import Regression
 from fedbayes.results.arviz import shown
 
@@ -109,6 +109,8 @@ def _i_squared(reg: Regression, posterior: Any) -> tuple[list[Entry], list[str]]
         return [], []
     if _with_slopes(main.groups) or len(main.groups) > 1:
         return [], ["I2 is not defined: it is about one group with one effect each."]
+    if not reg.clients:
+        return [], ["I2 is not defined here: it needs the standard errors of all rows." + NO_ROWS]
     typical = typical_variance(reg.clients)
     (variance,) = _variances(posterior, main).values()
     return [Entry("I2", "I2", variance / (variance + typical))], []
