@@ -33,7 +33,7 @@ def comparisons(
     variable: str,
     *,
     by: str = "difference",
-    step: float = 1.0,
+    step: float | None = None,
     average: bool = True,
     where: Any = "average",
     scale: str = "response",
@@ -53,11 +53,12 @@ def comparisons(
         See :func:`fedbayes.predictions`. A new site's effects are the same on both sides.
     variable
         A column on the right of the formula. Of levels each other one is compared with the first, the one without a
-        coefficient; of numbers ``step`` more with the value that a row has; of a column of yes and no the two.
+        coefficient; of a column of yes and no, or of zeros and ones alone, the two; of other numbers ``step`` more with
+        the value that a row has.
     by
         ``"difference"``, ``"ratio"``, or ``"odds ratio"``, which is for probabilities.
     step
-        How much larger numbers are made.
+        How much larger numbers are made, also zeros and ones; ``None``: by one.
     average
         Over the rows; else each row by itself.
     scale

@@ -28,10 +28,11 @@ class Variable:
     name: str
     levels: tuple[str, ...]
 
-    def contrasts(self, table: Table, step: float) -> Iterator[tuple[str, Table, Table]]:
+    def contrasts(self, table: Table, step: float | None) -> Iterator[tuple[str, Table, Table]]:
         """Pairs of tables that are alike but for the variable: a label, the first, and the second one.
 
-        Of levels each other one against the first; of numbers ``step`` more; of yes and no the two.
+        Of levels each other one against the first; of yes and no, and of zeros and ones alone, the two; of numbers
+        ``step`` more, or one.
         """
         if self.levels:
             first = self._at(table, self.levels[0])
@@ -42,7 +43,12 @@ class Variable:
             yield "True vs False", no, yes
         else:
             numbers = self.numbers(table)
-            yield f"+{step:g}", table, table.with_column(self.name, numbers + step)
+            if step is None and np.isin(numbers, (0.0, 1.0)).all():
+                zero, one = (table.with_column(self.name, np.full_like(numbers, value)) for value in (0.0, 1.0))
+                yield "1 vs 0", zero, one
+            else:
+                more = 1.0 if step is None else step
+                yield f"+{more:g}", table, table.with_column(self.name, numbers + more)
 
     def numbers(self, table: Table) -> np.ndarray:
         """Its values, shape ``(n,)``.
@@ -109,14 +115,16 @@ def _designs(reg: Regression) -> Iterator[Design]:
         yield from (group.design for group in predictor.groups)
 
 
-def check_step(step: Any) -> float:
-    """A difference of numbers that is compared.
+def check_step(step: Any) -> float | None:
+    """A difference of numbers that is compared, or ``None``.
 
     Raises
     ------
     ValueError
         It is none.
     """
+    if step is None:
+        return None
     try:
         found = float(step)
     except (TypeError, ValueError):

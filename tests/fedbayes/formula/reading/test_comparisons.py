@@ -97,6 +97,17 @@ def test_the_odds_ratio_of_each_row_is_the_exponential_of_its_coefficient(logist
     np.testing.assert_allclose(found[:, :, 0], np.broadcast_to(expected, found[:, :, 0].shape), rtol=1e-6)
 
 
+def test_of_zeros_and_ones_the_two_are_compared(logistic):
+    """And not one more with a one, which would be a two."""
+    reg, fit = logistic
+    rows = {**WHOLE, "x": np.arange(len(WHOLE["x"])) % 2.0}
+    found = fb.comparisons(reg, fit, rows, "x", average=False)
+    assert found.draws["contrast"].values.tolist() == ["1 vs 0"]
+    ends = [fb.predictions(reg, fit, {**rows, "x": np.full(len(rows["x"]), end)}).draws.values for end in (0.0, 1.0)]
+    np.testing.assert_allclose(found.draws.values[:, :, 0], ends[1] - ends[0], rtol=1e-12)
+    assert fb.comparisons(reg, fit, rows, "x", step=1.0).draws["contrast"].values.tolist() == ["+1"]
+
+
 def test_a_step_of_a_number(logistic):
     reg, fit = logistic
     found = fb.comparisons(reg, fit, WHOLE, "x", step=0.5, average=False)
