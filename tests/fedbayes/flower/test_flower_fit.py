@@ -3,6 +3,7 @@
 The tests use one federation in turn. It is as good after each as before: what a test kills, it starts again.
 """
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from echoes import assert_one_worker_answers_each_site
 from fits import EP, LONG, app_with, assert_same_file, draws, draws_in, here, hospitals, nodes, settings
 from recording import Recording, assert_nothing_of_a_site, expansions, numbers_in, record, seen_in
 
+import fedbayes as fb
 from fedbayes.models import heart_disease
 from fedbayes.network.client.journal import Journal
 
@@ -146,3 +148,58 @@ def test_a_server_killed_in_mid_run_and_started_again(secure, tmp_path):
     assert again.wait(LONG) == "finished:completed", again.log()
     assert "Phase EP, round 1:" not in again.log()
     assert_same_file(tmp_path / "fit", here(EP, THREE), rtol=1e-10, atol=1e-10)
+
+
+AGREEMENT = """import numpy as np
+from fedbayes.network.agreeing.study import FormulaStudy
+
+agreement = FormulaStudy("sick ~ scale(age) + sex + (1 | site)", "bernoulli", {"sex": ["f", "m"]})
+
+
+def load_data(config):
+    with np.load(config["data-path"]) as file:
+        return {"sick": file["y"], "age": file["x"][:, 0], "sex": np.where(file["x"][:, 1] > 0, "m", "f")}
+"""
+REGRESSION = """
+from pathlib import Path
+import fedbayes as fb
+
+reg = fb.regression(agreement.formula, family="bernoulli", levels=agreement.levels,
+                    agreed=Path(__file__).parent / "agreed.json")
+model, method = reg.model, fb.Laplace()
+table = load_data
+
+
+def load_data(config):
+    return reg.arguments(config["site-id"], table(config), outcome=True)
+"""
+
+
+@pytest.mark.slow
+def test_sites_agree_on_a_regression_and_fit_it(secure, tmp_path):
+    """Two runs: one tells sums, under masks, and the other is the fit that one process makes of all tables."""
+    app = app_with(EP, tmp_path / "app")
+    study = app / "hospitals" / "study.py"
+    study.write_text(AGREEMENT)
+    run = secure.run(app, settings(THREE, tmp_path / "agreed"))
+    assert run.wait(LONG) == "finished:completed", run.log()
+    agreed = fb.Agreed.load(tmp_path / "agreed" / "agreed.json")
+    sums = [entry for entry in Journal(secure.folder / "state" / "site-0").entries() if entry.kind == "sum"]
+    assert {entry.result for entry in sums} == {"hidden"}
+
+    clients = {
+        name: {"sick": data["y"], "age": data["x"][:, 0], "sex": np.where(data["x"][:, 1] > 0, "m", "f")}
+        for name, data in hospitals(THREE).items()
+    }
+    formula, options = "sick ~ scale(age) + sex + (1 | site)", {"family": "bernoulli", "levels": {"sex": ["f", "m"]}}
+    reg = fb.regression(formula, clients=clients, **options)
+    assert fb.regression(formula, agreed=agreed, **options).source == reg.source
+
+    (study.parent / "agreed.json").write_text((tmp_path / "agreed" / "agreed.json").read_text())
+    study.write_text(AGREEMENT + REGRESSION)
+    run = secure.run(app, settings(THREE, tmp_path / "fit", correct=False))
+    assert run.wait(LONG) == "finished:completed", run.log()
+    fit = reg.fit(key=jax.random.key(2), method=fb.Laplace(), num_draws=100, correct=False, progress=False)
+    ours, theirs = draws_in(tmp_path / "fit"), draws(fit.idata)
+    for name in ("Intercept", "sex", "1|site_sigma"):
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6, atol=1e-8)
