@@ -215,20 +215,24 @@ def _numbers(column: _Column, shown: Sequence[str], rules: DisclosureRules) -> d
     values = {client: table.numbers(column.name, "a mean") for client, table in column.tables.items()}
     told = {client: moments(values.get(client, np.zeros(0))) for client in column.missing}
     summed = total({"moments": each} for each in told.values()).get("moments", np.zeros(3))
-    mean, sd = _mean_and_sd(summed)
+    centre = summed[1] / summed[0] if summed[0] else 0.0
+    # squares about the mean, as those of large numbers lose their differences
+    told = {client: moments(values.get(client, np.zeros(0)) - centre) for client in told}
+    summed = total({"moments": each} for each in told.values()).get("moments", np.zeros(3))
+    mean, sd = _mean_and_sd(summed, centre)
     width = sd if sd > _HARDLY * abs(mean) else 1.0
     bins = {client: binned(values.get(client, np.zeros(0)), mean, width) for client in told} if summed[0] else {}
     rows = np.array([int(each[0]) for each in told.values()])
     small = np.array([_is_small(values.get(client, np.zeros(0)), rules) for client in told])
     hidden, nothing = hidden_clients(rows, small, rules.smallest_cell)
+    if _is_small(np.concatenate([*values.values(), np.zeros(0)]), rules):
+        hidden, nothing = np.ones_like(hidden), True  # the means of all clients would tell that over all
     found = {}
     for client, n, no in zip(told, rows, hidden, strict=True):
         if client in shown:
             quartiles = _quartiles(bins.get(client), mean, width, told[client])
-            known = () if no or not n else (*_mean_and_sd(told[client]), quartiles)
+            known = () if no or not n else (*_mean_and_sd(told[client], centre), quartiles)
             found[client] = NumberSummary(int(n), column.missing[client], *known)
-    if not shown:
-        nothing = _is_small(np.concatenate([*values.values(), np.zeros(0)]), rules)
     sum_of_bins = total({"bins": each} for each in bins.values()).get("bins")
     known = () if nothing or not rows.sum() else (mean, sd, _quartiles(sum_of_bins, mean, width, summed))
     found[ALL] = NumberSummary(int(rows.sum()), sum(column.missing.values()), *known)
@@ -244,13 +248,13 @@ def _is_small(values: np.ndarray, rules: DisclosureRules) -> bool:
     return bool(len(values) < rules.smallest_cell or few or 0 < len(values) - counts.max() < rules.smallest_cell)
 
 
-def _mean_and_sd(summed: np.ndarray) -> tuple[float, float]:
-    """From rows, sum and sum of squares; divisor n - 1, and NaN without enough rows."""
+def _mean_and_sd(summed: np.ndarray, centre: float) -> tuple[float, float]:
+    """From rows, sum and sum of squares about a centre; divisor n - 1, and NaN without enough rows."""
     rows, first, second = map(float, summed)
     if not rows:
         return math.nan, math.nan
     mean = first / rows
-    return mean, math.sqrt(max(second - rows * mean**2, 0.0) / (rows - 1.0)) if rows > 1 else math.nan
+    return centre + mean, math.sqrt(max(second - rows * mean**2, 0.0) / (rows - 1.0)) if rows > 1 else math.nan
 
 
 def _quartiles(counts: np.ndarray | None, mean: float, sd: float, summed: np.ndarray) -> tuple[float, float, float]:

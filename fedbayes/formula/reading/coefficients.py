@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+
+from fedbayes.formula.design.factors import Levels
 from fedbayes.formula.families.family import Reading
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.source import plain
@@ -69,7 +72,7 @@ def summary_table(reg: Regression, fit: Any, level: float = 0.9) -> Coefficients
 
 
 def _of_predictor(reg: Regression, posterior: Any, predictor: Predictor) -> list[Entry]:
-    reading, family = _reading(reg, predictor), reg.parts.family
+    reading, family = reading_of(reg, predictor), reg.parts.family
     several = [list(reg.parts.outcome.levels[1:])] if family.several and not predictor.parameter else []
     found: list[Entry] = []
     intercept = f"{predictor.prefix}Intercept"
@@ -77,11 +80,15 @@ def _of_predictor(reg: Regression, posterior: Any, predictor: Predictor) -> list
         found += entries_of(posterior, intercept, reading.intercept, several)
     for block in predictor.design.blocks:
         axes = [list(block.labels), *several]
-        found += entries_of(posterior, plain(predictor.prefix + block.name), reading.coefficient, axes, 0.0)
+        factor = predictor.design.factors.get(block.name)
+        # each level by itself, where there is no intercept: compared with nothing
+        alone = isinstance(factor, Levels) and len(block.labels) == len(factor.levels)
+        what, reference = (reading.intercept, np.nan) if alone else (reading.coefficient, 0.0)
+        found += entries_of(posterior, plain(predictor.prefix + block.name), what, axes, reference)
     return [as_ratio(entry) for entry in found] if reading.ratio else found
 
 
-def _reading(reg: Regression, predictor: Predictor) -> Reading:
+def reading_of(reg: Regression, predictor: Predictor) -> Reading:
     """How the coefficients of a predictor are read."""
     family, name = reg.parts.family, predictor.parameter
     if not name:

@@ -113,7 +113,8 @@ def slopes(
     """By how much the expected outcome changes with a variable of numbers, per unit of it.
 
     The central difference ``(m_i(v + h) - m_i(v - h)) / (2 h)`` of the expected outcome ``m_i`` at each draw of the
-    parameters, with ``h`` a ten-thousandth of the variable's sd over the rows.
+    parameters, with ``h`` a ten-thousandth of the variable's sd over the rows; where it does not vary, a millionth of
+    its size.
 
     Parameters
     ----------

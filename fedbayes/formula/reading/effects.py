@@ -10,6 +10,7 @@ from numpyro.distributions import biject_to
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
+from fedbayes.formula.reading.coefficients import reading_of
 from fedbayes.formula.reading.estimates import Estimates, check_level, named_draws
 from fedbayes.formula.reading.places import NO_ROWS, client_posterior, global_posterior
 from fedbayes.formula.regression import Regression
@@ -45,7 +46,7 @@ class RandomEffects(Estimates):
     """
 
     _globals: Mapping[str, np.ndarray] = field(default_factory=dict, kw_only=True)
-    _ratio: str = field(default="", kw_only=True)
+    _ratios: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # by term, what an exponential is
 
     def contrast(
         self, first: str, second: str, *, effect: str = "1", term: str | None = None, ratio: bool = False
@@ -81,16 +82,17 @@ class RandomEffects(Estimates):
         --------
         >>> fb.random_effects(reg, fit).contrast("north", "south")  # doctest: +SKIP
         """
-        if ratio and not self._ratio:
-            raise FormulaError("`ratio` is True, and the link is no logarithm or log odds. Leave it out.")
         one, two = self._place(first, effect, term), self._place(second, effect, term)
         values, sites = self.draws.values, self.draws["site"].values.tolist()
+        word = self._ratios.get(self.draws["term"].values.tolist()[one], "")
+        if ratio and not word:
+            raise FormulaError("`ratio` is True, and the link is no logarithm or log odds. Leave it out.")
         moved = values[..., two] + self._moved(values[..., two], sites[two], sites[one])
         draws = named_draws(values[..., one] - moved, {})
         title = f"{first} against {second}, effect {effect}"
         if ratio:
             ratios = draws.copy(data=np.exp(draws.values))
-            return Estimates(ratios, f"{self._ratio.capitalize()} of {title}", self.level, 1.0)
+            return Estimates(ratios, f"{word.capitalize()} of {title}", self.level, 1.0)
         return Estimates(draws, f"Difference of {title}", self.level, 0.0)
 
     def _moved(self, values: np.ndarray, own: str, other: str) -> np.ndarray | float:
@@ -182,11 +184,15 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
     draws = named_draws(
         np.stack([effect.draws for effect in found], axis=-1), {"unit": [effect.unit for effect in found]}, **coords
     )
-    reading = reg.parts.family.reading
+    readings = {
+        plain(predictor.prefix + group.name): reading_of(reg, predictor)
+        for predictor in reg.parts.predictors
+        for group in predictor.groups
+    }
     return RandomEffects(
         draws, "Effects on the scale of the link", level, 0.0, tuple(refused),
         _globals={client: _unconstrained(reg, values) for client, values in own.items()},
-        _ratio=reading.coefficient if reading.ratio else "",
+        _ratios={term: reading.coefficient for term, reading in readings.items() if reading.ratio},
     )  # fmt: skip
 
 

@@ -93,9 +93,10 @@ def place_of(reg: Regression, fit: Any, where: Any) -> Place:
             raise FormulaError(f"`where` is {where!r}, a word that a client is called by, too. Rename the client.")
         return Place(NEW, "at the average site" if where == "average" else "at a new site", posterior, where)
     if not isinstance(where, str) or where not in reg.clients:
+        written = ascii(where) if isinstance(where, str | int) else f"a {type(where).__name__}"
         clients = f"a client's name, {_few(reg.clients)}, " if reg.clients else ""
         raise FormulaError(
-            f"`where` is {where!r}; write 'average', 'new', {clients}or what `fit.adapt(...)` has returned."
+            f"`where` is {written}; write 'average', 'new', {clients}or what `fit.adapt(...)` has returned."
             f"{did_you_mean(str(where), reg.clients)}{'' if reg.clients else NO_ROWS}"
         )
     own = client_posterior(fit, where) if has_own_effects(reg) else posterior

@@ -135,7 +135,7 @@ def check_step(step: Any) -> float | None:
 
 
 def spread(table: Table, values: np.ndarray) -> float:
-    """A small difference beside the values: what they vary by, or how large they are.
+    """What a small difference is small beside: the sd of the values; of equal ones, a hundredth of their size.
 
     Raises
     ------
@@ -144,4 +144,4 @@ def spread(table: Table, values: np.ndarray) -> float:
     """
     if not len(values):
         raise ClientDataError(f"Client '{table.client}' has no rows.")
-    return float(np.std(values)) or float(np.max(np.abs(values))) or 1.0
+    return float(np.std(values)) or 0.01 * max(1.0, float(np.max(np.abs(values))))

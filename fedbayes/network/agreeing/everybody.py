@@ -103,6 +103,7 @@ class AtSite(_Declared):
     ) -> None:
         super().__init__(labelled, num_clients)
         self._table, self._known = table, known
+        self.read: list[str] = []  # the sums that were read, in order
 
     def look(self, check: Callable[[Table], object]) -> None:
         """Check its own rows."""
@@ -119,6 +120,7 @@ class AtSite(_Declared):
         own = tell(self._table)
         if name not in self._known:
             raise Asked(name, own)
+        self.read.append(name)
         return nested(layout(own), self._known[name])
 
     def is_labels(self, column: str) -> bool:
@@ -130,7 +132,9 @@ class AtSite(_Declared):
     def complete(self, columns: list[str]) -> tuple["AtSite", list[str]]:
         """The same without rows that lack a value."""
         table, _ = self._table.without_missing(columns)
-        return AtSite(self._labelled, self.num_clients, table, self._known), []
+        found = AtSite(self._labelled, self.num_clients, table, self._known)
+        found.read = self.read
+        return found, []
 
 
 def layout(tree: Mapping[str, Any]) -> Layout:

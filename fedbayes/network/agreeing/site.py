@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 BINNED = "binned"  # in the names of sums that are counts in bins, as fine as a twentieth of an sd
 METHOD = "agreement"  # as an owner names it among the methods that are answered
 _MOST_SCALE = 64
+_MOST_RUNS = 20  # agreements on the same study about the same table
 
 
 class AgreeingSite(AnsweringSite):
@@ -156,11 +157,12 @@ class AgreeingSite(AnsweringSite):
         names, known, scale = _told(header, arrays)
         if self.name not in names:
             raise Refused(Refusal.FORMAT)
-        self._check_run(header, known)
+        self._check_run(header)
         about = {"study": self.study.digest, "run": str(header["run"])}
         sums = Sums(self.vault, names, names.index(self.name), about)
         hiding = sums.hiding(message, policy.sums, "")
         asked = self._asked(table, names, known)
+        self._check_told_once(header, asked.name, known)
         if hiding is None and BINNED in asked.name:
             log.error(
                 "The server asks for '%s' openly; binned counts of few rows leave in secure sums alone.", asked.name
@@ -173,29 +175,39 @@ class AgreeingSite(AnsweringSite):
         sent = sums.sent(reply, hiding)
         return self._reply(header, {**sent.told, "layout": layout(asked.tree)}, sent.body)
 
-    def _check_run(self, header: dict[str, Any], known: dict[str, np.ndarray]) -> None:
-        """In one run a site has one table, and the same others: two sums over different sites differ by one's part.
-
-        Each sum has one answer, to the same sums before it: with others a server would place bins where it likes.
-        """
+    def _check_run(self, header: dict[str, Any]) -> None:
+        """In one run a site has one table, and the same others: two sums over different sites differ by one's part."""
         kept = self.vault.run(str(header["run"]))
         if not kept.same_data(self._digest):
             raise Refused(Refusal.CHANGED)
         charter = json.dumps(header["charter"], sort_keys=True)
         if not kept.same_charter(hashlib.sha256(charter.encode()).hexdigest()):
             raise Refused(Refusal.CHARTER)
-        told = hashlib.sha256(
-            b"".join(part for name, sum_ in known.items() for part in (name.encode(), sum_.tobytes()))
-        )
-        if not kept.same_sums(len(known), told.hexdigest()):
+
+    def _check_told_once(self, header: dict[str, Any], asked: str, known: dict[str, np.ndarray]) -> None:
+        """In one run each sum has one answer, to the same sums before it, and only so many runs have any.
+
+        With sums that it makes up a server would place bins where it likes, and find numbers by bisection.
+        """
+        kept = self.vault.run(str(header["run"]))
+        about = f"{self.study.digest} {self._digest}"
+        if not kept.once(lambda: self.vault.count_agreement(about, _MOST_RUNS), "agreeing"):
+            log.error("%d agreements on this study about the same table have been answered.", _MOST_RUNS)
+            raise Refused(Refusal.MOST)
+        told = hashlib.sha256(b"".join(each.tobytes() for each in known.values()))
+        if not kept.same_sums(asked, told.hexdigest()):
             log.error("The server tells other sums than before in this run.")
             raise Refused(Refusal.FORMAT)
 
     def _asked(self, table: Table, names: list[str], known: dict[str, np.ndarray]) -> Asked:
+        site = AtSite(self.study.labelled, len(names), table, known)
         try:
-            self.study.agree(AtSite(self.study.labelled, len(names), table, known))
+            self.study.agree(site)
         except Asked as asked:
-            return asked
+            if site.read == list(known):
+                return asked
+            log.error("The server tells the sums %s, and those before '%s' are %s.", list(known), asked.name, site.read)
+            raise Refused(Refusal.FORMAT) from None
         except FormulaError as error:  # of what this site's table has
             raise ClientDataError(str(error)) from error
         log.error("The server asks for a sum after the last one.")
@@ -216,5 +228,7 @@ def _told(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[list[s
     if arrays.keys() != wanted or scale.shape != () or header["order"] != len(known):
         raise Refused(Refusal.FORMAT)
     if not 0 <= int(scale) <= _MOST_SCALE:
+        raise Refused(Refusal.FORMAT)
+    if len(set(known)) < len(known):
         raise Refused(Refusal.FORMAT)
     return names, {name: np.asarray(arrays[f"shared/{place}"], float) for place, name in enumerate(known)}, int(scale)

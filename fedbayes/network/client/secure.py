@@ -213,6 +213,8 @@ def _digest(message: Message, about: str, arrays: Sequence[str] = _ARRAYS) -> by
     words = [about, *(header.get(name) for name in _WORDS), header["charter"]]
     if header["kind"] == "after":  # in a round each site has a solver of its own
         words.append(header["update"])
+    if header["kind"] == "sum":  # which numbers are asked for, and of which sums the arrays are
+        words += [header["update"], header["known"]]
     found = hashlib.sha256(json.dumps(words, sort_keys=True).encode())
     for name, array in sorted(arrays_of(message.body).items()):
         if name.split("/")[0] in arrays:

@@ -195,9 +195,9 @@ class RunVault:
         """Whether the server tells of the same sites as at first in the run."""
         return self._same("charter", digest)
 
-    def same_sums(self, order: int, digest: str) -> bool:
-        """Whether so many earlier sums of an agreement are told as they were at first in the run."""
-        return self._same(f"sums-{order}", digest)
+    def same_sums(self, asked: str, digest: str) -> bool:
+        """Whether the sums before one of an agreement are told as they were at first in the run."""
+        return self._same(f"sums-{hashlib.sha256(asked.encode()).hexdigest()}", digest)
 
     def _same(self, name: str, digest: str) -> bool:
         file = self.folder / name
@@ -209,9 +209,9 @@ class RunVault:
         """Keep the server's last message, from which the client computes its own posterior."""
         replace_private_file(self.folder / "conclusion", content)
 
-    def once(self, test: Callable[[], bool | None]) -> bool | None:
+    def once(self, test: Callable[[], bool | None], name: str = "agrees") -> bool | None:
         """What a test has found when it was made first in this run: asked again, a server learns nothing new."""
-        file = self.folder / "agrees"
+        file = self.folder / name
         if not file.exists():
             replace_private_file(file, json.dumps(test()).encode())
         found: bool | None = json.loads(file.read_text())

@@ -419,3 +419,61 @@ def test_binned_counts_leave_in_secure_sums_alone(network):
     with pytest.raises(fb.FederatedError, match="lets only terms of secure sums leave"):
         over(network(SPLINE, policy=open_to_single), SPLINE, secure_sums=False)
     over(network(policy=open_to_single), secure_sums=False)  # of levels and moments single ones leave
+
+
+def asked_anew(message, known, arrays, ticket="0" * 32, **header):
+    """A request for a sum, with other names of the sums before it, and other sums."""
+    told = {**message.header, "known": known, "order": len(known), "ticket": ticket, **header}
+    shared = {**{str(place): each for place, each in enumerate(arrays)}, "scale": np.asarray(0)}
+    return pack(told, encode({"shared": shared}))
+
+
+@pytest.fixture
+def binned(network):
+    """A network, the request for binned counts in it, the name of the sum before it, and that sum."""
+    recorded = network(SPLINE)
+    over(recorded, SPLINE)
+    message = next(each for each in map(unpack, recorded.sent) if "binned" in each.header.get("update", ""))
+    (before,) = message.header["known"]
+    return recorded, message, before, np.asarray(arrays_of(message.body)["shared/0"])
+
+
+ATTACKS = {
+    "a name that is no sum, before": lambda before, true, false: (["junk", before], [false, true]),
+    "a name that is no sum, after": lambda before, true, false: ([before, "junk"], [true, false]),
+    "a name twice": lambda before, true, false: ([before, before], [true, false]),
+    "made-up sums": lambda before, true, false: ([before], [false]),
+}
+
+
+@pytest.mark.parametrize("case", ATTACKS)
+def test_sums_before_are_those_of_the_agreement_alone(case, binned):
+    """With further names one site would bin by the true sums and the others by false ones, under masks that cancel."""
+    recorded, message, before, true = binned
+    known, arrays = ATTACKS[case](before, true, true * 1.5)
+    answer = unpack(recorded.sites[1].answer(asked_anew(message, known, arrays)))
+    assert answer.header["reason"] == "FORMAT"
+
+
+def test_masks_depend_on_which_sums_are_told_and_asked_for():
+    """The same bytes under other names are another request."""
+    from fedbayes.network.client.secure import _digest
+
+    header = {"kind": "sum", "charter": {"names": ["a"]}, "known": ["one", "two"], "update": "three"}
+    body = encode({"shared": {"0": np.zeros(2), "1": np.ones(2)}})
+    request = unpack(pack(header, body))
+    assert _digest(request, "t") == _digest(unpack(pack(header, body)), "t")
+    for change in ({"known": ["two", "one"]}, {"update": "four"}):
+        assert _digest(unpack(pack({**header, **change}, body)), "t") != _digest(request, "t")
+
+
+def test_only_so_many_agreements_are_answered(binned, monkeypatch):
+    """By bisection with made-up sums a server would find a number of everybody's."""
+    monkeypatch.setattr("fedbayes.network.agreeing.site._MOST_RUNS", 3)
+    recorded, message, before, true = binned
+    reasons = []
+    for place in range(4):
+        run = f"{place:032x}"
+        request = asked_anew(message, [before], [true], f"{place:032x}", run=run)
+        reasons.append(unpack(recorded.sites[1].answer(request)).header.get("reason", "answered"))
+    assert reasons == ["answered", "answered", "MOST", "MOST"]  # the one of the fixture counts, too

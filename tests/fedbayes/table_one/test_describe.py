@@ -202,3 +202,23 @@ def test_a_client_of_the_name_of_all_is_refused():
 def test_rules_are_rules():
     with pytest.raises(TypeError, match="`rules` is 5; write"):
         fb.describe(FRAME, rules=5)
+
+
+def test_the_sd_of_large_numbers_is_that_of_their_differences():
+    clients = {"a": {"x": 1e9 + np.arange(40.0)}, "b": {"x": 1e9 + 7.0 * np.arange(60.0)}}
+    together = np.concatenate([each["x"] for each in clients.values()])
+    found = fb.describe(clients, rules=OPEN).numbers["x"]
+    for name, values in {**{k: v["x"] for k, v in clients.items()}, ALL: together}.items():
+        assert found[name].sd == pytest.approx(values.std(ddof=1), rel=1e-9)
+        assert found[name].mean == pytest.approx(values.mean(), rel=1e-15)
+
+
+def test_a_mean_that_tells_of_few_rows_is_hidden_by_client_too():
+    """Of 180 rows twelve are not zero: fewer than the limit, over all clients as at each."""
+    values = np.zeros(60)
+    values[:4] = 400.0 + np.arange(4.0)
+    clients = {name: {"x": values + 0.001 * place * (values > 0)} for place, name in enumerate("abc")}
+    rules = fb.DisclosureRules(smallest_cell=15)
+    for by_client in (True, False):
+        found = fb.describe(clients, rules=rules, by_client=by_client).numbers["x"]
+        assert all(np.isnan(summary.mean) for summary in found.values())

@@ -153,3 +153,17 @@ def test_every_family_is_compared(family, outcomes, tables, made):
     if family in ("cumulative", "categorical"):
         total = fb.comparisons(reg, fit, ROWS, "sex").draws.sum("level")
         np.testing.assert_allclose(total, 0.0, atol=1e-12)
+
+
+def test_a_slope_where_the_variable_does_not_vary(tables, made):
+    """A difference that is small beside the size of a number may be large beside what it varies by."""
+    clients = {
+        name: {"x": 1e4 + np.asarray(table["x"]), "y": (np.arange(len(table["x"])) % 2)}
+        for name, table in tables(np.arange(40.0)).items()
+    }
+    reg = fb.regression("y ~ x", family="bernoulli", clients=clients)
+    fit = made(reg)
+    found = fb.slopes(reg, fit, {"x": [1e4]}, "x").draws.values
+    at = fb.predictions(reg, fit, {"x": [1e4]}).draws.values[..., 0]
+    exact = fit.idata.posterior["x"].values * at * (1.0 - at)
+    np.testing.assert_allclose(found, exact, rtol=1e-3)

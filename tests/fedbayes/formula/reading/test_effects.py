@@ -179,3 +179,13 @@ def test_a_fit_reads_back_as_the_made_ones_do(balanced):
     assert own.mean() == pytest.approx(both @ mean, abs=0.1 * sd)
     joined = fit.adapt(reg.clients["c"])
     assert fb.predictions(reg, fit, {"any": [1.0]}, where=joined).draws.shape[2] == 1
+
+
+def test_a_ratio_is_called_what_it_is_of_each_parameter(tables, made):
+    clients = tables(np.arange(40.0) % 5)
+    inflated = fb.regression({"mu": "y ~ x", "psi": "~ (1 | site)"}, family="zero_inflated_poisson", clients=clients)
+    found = fb.random_effects(inflated, made(inflated)).contrast("a", "b", ratio=True)
+    assert found.title.startswith("Odds ratio of psi of")
+    spread = fb.regression({"mu": "y ~ x", "sigma": "~ (1 | site)"}, clients=clients)
+    found = fb.random_effects(spread, made(spread)).contrast("a", "b", ratio=True)
+    assert found.title.startswith("Ratio of sigma of")

@@ -129,3 +129,15 @@ def test_what_is_not_defined_is_said(case, tables, made):
     formula, words = NOT_DEFINED[case]
     reg = fb.regression(formula, clients=tables(np.arange(40.0) % 7, s=np.ones(40)))
     assert any(words in note for note in fb.heterogeneity(reg, made(reg)).notes)
+
+
+def test_levels_without_an_intercept_are_compared_with_nothing(tables, made):
+    clients = tables(np.arange(40.0) % 2)
+    reg = fb.regression("y ~ 0 + sex + x", family="bernoulli", clients=clients)
+    found = fb.summary_table(reg, made(reg))
+    measures = dict(zip(found.draws["coefficient"].values, found.draws["measure"].values, strict=True))
+    assert measures["sex[f]"] == measures["sex[m]"] == "odds"
+    assert measures["x"] == "odds ratio"
+    direction = found.summary["probability_of_direction"]
+    assert np.isnan(direction.sel(coefficient=["sex[f]", "sex[m]"])).all()
+    assert not np.isnan(direction.sel(coefficient="x"))
