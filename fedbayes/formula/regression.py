@@ -308,6 +308,8 @@ def regression(
         tables = Tables(tables_of(clients, site))
         agreed = agree_on(formulas, family_, tables, site, levels or {}, drop)
     else:
+        if not isinstance(agreed, Agreed | str | os.PathLike):
+            raise FormulaError(f"`agreed` is a {type(agreed).__name__}; write `reg.agreed`, or the file where it is.")
         agreed = agreed if isinstance(agreed, Agreed) else Agreed.load(agreed)
         agreed.check(formulas.written, family_.name, options)
         agreed.check_declared(levels or {}, site, drop)

@@ -93,6 +93,8 @@ def describe(
     """
     if rules is not None and not isinstance(rules, DisclosureRules):
         raise TypeError(f"`rules` is {rules!r}; write `fedbayes.DisclosureRules(smallest_cell=5)`.")
+    if isinstance(columns, str):
+        raise ClientDataError(f"`columns` is {columns!r}; write a list, [{columns!r}].")
     tables, limits = tables_of(clients, site), rules or DisclosureRules()
     if ALL in tables:
         raise ClientDataError(f"A client has the name '{ALL}', under which the sums over all stand. Rename it.")
@@ -100,12 +102,13 @@ def describe(
     numbers: dict[str, dict[str, NumberSummary]] = {}
     counts: dict[str, dict[str, LevelSummary]] = {}
     names, notes = _names(tables, columns, site)
+    _check_declared(levels or {}, names)
     for name in names:
         column = _column(name, tables)
         try:
             labels = _levels_of(column, (levels or {}).get(name), limits)
         except ClientDataError as error:
-            if columns is not None:
+            if columns is not None or name in (levels or {}):
                 raise
             notes.append(f"'{name}' is left out. {error}")
             continue
@@ -116,6 +119,16 @@ def describe(
     rows = {name: tables[name].num_rows for name in shown}
     rows[ALL] = sum(table.num_rows for table in tables.values())
     return Description(rows, numbers, counts, limits, tuple(notes))
+
+
+def _check_declared(levels: Mapping[str, Sequence[Any]], names: Sequence[str]) -> None:
+    for name, given in levels.items():
+        if name not in names:
+            raise ClientDataError(
+                f"`levels` names '{name}', which is none of the columns {list(names)}.{did_you_mean(name, names)}"
+            )
+        if isinstance(given, str):
+            raise ClientDataError(f"The levels of '{name}' are {given!r}; write a list, {list(given)}.")
 
 
 def _names(tables: Mapping[str, Table], columns: Sequence[str] | None, site: str) -> tuple[list[str], list[str]]:

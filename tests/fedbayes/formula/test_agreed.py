@@ -217,3 +217,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_neither_rows_nor_an_agreement_is_refused():
     with pytest.raises(fb.FormulaError, match="needs `clients=`, from whose rows it is agreed on, or `agreed=`"):
         fb.regression("y ~ x")
+
+
+def test_an_agreement_of_another_type_is_refused():
+    with pytest.raises(fb.FormulaError, match=r"`agreed` is a dict; write `reg.agreed`"):
+        fb.regression("y ~ x", agreed={})

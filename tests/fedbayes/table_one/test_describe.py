@@ -222,3 +222,18 @@ def test_a_mean_that_tells_of_few_rows_is_hidden_by_client_too():
     for by_client in (True, False):
         found = fb.describe(clients, rules=rules, by_client=by_client).numbers["x"]
         assert all(np.isnan(summary.mean) for summary in found.values())
+
+
+MISTAKES = {
+    "a text for columns": ({"columns": "age"}, r"`columns` is 'age'; write a list, \['age'\]"),
+    "levels of no column": ({"levels": {"sexx": ["f", "m"]}}, "`levels` names 'sexx'.*Did you mean 'sex'"),
+    "a text for levels": ({"levels": {"sex": "fm"}}, "The levels of 'sex' are 'fm'; write a list"),
+    "a level left out": ({"levels": {"sex": ["f"]}}, "sex"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_in_what_is_asked_for(case):
+    options, words = MISTAKES[case]
+    with pytest.raises(fb.ClientDataError, match=words):
+        fb.describe(tables(), **options)
