@@ -10,7 +10,7 @@ SAMPLES = ["chain", "draw"]
 
 
 def probability_of_direction(draws: Any, reference: float = 0.0) -> "xr.DataArray | xr.Dataset":
-    """The posterior probability of the likelier side of ``reference``, between 1/2 and 1.
+    """The posterior probability of the likelier side of ``reference``, between 1/2 and 1; draws at it count half.
 
     Parameters
     ----------
@@ -35,8 +35,9 @@ def probability_of_direction(draws: Any, reference: float = 0.0) -> "xr.DataArra
     0.75
     """
     draws = _sampled(draws)
-    above = (draws > reference).mean(SAMPLES)
-    below = (draws < reference).mean(SAMPLES)
+    at = (draws == reference).mean(SAMPLES) / 2.0
+    above = (draws > reference).mean(SAMPLES) + at
+    below = (draws < reference).mean(SAMPLES) + at
     return above.where(above >= below, below)
 
 

@@ -211,8 +211,8 @@ def _counts(
 
 
 def _together(levels: tuple[str, ...], table: np.ndarray, smallest: int) -> tuple[tuple[str, ...], np.ndarray]:
-    """Levels with few rows over all clients as one, without their names."""
-    few = table.sum(axis=1) < smallest
+    """Levels with few rows over all clients as one, without their names; one that nobody has tells of no row."""
+    few = (table.sum(axis=1) > 0) & (table.sum(axis=1) < smallest)
     if not few.any():
         return levels, table
     kept = tuple(level for level, small in zip(levels, few, strict=True) if not small)

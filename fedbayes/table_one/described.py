@@ -93,8 +93,8 @@ class Description:
         Returns
         -------
         pandas.DataFrame
-            A row for each column and statistic, ``("age", "mean")``, or level, ``("sex", "f")``; a column for each
-            client, and one over all. Hidden cells are NaN.
+            A row for each column and statistic, ``("age", "mean")``, or level, ``("sex", "f")``, beside ``("sex",
+            "(missing)")``; a column for each client, and one over all. Hidden cells are NaN.
 
         Examples
         --------
@@ -110,7 +110,7 @@ class Description:
             for word, value in _STATISTICS.items():
                 found[name, word] = [float(value(numbers[group])) for group in self.rows]
         for name, levels in self.levels.items():
-            found[name, "missing"] = [float(levels[group].missing) for group in self.rows]
+            found[name, "(missing)"] = [float(levels[group].missing) for group in self.rows]
             for level in levels[ALL].counts:
                 counts = [levels[group].counts[level] for group in self.rows]
                 found[name, level] = [math.nan if n is None else float(n) for n in counts]

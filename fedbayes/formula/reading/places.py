@@ -214,6 +214,11 @@ def _checked(posterior: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
             "the regression whose `fit` it came from."
         )
     values = np.asarray(posterior[shown(name)], float)
+    if not np.isfinite(values).all():
+        raise ClientDataError(
+            f"{np.isnan(values).mean():.0%} of the draws of '{name}' are no numbers: the fit has failed, and "
+            "`print(fit)` says how. Fit it again, by another method."
+        )
     if values.shape[2:] != shape:
         raise FormulaError(
             f"The fit is of another regression: its '{name}' has the shape {values.shape[2:]}, and that of this one "

@@ -143,7 +143,9 @@ class Outcomes:
         """What is expected."""
         reg = self.reader.reg
         what = reg.parts.family.reading.response if self.scale == "response" else "linear predictor"
-        return f"{what} of `{reg.parts.outcome.name}`"
+        two = self.scale == "response" and len(reg.parts.outcome.levels) == 2 and not self.levels
+        which = f" = '{reg.parts.outcome.levels[1]}'" if two else ""
+        return f"{what} of `{reg.parts.outcome.name}`{which}"
 
     def at(self, table: Table, average: bool = False) -> np.ndarray:
         """Shape ``(chain, draw, n)``, or ``(chain, draw, n, levels)``; of the mean over the rows without ``n``."""

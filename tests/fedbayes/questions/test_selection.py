@@ -219,3 +219,9 @@ def test_many_clients_are_a_table(fitted: fb.FederatedFit) -> None:
     assert len(ax.lines[0].get_xdata()) == int(many["included"].sum())
     with pytest.raises(ValueError, match="for the population alone"):
         fb.plots.plot_selection(found.drop_vars("included"))
+
+
+def test_draws_at_the_reference_count_half():
+    draws = xr.DataArray(np.array([[0.0, 0.0, 1.0, -1.0], [0.0, 0.0, 2.0, 1.0]]), dims=("chain", "draw"))
+    assert float(fb.probability_of_direction(draws)) == (3 + 4 / 2) / 8
+    assert float(fb.probability_of_direction(draws * 0.0)) == 0.5

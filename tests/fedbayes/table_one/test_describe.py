@@ -237,3 +237,10 @@ def test_mistakes_in_what_is_asked_for(case):
     options, words = MISTAKES[case]
     with pytest.raises(fb.ClientDataError, match=words):
         fb.describe(tables(), **options)
+
+
+def test_a_level_called_missing_is_no_missing_value():
+    clients = {"a": {"x": np.array(["missing"] * 9 + ["z"] * 9 + [None] * 5, object)}}
+    frame = fb.describe(clients).to_pandas()
+    assert frame.loc[("x", "missing"), ALL] == 9
+    assert frame.loc[("x", "(missing)"), ALL] == 5

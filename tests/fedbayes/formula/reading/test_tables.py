@@ -131,6 +131,24 @@ def test_what_is_not_defined_is_said(case, tables, made):
     assert any(words in note for note in fb.heterogeneity(reg, made(reg)).notes)
 
 
+def test_draws_that_are_no_numbers_are_refused(tables, made):
+    reg = fb.regression("y ~ x", clients=tables(np.arange(40.0)))
+    fit = made(reg)
+    fit.idata.posterior["x"].values[0, 0] = np.nan
+    with pytest.raises(fb.ClientDataError, match="of the draws of 'x' are no numbers: the fit has failed"):
+        fb.summary_table(reg, fit)
+
+
+def test_a_probability_says_of_which_of_two_levels(tables, made):
+    clients = {
+        name: {**table, "y": np.where(np.arange(len(table["y"])) % 2, "no", "yes")}
+        for name, table in tables(np.arange(40.0)).items()
+    }
+    reg = fb.regression("y ~ x", family="bernoulli", clients=clients, levels={"y": ["yes", "no"]})
+    found = fb.predictions(reg, made(reg), {"x": [0.0]})
+    assert found.title == "Probability of `y` = 'no' at the average site"
+
+
 def test_levels_without_an_intercept_are_compared_with_nothing(tables, made):
     clients = tables(np.arange(40.0) % 2)
     reg = fb.regression("y ~ 0 + sex + x", family="bernoulli", clients=clients)
