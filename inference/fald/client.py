@@ -99,26 +99,25 @@ def local_update(
     if config.control_variate:  # the total is not known before the first round
         correction = jnp.where(shared.round > 0, shared.total - private.own, 0.0)
 
-    def step(k: Array, carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        u, v, first, largest = carry
+    def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        u, v, first = carry
         batch_key, noise_key = jax.random.split(jax.random.fold_in(key, k))
         eta = step_size_at(config, shared, k)
-        largest = jnp.maximum(largest, eta)
         noise, noise_v = _noise(rho, weight, size, client.num_locals, jax.random.fold_in(common_key, k), noise_key)
         scale = jnp.sqrt(2.0 * eta * config.temperature)
         if config.clip is not None:
             of_data, of_prior = energy.clipped_slopes(u, v, batch_key)
             hidden = scale * noise - eta * of_data  # before all else: what is large would round both away
-            return u + (hidden - eta * of_prior), v, first, largest
+            if is_private(config):  # in each step: a later one may be so large that its noise is lost beside it
+                hidden = _coarser(hidden, scale * jnp.sqrt((1.0 - rho**2) / weight))
+            return u + (hidden - eta * of_prior), v, first
         slope, slope_v = energy.slopes(u, v, batch_key)
         u = u - eta * (slope + correction) + scale * noise
         v = v - eta * slope_v + scale * noise_v
-        return u, v, jnp.where(k == 0, slope, first), largest
+        return u, v, jnp.where(k == 0, slope, first)
 
-    begin = (shared.position, private.v, jnp.zeros(size), jnp.zeros(()))
-    u, v, first, largest = jax.lax.fori_loop(0, shared.local_steps.astype(int), step, begin)
-    if is_private(config):
-        u = _coarser(u, jnp.sqrt(2.0 * largest * config.temperature * (1.0 - rho**2) / weight))
+    begin = (shared.position, private.v, jnp.zeros(size))
+    u, v, first = jax.lax.fori_loop(0, shared.local_steps.astype(int), step, begin)
     fine = jnp.all(jnp.isfinite(u)) & jnp.all(jnp.isfinite(v)) & jnp.all(jnp.isfinite(first))
     active = count > 0
     own = private.own
@@ -151,7 +150,7 @@ def step_size_at(config: Options, shared: Shared, k: Array | float) -> Array:
 
 
 def _coarser(u: Array, scale: Array) -> Array:
-    """``u`` to about a millionth of the noise, as its last bits tell how the noise was computed (Mironov 2012)."""
+    """``u`` to about a millionth of the noise, for its last bits tell how the noise was computed (Mironov 2012)."""
     grid = jnp.exp2(jnp.floor(jnp.log2(scale)) - 20.0)
     places = u / grid
     return jnp.where(jnp.abs(places) < 2.0**52, jnp.round(places) * grid, u)

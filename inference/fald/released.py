@@ -24,6 +24,7 @@ _MOST_STEPS = 1_000_000  # of a round: a server must not choose how long a clien
 _LEAST_WEIGHT = 1e-9  # below it the sum of clipped gradients over the weight could overflow, which a code would tell
 _MOST_COUNTED = 2.0**53  # local steps, exactly
 _LARGEST = 1e150  # of that sum, and of a step
+_LEAST_RATIO = 1e-5  # of a row's part in a step to its noise, as it is charged
 _LEAST = 1e-250  # of a step and of its noise's variance: what is below 2e-308 is zero on a processor, noise and all
 
 
@@ -62,7 +63,8 @@ def _of_chain(config: Options, shared: Shared, weight: float, rows: int, batch: 
         weight=weight,
         fraction=batch / rows,
     )
-    return Release(found, rows, batch, num)
+    # what is next to nothing adds up, too: an account that it did not move would have no end
+    return Release(max(found, _LEAST_RATIO) if found > 0.0 else found, rows, batch, num)
 
 
 def _step_sizes(config: Options, shared: Shared) -> tuple[np.ndarray, int]:

@@ -26,16 +26,16 @@ from fedbayes.runtime.files import alone, replace_private_file, settle
 LEDGER = "privacy.json"
 _FORMAT = 1
 _ASSUMPTIONS = (
-    "neighbours differ in one row of this site's data; the number of rows, their columns, what has no rows, the code "
-    "and the messages of the server are public",
+    "neighbours differ in one row of this site's data; the number of rows, their columns with the kinds of their "
+    "numbers and the numbers of their groups, what has no rows, the code and the messages of the server are public",
     "the study's code at this site is the one that its owner has approved, and rows are independent given the globals",
     "that the site answers, refuses or fails, and when, is not counted; nor is what its owner publishes, such as a "
     "client posterior",
     "exact numbers that have left before, or leave for other data of the same persons, are not counted",
     "this folder is never set back to an older copy, with which the account would be; noise is fresh all the same",
     "noise comes from Threefry with keys of 64 bits, which are secret: nobody searches through these",
-    "numbers are double precision: the bounds hold up to rounding; positions are rounded to a millionth of the noise "
-    "before they leave, which takes off the bits that floating-point noise is known to leak by",
+    "numbers are double precision: the bounds hold up to rounding; steps are rounded to a millionth of their noise, "
+    "which takes off the bits that floating-point noise is known to leak by",
 )
 
 
@@ -167,7 +167,7 @@ def as_text(ledger: Ledger, budget: Budget | None, exact: int) -> list[str]:
     if budget is None:
         lines[0] += " The policy has no table [privacy] any more."
     else:
-        spent, allowed = found.epsilon(budget.delta), budget.epsilon
+        spent, allowed = found.bound(budget.delta), budget.epsilon
         lines[0] += (
             f" They amount to epsilon {spent:.3g} at delta {budget.delta:g}; the budget is epsilon {allowed:g}, and "
             f"{found.part(budget):.0%} of the answers that it suffices for have been given."

@@ -97,6 +97,8 @@ class Energy(NamedTuple):
         if not client.program.enumerated:  # terms that are no row's, such as an outcome of the client itself
             no_row = jnp.zeros(1, bool)
             of_client = jax.grad(lambda x: client.log_factor_of_rows(position(x), rows[:1], 1.0, no_row))(x)
+            # masked out, a row still makes it NaN where its own slope overflows: by that a code would tell of the row
+            of_client = jnp.where(jnp.isfinite(of_client), of_client, 0.0)
             each = each - of_client
         return of_client + scale * jnp.sum(jnp.where(real[:, None], clipped(each, self.clip), 0.0), axis=0)
 

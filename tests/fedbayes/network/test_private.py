@@ -375,7 +375,7 @@ def test_the_log_and_the_account_in_words(asked):
     lines = as_text(Ledger(asked.folder / "ada"), Budget(5.0, 1e-5), 7)
     spent = asked.account()
     assert lines[0].startswith("6 noisy answers, of 24 steps, are charged. They amount to epsilon ")
-    assert f"epsilon {spent.epsilon(1e-5):.3g} at delta 1e-05; the budget is epsilon 5" in lines[0]
+    assert f"epsilon {spent.bound(1e-5):.3g} at delta 1e-05; the budget is epsilon 5" in lines[0]
     assert lines[1].startswith("7 numbers have left this site without noise: none of this holds")
     assert as_text(Ledger(asked.folder / "nowhere"), None, 0) == []
 
@@ -445,7 +445,7 @@ def test_a_step_of_size_zero_does_not_choose_the_order(tmp_path):
         ledger.charge([Release(float("inf"), 10, 10, 1)], Budget(30.0, 1e-5))
 
 
-def test_positions_are_rounded_by_the_largest_step_of_a_round(sites):
+def test_steps_are_rounded_by_their_noise(sites):
     """Also where a schedule begins and ends at zero: the last bits tell how the noise was computed."""
     some = sites(method=replace(METHOD, step_size=lambda k: jnp.where(k % 3 == 1, 1e-4, 0.0), local_steps=3))
     some.fit()
@@ -453,6 +453,59 @@ def test_positions_are_rounded_by_the_largest_step_of_a_round(sites):
     places = position(some.site().answer(some.requests("round")[0])) / grid
     assert np.all(places != 0.0)
     np.testing.assert_allclose(places, np.round(places), atol=1e-6)
+
+
+def test_a_later_step_shows_no_bits_of_an_earlier_one(sites):
+    """In coordinates in which the prior pulls so hard that the second step's noise is lost, all of the first is seen.
+
+    Rounded at the end alone, it gave a server the exact sum of clipped gradients, modulo the lattice of normal draws.
+    """
+    some = sites()
+    some.fit()
+    step, wide, weight = 2.0**-80, 2.0**90, 40.0 / 150.0
+    arrays = {"shared_step_size": np.full(2, step), "shared_coordinates_white": np.full((2, 1), wide)}
+    header = {"run": "abcd"}
+    request = changed(some.requests("round")[0], header, shared_position=np.zeros((2, 1)), **arrays)
+    some.policy.write_text(some.policy.read_text() + "[points]\nfarthest = inf\n")
+    pull = step * wide**2 / 4.0  # of a prior with variance 4
+    first = position(some.site().answer(request)) / (1.0 - pull)
+    grid = 2.0 ** (np.floor(np.log2(np.sqrt(2.0 * step / weight))) - 20.0)
+    assert np.all(np.abs(first / grid) > 1e3)
+    np.testing.assert_allclose(first / grid, np.round(first / grid), atol=1e-3)
+
+
+def poisson(x, y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Poisson(jnp.exp(mu[0] + x * mu[1])), obs=y)
+
+
+def test_a_code_tells_nothing_of_a_row_that_overflows(sites):
+    """Masked out, a row's slope is zero times itself: where that overflowed, the code said so, digit by digit of x."""
+    rng = np.random.default_rng(1)
+    some = sites(
+        data={name: {"x": each["y"], "y": rng.poisson(2.0, len(each["y"]))} for name, each in make_data().items()}
+    )
+    some.study = Study(poisson, METHOD)
+    some.fit()
+    some.policy.write_text(some.policy.read_text() + "[points]\nfarthest = inf\n")
+    site = some.site()
+    for place in ([499.0, 499.0], [499.0, -499.0], [1e4, 0.0]):
+        request = changed(some.requests("round")[0], {"run": "abcd"}, shared_position=np.tile(place, (2, 1)))
+        answer = site.answer(request)
+        assert reason(answer) == ""
+        assert np.all(arrays_of(unpack(answer).body)["code"] == 0)
+
+
+def test_a_step_next_to_nothing_is_charged_so_that_it_adds_up(asked):
+    """An account that it did not move would let a server ask for ever."""
+    before = asked.account()
+    request = changed(asked.round, shared_step_size=np.full(2, 1e-200))
+    assert reason(asked.site().answer(request)) == ""
+    after = asked.account()
+    assert np.all(after.spent > before.spent)
+    assert after.spent[after.order] - before.spent[after.order] == pytest.approx(
+        2 * 2 * 0.5 * ORDERS[after.order] * 1e-10
+    )
 
 
 def two_outcomes(y, w):
