@@ -41,12 +41,12 @@ COMPILED = {"related_engines": False, "variable_selection": True, "when_to_trust
 ALARMS = {  # of the notebooks that compare Monte Carlo estimates; what the others say depends on their data alone
     "fed_ensemble": 4e-6,  # sds of 150 draws within 5.2 errors, of a curve with some ten degrees of freedom
     "getting_started": 1e-4,  # as `fedbayes demo`
-    "hospitals_by_formula": 1e-4,  # twenty numbers within a tenth of an sd, of some 5,000 draws on both sides
+    "hospitals_by_formula": 2e-5,  # twenty numbers to a tenth of an sd, five errors of some 5,000 draws on both sides
     "langevin_gaussian": 1.2e-5,  # some twenty numbers to five standard errors
     "langevin_hospitals": 1e-4,
-    "meta_analysis": 1e-5,  # a mean to five errors; two numbers to six errors and more
+    "meta_analysis": 2e-6,  # a mean to five errors; two numbers to six and more
     "posterior_averaging": 1e-5,  # a ratio of errors of 24 numbers each, about 4, in [1.5, 12]
-    "survival": 1e-4,  # as hospitals_by_formula
+    "survival": 2e-5,  # as hospitals_by_formula
     # p-values of a calibration at 0.001, and four distribution functions, whose differences from the exact ones have
     # Kolmogorov's law for the effective draws and the 8,000 resampled ones: rates of 7e-5 and less
     "when_to_trust": 1.2e-3,
