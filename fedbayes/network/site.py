@@ -181,7 +181,7 @@ class Site(AnsweringSite):
         """Whether the site's data agree with the posterior; the end of a run does not fail on that."""
         if not any(name.startswith("posterior/") for name in told):
             return None
-        if not self.vault.count_agreement(self._digest, _MOST_AGREEMENTS):
+        if not self.vault.count_run(self._digest, _MOST_AGREEMENTS):
             log.warning("Of %d runs the server knows whether these data agree: of no more.", _MOST_AGREEMENTS)
             return None
         try:

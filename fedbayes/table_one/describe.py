@@ -226,11 +226,9 @@ def _visible(levels: Sequence[str], counts: np.ndarray, hidden: np.ndarray) -> d
 def _numbers(column: _Column, shown: Sequence[str], rules: DisclosureRules) -> dict[str, NumberSummary]:
     """Mean, sd and quartiles by client, and over all, without those that are hidden."""
     values = {client: table.numbers(column.name, "a mean") for client, table in column.tables.items()}
-    told = {client: moments(values.get(client, np.zeros(0))) for client in column.missing}
-    summed = total({"moments": each} for each in told.values()).get("moments", np.zeros(3))
-    centre = summed[1] / summed[0] if summed[0] else 0.0
+    centre = sum(each.sum() for each in values.values()) / max(1, sum(map(len, values.values())))
     # squares about the mean, as those of large numbers lose their differences
-    told = {client: moments(values.get(client, np.zeros(0)) - centre) for client in told}
+    told = {client: moments(values.get(client, np.zeros(0)) - centre) for client in column.missing}
     summed = total({"moments": each} for each in told.values()).get("moments", np.zeros(3))
     mean, sd = _mean_and_sd(summed, centre)
     width = sd if sd > _HARDLY * abs(mean) else 1.0

@@ -191,7 +191,7 @@ class AgreeingSite(AnsweringSite):
         """
         kept = self.vault.run(str(header["run"]))
         about = f"{self.study.digest} {self._digest}"
-        if not kept.once(lambda: self.vault.count_agreement(about, _MOST_RUNS), "agreeing"):
+        if not kept.once(lambda: self.vault.count_run(about, _MOST_RUNS), "agreeing"):
             log.error("%d agreements on this study about the same table have been answered.", _MOST_RUNS)
             raise Refused(Refusal.MOST)
         told = hashlib.sha256(b"".join(each.tobytes() for each in known.values()))

@@ -92,16 +92,16 @@ class Vault:
                 self._tickets_read = used.seek(0, os.SEEK_END)
         return fresh
 
-    def count_agreement(self, data: str, most: int) -> bool:
-        """Whether one more run may hear if these data agree with its end; it counts before the test is made.
+    def count_run(self, about: str, most: int) -> bool:
+        """Whether one more run about these data may have an answer; it is counted before that is computed.
 
-        A server that makes up the ends of its runs would find the site's Gaussian by bisection.
+        A server that makes up what it tells would find a number of the site's by bisection, run after run.
         """
         file = self.folder / _AGREEMENTS
         told = json.loads(file.read_text()) if file.exists() else {}
-        if (before := int(told.get(data, 0))) >= most:
+        if (before := int(told.get(about, 0))) >= most:
             return False
-        replace_private_file(file, json.dumps({**told, data: before + 1}).encode())
+        replace_private_file(file, json.dumps({**told, about: before + 1}).encode())
         return True
 
     def keep_keys(self, known: Mapping[str, str]) -> None:
