@@ -227,16 +227,14 @@ class Seat:
         Shapes and dtypes of the arrays for which the prior is made.
     row_arguments
         The arguments in whose leading axes clients differ.
-    shortest, longest, padded
-        Rows of the clients with the fewest and the most, and to which this one is padded.
+    padded
+        Rows to which this client is padded.
     """
 
     place: int
     kinds: dict[str, str]
     template: dict[str, tuple[tuple[int, ...], str]]
     row_arguments: tuple[str, ...] = ()
-    shortest: int = 0
-    longest: int = 0
     padded: int = 0
 
     @classmethod

@@ -335,6 +335,11 @@ def padding_is_exact(
 
     one, two = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(both))(points))
     return all(
-        np.allclose(a, b, rtol=tolerance, atol=tolerance * (1.0 + np.nanmax(np.abs(a), initial=0.0)), equal_nan=True)
+        np.allclose(a, b, rtol=tolerance, atol=tolerance * (1.0 + _largest(a)), equal_nan=True)
         for a, b in zip(one, two, strict=True)
     )
+
+
+def _largest(values: np.ndarray) -> float:
+    """The largest size among those that are finite."""
+    return float(np.max(np.abs(values), where=np.isfinite(values), initial=0.0))

@@ -18,6 +18,7 @@ from fedbayes.inference.local.steps.coordinates import Coordinates, LocalCoordin
 from fedbayes.inference.local.steps.energy import Energy
 from fedbayes.problem.client import Client
 from fedbayes.problem.program.prior import Prior
+from fedbayes.runtime.wide import told_key
 
 
 class Shared(NamedTuple):
@@ -94,7 +95,7 @@ def local_update(
     energy = Energy(
         prior, weight, weight, client, shared.coordinates, private.coordinates, config.batch_size, config.clip
     )
-    common_key = jax.random.wrap_key_data(shared.noise, impl=jax.random.key_impl(key))
+    common_key = told_key(shared.noise, key)
     correction = jnp.zeros(size)
     if config.control_variate:  # the total is not known before the first round
         correction = jnp.where(shared.round > 0, shared.total - private.own, 0.0)

@@ -13,6 +13,7 @@ from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.executors import Sequential
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.wire import decode, encode, named_arrays
+from fedbayes.runtime.wide import wide_key
 
 
 class Alone(Sequential):
@@ -85,9 +86,10 @@ class Alone(Sequential):
         return found
 
     def reply(self, order: Round, secret: str | None = None) -> Reply:
-        """The client's half of a round; with a secret of its own where one is given."""
+        """The client's half of a round; where a secret is given, with a key of all its 256 bits."""
         kept = self._secrets
-        self._secrets = kept if secret is None else self._keys(secret)
+        if secret is not None:
+            self._secrets = jnp.broadcast_to(wide_key(secret), (self._num,))
         try:
             found: Reply = jax.tree.map(np.asarray, self._one(self._place, order, self.client))
         finally:

@@ -33,8 +33,7 @@ _ASSUMPTIONS = (
     "client posterior",
     "exact numbers that have left before, or leave for other data of the same persons, are not counted",
     "this folder is never set back to an older copy, with which the account would be; noise is fresh all the same",
-    "noise comes from Threefry with keys of 64 bits, which are secret: a search through these, for all answers to the "
-    "same request at once, is beyond whoever asks",
+    "noise comes from Threefry, four streams with secret keys of 256 bits in all, which nobody can tell from chance",
     "numbers are double precision: the bounds hold up to rounding; steps are rounded to a millionth of their noise, "
     "which takes off the bits that floating-point noise is known to leak by",
 )

@@ -16,10 +16,9 @@ from fedbayes.network.messages import Refusal, Refused
 from fedbayes.numerics.accounting import Release
 from fedbayes.problem.client import Client
 from fedbayes.problem.program.program import Program
+from fedbayes.runtime.wide import PLAIN
 
 log = logging.getLogger(__name__)
-
-_KEYS = "threefry2x32"  # the kind of keys whose streams nobody is known to tell from noise
 
 
 def check_asked(policy: Policy, *, noisy: bool) -> None:
@@ -84,8 +83,8 @@ def check_keys(impl: str) -> None:
     Refused
         It is another.
     """
-    if impl != _KEYS:
-        log.error("The server wants random numbers of the kind %r; noisy answers need %s.", impl[:80], _KEYS)
+    if impl != PLAIN:
+        log.error("The server wants random numbers of the kind %r; noisy answers need %s.", impl[:80], PLAIN)
         raise Refused(Refusal.FORMAT)
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,8 +92,8 @@ class OwnProblem:
 def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat) -> OwnProblem:
     """Check the model on a client's data, split it, and pad the rows as seated.
 
-    What the others' numbers of rows mean for the program is found out by copies of the client, cut to the fewest rows
-    and filled up to the most.
+    What the others' numbers of rows mean for the program is found out by a copy of the client with one row more. What
+    the server says of rows has no part in that: by a number of its choice it could ask about one row.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat) -> Ow
     mine = cast(site, client, {name: np.dtype(kind) for name, kind in seat.kinds.items()}, dtype)
     clients = {site: mine}
     if seat.row_arguments:
-        clients |= {f"{site}, with {rows} rows": _resized(mine, seat, rows) for rows in (seat.shortest, seat.longest)}
+        clients[f"{site}, with its last row twice"] = _with_one_row_more(mine, seat.row_arguments)
     given = {name: {**each.static, **each.arrays} for name, each in clients.items()}
     with explaining(given):
         whole = make_problem(
@@ -150,11 +150,7 @@ def _seated(client: ClientArrays, seat: Seat) -> dict[str, ArrayKind]:
     return Hello.of("", client).as_kinds(seat.kinds)
 
 
-def _resized(client: ClientArrays, seat: Seat, rows: int) -> ClientArrays:
-    """A client cut or filled up to so many rows; to fewer where another site claims very many.
-
-    What is found out about the program by filling it up does not depend on the number.
-    """
-    rows = min(rows, most_rows(client.arrays, seat.row_arguments))
-    cut = {name: array[:rows] if name in seat.row_arguments else array for name, array in client.arrays.items()}
-    return replace(client, arrays=pad(cut, seat.row_arguments, rows))
+def _with_one_row_more(client: ClientArrays, row_arguments: Sequence[str]) -> ClientArrays:
+    """The client with its last row twice; a client with that row masked out must have the same factor."""
+    rows = client.arrays[row_arguments[0]].shape[0]
+    return replace(client, arrays=pad(client.arrays, row_arguments, rows + 1))

@@ -72,7 +72,7 @@ def seats(hellos: Sequence[Hello], dtype: np.dtype) -> list[Seat]:
             padded = lengths[int(np.searchsorted(lengths, length))]
             if padded > most_rows(hellos[place].as_kinds(kinds), arguments):
                 padded = length  # what another site claims must not cost this one its memory
-            found[place] = Seat(place, kinds, {}, tuple(arguments), min(known), max(known), padded)
+            found[place] = Seat(place, kinds, {}, tuple(arguments), padded)
     first = min(found.values(), key=lambda seat: (_group_of(clients, seat.place), seat.padded))
     template = _template(clients[first.place], first)
     return [replace(found[place], template=template) for place in range(len(clients))]

@@ -6,9 +6,12 @@ import logging
 import resource
 import tracemalloc
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from attacks import JUNK, Mutations, known_archives, known_headers
 
@@ -22,10 +25,11 @@ from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.network.server.described import seats
 from fedbayes.network.server.register import Register
 from fedbayes.network.server.remote import Remote
-from fedbayes.network.study import difference
+from fedbayes.network.study import Study, difference
 from fedbayes.problem.data.padding import bucket_lengths
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.rounds.wire import arrays_of, encode
+from fedbayes.runtime.lru import Kept
 from fedbayes.runtime.precision import computing
 
 ARCHIVES, HEADERS = known_archives(), known_headers()
@@ -283,16 +287,39 @@ def test_sites_that_have_the_rows_are_padded_as_ever(rows):
 def test_a_site_finds_the_same_program_however_many_rows_others_claim(federation):
     study, client = federation().study, ClientArrays({"y": np.arange(5.0)}, {})
     template = {"y": ((8,), "<f8")}
-    seat = Seat(0, {"y": "<f8"}, template, ("y",), shortest=4, longest=8, padded=8)
+    seat = Seat(0, {"y": "<f8"}, template, ("y",), padded=8)
     with computing():
         few = own_problem(study, "ada", client, seat)
         before = resident()
-        many = own_problem(study, "ada", client, replace(seat, longest=2**28))
+        many = own_problem(study, "ada", client, replace(seat, padded=16))
     assert resident() - before < 5e8
     assert many.joined == few.joined
-    assert many.bucket.clients.data["y"].shape == (1, 8)
+    assert many.bucket.clients.data["y"].shape == (1, 16)
     with pytest.raises(Refused):
-        own_problem(study, "ada", client, replace(seat, padded=2**28, longest=2**28))
+        own_problem(study, "ada", client, replace(seat, padded=2**28))
+
+
+def test_what_a_site_says_of_its_program_hangs_on_no_row_of_the_server_s_choice(monkeypatch):
+    """A row at which the program overflows can't be masked out. A server that chose how many rows a copy of the data
+    had, whose last row is repeated under a mask, heard whether it was that row: old messages had such numbers."""
+    x = np.linspace(0.1, 1.0, 6)
+    seat = Seat(0, {"x": "<f8", "y": "<f8"}, {"x": ((8,), "<f8"), "y": ((8,), "<f8")}, ("x", "y"), padded=8)
+
+    def model(x, y):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Poisson(jnp.exp(slope * x)), obs=y)
+
+    def joined(x):
+        monkeypatch.setattr("fedbayes.problem.problem._PADDED", Kept(1))  # as in another process
+        with computing():
+            return own_problem(Study(model, fb.EP()), "ada", ClientArrays({"x": x, "y": np.ones(6)}, {}), seat).joined
+
+    assert joined(x).row_axes == {"y": 0}
+    wild = [joined(np.where(np.arange(6) == row, 1e300, x)) for row in (0, 2, 5)]
+    assert wild[:2] == [joined(x)] * 2
+    assert wild[2].row_axes is None  # so there is something to hear, and of the last row alone
+    with pytest.raises(TypeError, match="shortest"):
+        Seat.read({**asdict(seat), "shortest": 3})
 
 
 class Recorder(Rehearsal):

@@ -164,6 +164,20 @@ def test_a_repeated_request_gets_other_noise_and_is_charged_again(asked, monkeyp
     assert position(site.answer(asked.round)).tobytes() == position(site.answer(asked.round)).tobytes()
 
 
+def test_noise_comes_from_all_bits_of_its_secret(asked, monkeypatch):
+    """A server that has many answers to one request tries a key of 64 bits against all of them at once."""
+    plain = "5a" * 32
+    secrets = [
+        plain,
+        *(plain[: 2 * place] + "5b" + plain[2 * place + 2 :] for place in range(32)),
+    ]  # one bit of each byte
+    site, found = asked.site(), set()
+    for secret in secrets:
+        monkeypatch.setattr("fedbayes.network.client.session.charged", lambda *_, secret=secret: secret)
+        found.add(position(site.answer(asked.round)).tobytes())
+    assert len(found) == len(set(secrets)) == 33
+
+
 def test_an_old_copy_of_the_vault_does_not_repeat_noise(asked, tmp_path):
     shutil.copytree(asked.folder / "ada", tmp_path / "copy")
     first = position(asked.site().answer(asked.round))
