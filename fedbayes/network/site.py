@@ -13,6 +13,7 @@ from fedbayes.network.charter import Hello, Seat
 from fedbayes.network.client.naming import Config
 from fedbayes.network.client.partners import own_key
 from fedbayes.network.client.policy import Policy, read_policy
+from fedbayes.network.client.private import check_asked
 from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
 from fedbayes.network.client.session import Session
 from fedbayes.network.draws import with_draws
@@ -77,9 +78,12 @@ class Site(AnsweringSite):
         self._let_out(client, policy)
         if kind == "hello":
             return self._reply(header, Hello.of(self.name, client, own_key(self.vault)).written())
+        private = policy.privacy is not None
         if kind == "join":
-            return self._reply(header, asdict(self._own(Seat.read(header["seat"])).joined))
-        session = self.session(header)
+            if private:
+                check_asked(policy, noisy=self.study.configured.is_private)
+            return self._reply(header, asdict(self._own(Seat.read(header["seat"]), private).joined))
+        session = self.session(header, private)
         if kind == "round":
             return self._reply(header, *session.round(message, policy))
         if kind == "after":
@@ -147,21 +151,20 @@ class Site(AnsweringSite):
             self._owns, self._sessions, self._digest = {}, {}, digest
         return self._data
 
-    def _own(self, seat: Seat) -> OwnProblem:
-        key = repr(seat)
+    def _own(self, seat: Seat, private: bool) -> OwnProblem:
+        key = repr((seat, private))
         if key not in self._owns:
             client = self._client()
             with _model_of():
-                self._owns = {key: own_problem(self.study, self.name, client, seat)}
+                self._owns = {key: own_problem(self.study, self.name, client, seat, made_up=private)}
         return self._owns[key]
 
-    def session(self, header: Mapping[str, Any]) -> Session:
-        """The client in the run of a message."""
+    def session(self, header: Mapping[str, Any], private: bool = False) -> Session:
+        """The client in the run of a message; with a budget nothing of its rows but noisy answers is told."""
         run = str(header["run"])
         if run not in self._sessions:
-            self._sessions = {
-                run: Session(self.study, self.name, self._own(Seat.read(header["seat"])), header, self.vault)
-            }
+            own = self._own(Seat.read(header["seat"]), private)
+            self._sessions = {run: Session(self.study, self.name, own, header, self.vault)}
         return self._sessions[run]
 
     def _conclude(self, session: Session, message: Message, policy: Policy) -> bytes:

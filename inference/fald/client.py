@@ -13,7 +13,7 @@ from jax import Array
 
 from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import ResultCode
-from fedbayes.inference.fald.options import Options, is_private
+from fedbayes.inference.fald.options import LEAST_STEP, Options, is_private
 from fedbayes.inference.local.steps.coordinates import Coordinates, LocalCoordinates, local_coordinates
 from fedbayes.inference.local.steps.energy import Energy
 from fedbayes.problem.client import Client
@@ -111,6 +111,8 @@ def local_update(
             hidden = scale * noise - eta * of_data  # before all else: what is large would round both away
             if is_private(config):  # in each step: a later one may be so large that its noise is lost beside it
                 hidden = _coarser(hidden, scale * jnp.sqrt((1.0 - rho**2) / weight))
+                # without noise nothing is hidden: the sign of 0 - 0 * slope is that of the slope
+                hidden = jnp.where(eta * min(1.0, config.temperature) >= LEAST_STEP, hidden, 0.0)
             return u + (hidden - eta * of_prior), v, first
         slope, slope_v = energy.slopes(u, v, batch_key)
         u = u - eta * (slope + correction) + scale * noise
@@ -154,7 +156,8 @@ def _coarser(u: Array, scale: Array) -> Array:
     """``u`` to about a millionth of the noise, for its last bits tell how the noise was computed (Mironov 2012)."""
     grid = jnp.exp2(jnp.floor(jnp.log2(scale)) - 20.0)
     places = u / grid
-    return jnp.where(jnp.abs(places) < 2.0**52, jnp.round(places) * grid, u)
+    rounded = jnp.where(jnp.abs(places) < 2.0**52, jnp.round(places) * grid, u)
+    return jnp.where(rounded == 0.0, 0.0, rounded)  # which has one sign
 
 
 def _noise(

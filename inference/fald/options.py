@@ -38,6 +38,8 @@ _LEAST = {
     "num_warmup": 0,
 }
 _OPTIONAL = ("local_steps", "num_active", "batch_size", "refresh", "thinning", "clip")
+LEAST_STEP = 1e-250
+"""Of a private step, times the temperature: what is below 2e-308 is zero on a processor, noise and all."""
 _RANGES = {
     "noise_correlation": (0.0, 1.0, "a number in [0, 1]: 1 shares all noise, 0 none"),
     "temperature": (0.0, HUGE, "a finite number, zero or more: 1 is the posterior, 0 federated averaging"),

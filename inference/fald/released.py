@@ -16,7 +16,7 @@ import numpy as np
 
 from fedbayes.inference.fald.client import Shared, step_size_at
 from fedbayes.inference.fald.mechanism import ratio
-from fedbayes.inference.fald.options import Options
+from fedbayes.inference.fald.options import LEAST_STEP, Options
 from fedbayes.numerics.accounting import Release
 from fedbayes.problem.client import Client
 
@@ -25,7 +25,6 @@ _LEAST_WEIGHT = 1e-9  # below it the sum of clipped gradients over the weight co
 _MOST_COUNTED = 2.0**53  # local steps, exactly
 _LARGEST = 1e150  # of that sum, and of a step
 _LEAST_RATIO = 1e-5  # of a row's part in a step to its noise, as it is charged
-_LEAST = 1e-250  # of a step and of its noise's variance: what is below 2e-308 is zero on a processor, noise and all
 
 
 def released(config: Options, weights: np.ndarray, shared: Shared, client: Client) -> list[Release]:
@@ -50,9 +49,11 @@ def released(config: Options, weights: np.ndarray, shared: Shared, client: Clien
 
 def _of_chain(config: Options, shared: Shared, weight: float, rows: int, batch: int) -> Release:
     sizes, num = _step_sizes(config, shared)
-    if not np.all((sizes >= 0.0) & (sizes < _LARGEST)):  # NaN is neither; a schedule may begin at zero
+    if not np.all(
+        (sizes >= 0.0) & (sizes < _LARGEST)
+    ):  # NaN is neither; a schedule may begin at zero, and takes no step then
         raise ValueError(f"A step size of the broadcast is {sizes.min()}; Langevin steps are not negative, and finite.")
-    if not np.all((sizes == 0.0) | (sizes * min(1.0, config.temperature) >= _LEAST)):
+    if not np.all((sizes == 0.0) | (sizes * min(1.0, config.temperature) >= LEAST_STEP)):
         raise ValueError(f"A step size of the broadcast is {sizes.min()}: its noise would be rounded to zero.")
     # the divergence of a step on all records is linear in eta, and of one on a batch it grows with it
     eta = float(np.mean(sizes) if batch == rows else np.max(sizes))

@@ -120,7 +120,7 @@ _TABLES = {
     "points": PointRules._fields,
     "answers": AnswerRules._fields,
     "studies": StudyRules._fields,
-    "privacy": Budget._fields,
+    "privacy": (*Budget._fields, "constants"),
 }
 
 
@@ -144,6 +144,8 @@ class Policy(NamedTuple):
     privacy
         How much noisy answers may tell of one record, from the table ``[privacy]``; nothing else is answered then.
         ``None``: there is no such table, and noisy answers are refused.
+    constants
+        Arguments of the program that hold no records and may be known, from the same table: noise hides rows alone.
     """
 
     path: Path
@@ -153,6 +155,7 @@ class Policy(NamedTuple):
     answers: AnswerRules = AnswerRules()
     studies: StudyRules = StudyRules()
     privacy: Budget | None = None
+    constants: tuple[str, ...] = ()
 
 
 def read_policy(config: Config) -> Policy:
@@ -184,7 +187,7 @@ def read_policy(config: Config) -> Policy:
     disclosure, sums, points, answers, studies, privacy = (_table(path, told, name) for name in _TABLES)
     budget = _budget(path, privacy) if "privacy" in told else None
     rules = _rules(path, disclosure), _sums(path, sums), _points(path, points), _answers(path, answers)
-    return Policy(path, *rules, _studies(path, studies), budget)
+    return Policy(path, *rules, _studies(path, studies), budget, _constants(path, privacy))
 
 
 def _table(path: Path, told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -282,6 +285,16 @@ def _budget(path: Path, told: Mapping[str, Any]) -> Budget:
                 f"The site's policy, '{path}': `{name}` of [privacy] is {value!r}; write {wanted[name]}."
             )
     return Budget(float(told["epsilon"]), float(told["delta"]))
+
+
+def _constants(path: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
+    found = told.get("constants", ())
+    if not _are_words(found):
+        raise ClientDataError(
+            f"The site's policy, '{path}': `constants` of [privacy] is {found!r}; write a list of arguments of the "
+            'program that hold no records, such as ["knots"].'
+        )
+    return tuple(found)
 
 
 def is_key(word: Any) -> bool:

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedbayes.network.client.ledger import Ledger
 from fedbayes.network.client.policy import Budget, Policy
@@ -88,23 +87,25 @@ def check_keys(impl: str) -> None:
         raise Refused(Refusal.FORMAT)
 
 
-def check_rows(client: Client) -> None:
+def check_rows(client: Client, constants: Sequence[str] = ()) -> None:
     """That the gradient of each row depends on that row alone; which arguments have rows the server has a say in.
 
-    An argument of which it says that it has none is in the gradients of all rows, and clipping these hides none of it.
+    An argument of which it says that it has none is in the gradients of all rows, and clipping these hides none of it:
+    the site's owner says which arrays are no rows, and may be known.
 
     Raises
     ------
     Refused
-        A term of the factor has no axis of rows, or an argument that is as long as the rows is none of theirs.
+        A term of the factor has no axis of rows, or an array without rows is none of the owner's ``constants``.
     """
-    program, rows = client.program, int(np.sum(client.mask))
+    program = client.program
     shapes = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in client.data.items()}
-    others = [name for name, (shape, _) in shapes.items() if shape[:1] == (rows,) and name not in program.row_arguments]
+    others = [name for name, (shape, _) in shapes.items() if shape and name not in (*program.row_arguments, *constants)]
     if found := sorted({*others, *_without_rows(program, tuple(sorted(shapes.items())))}):
         log.error(
-            "The gradient of each row depends on all of %s: clipping it hides no row of these. An argument without "
-            "rows must not be as long as those that have rows, nor be an outcome.",
+            "The gradient of each row depends on all of %s: clipping it hides no entry of these. If they are no "
+            "records, and may be known, the site's owner says so by `constants` in [privacy] of the policy; outcomes "
+            "can't be.",
             found,
         )
         raise Refused(Refusal.FORMAT)

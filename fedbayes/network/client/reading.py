@@ -3,12 +3,14 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.network.charter import ArrayKind, Hello, Joined, Seat, most_rows
 from fedbayes.network.messages import Refusal, Refused
 from fedbayes.network.study import Study
@@ -89,44 +91,82 @@ class OwnProblem:
         return Problem(roster.names, roster.globals, roster.prior, (self.bucket,), arrays)
 
 
-def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat) -> OwnProblem:
+def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat, *, made_up: bool = False) -> OwnProblem:
     """Check the model on a client's data, split it, and pad the rows as seated.
 
     What the others' numbers of rows mean for the program is found out by a copy of the client with one row more. What
     the server says of rows has no part in that: by a number of its choice it could ask about one row.
 
+    Parameters
+    ----------
+    study, site, client, seat
+        What is read, and where it sits.
+    made_up
+        Find out what the program is like on made-up numbers of the same shapes, so that what the server is told of it
+        depends on no row. The data are checked all the same.
+
     Raises
     ------
     ClientDataError, ModelError
         As :func:`~fedbayes.problem.problem.make_problem`.
+    Refused
+        Rows can't be masked out of the program, where it has to be found out on made-up numbers.
     """
     _check_kinds(client, seat)
     _check_rows(client, seat)
-    dtype = np.dtype(study.dtype)
-    mine = cast(site, client, {name: np.dtype(kind) for name, kind in seat.kinds.items()}, dtype)
-    clients = {site: mine}
-    if seat.row_arguments:
-        clients[f"{site}, with its last row twice"] = _with_one_row_more(mine, seat.row_arguments)
-    given = {name: {**each.static, **each.arrays} for name, each in clients.items()}
-    with explaining(given):
-        whole = make_problem(
-            study.model,
-            given,
-            local=study.local,
-            dtype=dtype,
-            rows=study.configured.needs_rows,
-            only_locals=study.configured.only_locals,
-        )
+    kinds = {name: np.dtype(kind) for name, kind in seat.kinds.items()}
+    mine = cast(site, client, kinds, np.dtype(study.dtype))
+    whole = _of_made_up_numbers(study, site, mine, seat) if made_up else _looked_at(study, site, mine, seat)
     b, at = whole.locate(0)
     found = whole.buckets[b].clients
     if found.program.row_arguments and seat.row_arguments:
         bucket = make_bucket(found.program, [mine], [seat.place], found.program.row_arguments, seat.padded)
         bucket = replace(bucket, clients=replace(bucket.clients, independent=found.independent))
+    elif made_up:
+        log.error("Rows can't be masked out of the program, whose answers could then hide none of them.")
+        raise Refused(Refusal.FORMAT)
     else:
         alone = jax.tree.map(lambda leaf: leaf[at : at + 1], found)
         place = np.asarray([seat.place])
         bucket = Bucket(replace(alone, index=place), place)
     return OwnProblem(mine, bucket, seat, prior_of(found.program, seat.shapes()))
+
+
+def _looked_at(study: Study, site: str, client: ClientArrays, seat: Seat) -> Problem:
+    """What the model makes of a client, and of one with a row more where clients differ in their rows."""
+    clients = {site: client}
+    if seat.row_arguments:
+        clients[f"{site}, with its last row twice"] = _with_one_row_more(client, seat.row_arguments)
+    given = {name: {**each.static, **each.arrays} for name, each in clients.items()}
+    with explaining(given):
+        return make_problem(
+            study.model,
+            given,
+            local=study.local,
+            dtype=np.dtype(study.dtype),
+            rows=study.configured.needs_rows,
+            only_locals=study.configured.only_locals,
+        )
+
+
+def _of_made_up_numbers(study: Study, site: str, client: ClientArrays, seat: Seat) -> Problem:
+    """The same of arrays of these shapes with numbers that most programs take: between 0 and 1, or all of them 1.
+
+    The data themselves are looked at as well, for the sake of what is wrong with them, and not with the program.
+    """
+    with suppress(ModelError):
+        _looked_at(study, site, client, seat)
+    rng = np.random.default_rng(6)
+    shares = {
+        name: (rng.uniform(0.1, 0.9, array.shape) if array.dtype.kind == "f" else np.ones(array.shape))
+        for name, array in client.arrays.items()
+    }
+    made_up = {name: values.astype(client.arrays[name].dtype) for name, values in shares.items()}
+    try:
+        return _looked_at(study, site, replace(client, arrays=made_up), seat)
+    except ClientDataError:  # outcomes are whole numbers, kept as others
+        ones = {name: np.ones_like(array) for name, array in client.arrays.items()}
+        return _looked_at(study, site, replace(client, arrays=ones), seat)
 
 
 def _check_kinds(client: ClientArrays, seat: Seat) -> None:

@@ -83,7 +83,7 @@ class Session:
         check_asked(policy, noisy=noisy)
         if noisy:
             check_keys(self._impl)
-            check_rows(self.executor.client)
+            check_rows(self.executor.client, policy.constants)
         history = self.vault.history_before(phase, order)
         hiding = self.sums.hiding(message, policy.sums, history)
         template = self._template(phase, begins=bool(header["begins"]))

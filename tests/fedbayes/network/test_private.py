@@ -54,6 +54,12 @@ def make_data() -> dict:
     return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in (("ada", 40), ("bo", 50), ("cy", 60))}
 
 
+ENDS = {
+    "schedule": {"step_size": lambda k: 1e-4 * jnp.clip(1.0 - k / 100.0, 0.0, 1.0)},
+    "batches": {"batch_size": 10},
+}
+
+
 class Sites:
     """Three sites with budgets, and the requests that they got in a short fit."""
 
@@ -285,7 +291,7 @@ def test_with_a_budget_nothing_exact_is_answered(sites, method):
     some = sites(method=method)
     with pytest.raises(FederatedError, match="answers with noise alone, within its owner's privacy budget"):
         some.fit()
-    assert {unpack(each).header["kind"] for each in some.network.answered} == {"hello", "join", "refusal"}
+    assert {unpack(each).header["kind"] for each in some.network.answered} == {"hello", "refusal"}
     assert some.account().answers == 0
 
 
@@ -510,6 +516,27 @@ def test_a_code_tells_nothing_of_a_row_that_overflows(sites):
         assert np.all(arrays_of(unpack(answer).body)["code"] == 0)
 
 
+@pytest.mark.parametrize("step", [0.0, -0.0, "schedule", "batches"])
+def test_a_step_of_size_zero_shows_no_sign_of_the_rows(sites, step):
+    """Without noise the sign of 0 - 0 * slope is that of the slope: by bisection a site's mean to 16 digits."""
+    some = sites(method=replace(METHOD, **ENDS.get(step, {})))
+    some.fit()
+    size = {} if step == "schedule" else {"shared_step_size": np.full(2, step if isinstance(step, float) else 0.0)}
+    found = []
+    for centre in (-2.0, 3.0):  # the slopes of all rows together have either sign
+        arrays = {
+            "shared_round": np.full(2, 100.0),
+            "shared_local_steps": np.ones(2),
+            "shared_position": np.full((2, 1), -0.0),
+            "shared_coordinates_center": np.full((2, 1), centre),
+            "shared_coordinates_white": np.full((2, 1), 1e-6 * np.sign(centre)),
+        }
+        request = changed(some.requests("round")[0], {"run": "abcd"}, **arrays, **size)
+        found += [position(some.site().answer(request)) for _ in range(6)]
+    assert np.all(np.concatenate(found) == 0.0)
+    assert len({np.signbit(each).tobytes() for each in found}) == 1
+
+
 def test_a_step_next_to_nothing_is_charged_so_that_it_adds_up(asked):
     """An account that it did not move would let a server ask for ever."""
     before = asked.account()
@@ -542,7 +569,7 @@ def test_which_arguments_have_rows_is_not_the_server_s_to_choose(sites, monkeypa
     assert reason(some.site().answer(changed(request, header))) == "FORMAT"
     assert some.account().answers == before
     # planted: without the check one row of 40 moves a step by 40 times what is charged
-    monkeypatch.setattr("fedbayes.network.client.session.check_rows", lambda client: None)
+    monkeypatch.setattr("fedbayes.network.client.session.check_rows", lambda *_: None)
     fixed_noise(monkeypatch)
     monkeypatch.setattr("fedbayes.network.client.vault.Vault.secret", lambda *_: "0" * 64)
     other, found = ({"w": "y", "y": "w"}[rows[0]], [])
@@ -552,6 +579,49 @@ def test_which_arguments_have_rows_is_not_the_server_s_to_choose(sites, monkeypa
         found.append(position(some.site().answer(changed(request, {**header, "run": run}, **arrays))))
     moved = np.linalg.norm(found[1] - found[0], axis=1)
     assert np.all(moved > 35.0 * 1e-4 * 3.0 / (40.0 / 150.0))
+
+
+def between(y, c):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    numpyro.factor("f", -0.5 * (y[:, None] - mu - c[None, :]) ** 2)
+
+
+def test_another_table_s_entries_are_not_the_rows(sites, caplog):
+    """A site of constants, an axis of the factor, and a server that calls these the rows: a row is in all of them."""
+    some = sites(data={name: {**each, "c": np.linspace(-1.0, 1.0, 5)} for name, each in make_data().items()})
+    some.study = Study(between, METHOD)
+    private = some.policy.read_text()
+    some.policy.write_text(private + 'constants = ["c"]\n')  # below [privacy]
+    some.fit()
+    request = some.requests("round")[0]
+    header = json.loads(json.dumps(unpack(request).header)) | {"run": "abcd"}
+    assert reason(some.site().answer(changed(request, header))) == ""
+    some.policy.write_text(private)
+    assert reason(some.site().answer(changed(request, header))) == "FORMAT"
+    assert "The gradient of each row depends on all of ['c']" in caplog.text
+    some.policy.write_text(private + 'constants = ["c"]\n')
+    header["seat"]["row_arguments"], header["seat"]["padded"], header["run"] = ["c"], 6, "ef01"
+    assert reason(some.site().answer(changed(request, header))) == "FORMAT"
+
+
+@pytest.mark.parametrize("method", [METHOD, fb.EP()])
+def test_what_join_says_depends_on_no_row(sites, method):
+    """Rows of 1e30 that cancel but for rounding, and one at which the program overflows: both were seen in `join`."""
+    some = sites(method=replace(METHOD, local_steps=1))
+    some.data = {name: {"x": each["y"], "y": np.ones(len(each["y"]))} for name, each in make_data().items()}
+    some.study = Study(poisson, METHOD)
+    some.fit()
+    request, said = some.requests("join")[0], set()
+    some.study = Study(poisson, method)
+    request = pack({**unpack(request).header, "study": some.study.digest}, unpack(request).body)
+    for wild in ({}, {3: 1e30, 30: -1e30}, {0: 1e300}, {39: 1e300}):
+        x = np.linspace(-1.0, 1.0, 40)
+        for row, value in wild.items():
+            x[row] = value
+        some.data["ada"] = {"x": x, "y": np.ones(40)}
+        said.add(str({**unpack(some.site().answer(request)).header, "ticket": 0}))
+    assert len(said) == 1
+    assert ("'EXACT'" in said.pop()) == (method is not METHOD)
 
 
 @pytest.mark.parametrize("share", [0.9, 1.1])
