@@ -91,10 +91,15 @@ def read_formulas(formula: str | Mapping[str, str], family: Family) -> Formulas:
     effects = {name: tuple(_effects(group.effects) for group in text.groups) for name, text in texts.items()}
     if not family.intercept and not terms[""].intercept:
         raise FormulaError(
-            f"The family {family.name} has {family.parameters[0].name} in place of an intercept, which can't be left "
+            f"The family {family.name} has {_baseline(family)} in place of an intercept, which can't be left "
             "out. Leave '0' or '- 1' out of the formula."
         )
     return Formulas(given, texts, terms, effects)
+
+
+def _baseline(family: Family) -> str:
+    """What a family has in place of an intercept."""
+    return "a baseline hazard of each client" if family.stratified else family.parameters[0].name
 
 
 def settled(family: Family, formulas: Formulas) -> Family:
@@ -163,6 +168,7 @@ def agree_on(
     for name, (design, groups) in designs.items():
         for group in groups:
             check_grouping(group.grouping, site, everybody)
+            _check_told(family, group)
         columns[name], notes = look_at(design, groups, everybody, name)
         empty += notes
     summary, unsaid = summarise(outcome, family, everybody)
@@ -253,6 +259,15 @@ def groups_of(predictors: Iterable[Predictor], table: Table) -> dict[str, tuple[
         if group.grouping.kind is Kind.WITHIN
     }
     return {name: grouping.names(table) for name, grouping in within.items()}
+
+
+def _check_told(family: Family, group: Group) -> None:
+    """An effect of the client that is added to all its rows can't be told from a baseline of its own."""
+    if family.stratified and group.grouping.kind is Kind.CLIENT and group.design.intercept:
+        raise FormulaError(
+            f"The family {family.name} has {_baseline(family)}, from which the effect '({group.name})' can't be told. "
+            f"Leave it out, or write '(0 + x | {group.grouping.name})' for coefficients that differ between clients."
+        )
 
 
 def _alone(agreed: Agreement, num_clients: int) -> list[str]:

@@ -250,7 +250,7 @@ def regression(
         ``"gaussian"``, ``"student"``, ``"bernoulli"``, ``"binomial"``, ``"beta_binomial"``, ``"poisson"``,
         ``"negative_binomial"``, ``"zero_inflated_poisson"``, ``"zero_inflated_negative_binomial"``,
         ``"hurdle_poisson"``, ``"hurdle_negative_binomial"``, ``"gamma"``, ``"lognormal"``, ``"beta"``,
-        ``"cumulative"``, ``"categorical"``, ``"weibull"``, ``"loglogistic"`` or ``"piecewise_exponential"``.
+        ``"cumulative"``, ``"categorical"``, ``"weibull"``, ``"loglogistic"``, ``"piecewise_exponential"`` or ``"cox"``.
     priors
         Priors in place of the defaults, by parameter: ``{"age": dist.Normal(0.0, 0.1)}``. Printed, the regression shows
         all of them.

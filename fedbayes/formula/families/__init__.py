@@ -14,6 +14,7 @@ from fedbayes.formula.families.counts import (
     ZERO_INFLATED_NEGATIVE_BINOMIAL,
     ZERO_INFLATED_POISSON,
 )
+from fedbayes.formula.families.cox import COX
 from fedbayes.formula.families.family import Family, Outcome, Parameter, Scale, Summary
 from fedbayes.formula.families.gaussian import GAUSSIAN, STUDENT
 from fedbayes.formula.families.levels import CATEGORICAL, CUMULATIVE
@@ -27,7 +28,7 @@ FAMILIES: Mapping[str, Family] = {
     for family in (
         GAUSSIAN, STUDENT, BERNOULLI, BINOMIAL, BETA_BINOMIAL, POISSON, NEGATIVE_BINOMIAL, ZERO_INFLATED_POISSON,
         ZERO_INFLATED_NEGATIVE_BINOMIAL, HURDLE_POISSON, HURDLE_NEGATIVE_BINOMIAL, GAMMA, LOGNORMAL, BETA, CUMULATIVE,
-        CATEGORICAL, WEIBULL, LOGLOGISTIC, PIECEWISE_EXPONENTIAL,
+        CATEGORICAL, WEIBULL, LOGLOGISTIC, PIECEWISE_EXPONENTIAL, COX,
     )
 }  # fmt: skip
 _ALIASES = {

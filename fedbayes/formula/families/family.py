@@ -163,6 +163,8 @@ class Family:
         Whether outcomes are levels; ``"two"``, ``"ordered"``, ``"any"`` or none.
     intercept
         Whether the linear predictor has one; families with thresholds have these in its place.
+    stratified
+        Whether each client has a free baseline, in which an intercept, and an effect of the client, can't be told.
     several
         Whether there is a linear predictor for each level but the first.
     integers
@@ -187,6 +189,7 @@ class Family:
     needs: tuple[str, ...] = ()
     levels: str = ""
     intercept: bool = True
+    stratified: bool = False
     several: bool = False
     integers: bool = False
     before: Callable[[Summary], tuple[str, ...]] = lambda summary: ()

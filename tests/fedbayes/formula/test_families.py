@@ -47,6 +47,7 @@ def of(family):
         "weibull": (times, {"c": 1 - seen}, "y | cens(c)"),
         "loglogistic": (times, {"c": 1 - seen}, "y | cens(c)"),
         "piecewise_exponential": (times, {"c": 1 - seen}, "y | cens(c)"),
+        "cox": (times, {"c": 1 - seen}, "y | cens(c)"),
     }.get(family, (counts, {}, "y"))
 
 
@@ -123,6 +124,9 @@ def by_hand(family, y, eta, v, data, reg):
                 found -= h * mean * np.clip(y - edges[j], 0.0, edges[j + 1] - edges[j])
                 found += data["observed"] * ((y > edges[j]) & (y <= edges[j + 1])) * np.log(h * mean)
             return found
+        case "cox":
+            at_risk = [np.log(np.exp(eta[y >= time]).sum()) for time in y]
+            return np.where(data["observed"] > 0, eta - at_risk, 0.0)
 
 
 def survival(law, y, observed):
@@ -154,7 +158,7 @@ def test_the_density_is_that_written_by_hand(family):
         assert float(total) - prior == pytest.approx(expected, rel=2e-5, abs=2e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "cox"])
 def test_outcomes_drawn_by_the_program_are_outcomes_of_the_family(family):
     outcome, columns, left = of(family)
     reg = fb.regression(f"{left} ~ x", family=family, clients=tables(outcome, **columns))

@@ -91,7 +91,13 @@ NOT_THERE = [
     ("y ~ mo(rating)", "gaussian", "is no function that formulas know"),  # monotonic effects of brms
     ("cbind(killed, n) ~ dose", "binomial", "needs `trials|is no function"),  # R's binomial outcomes
     ("y ~ dose + (1 | gr(site, by=arm))", "gaussian", "is no column"),
-    ("time ~ dose", "cox", "`family` is 'cox'; the families are"),
+    (
+        "time ~ dose + (1 | site)",
+        "cox",
+        r"baseline hazard of each client, from which the effect '\(1\|site\)' can't be told",
+    ),
+    ("time ~ 0 + dose", "cox", "has a baseline hazard of each client in place of an intercept"),
+    ("time | weights(n) ~ dose", "cox", "means nothing for the family cox"),
     ("y ~ poly(dose, age)", "gaussian", "is no number, text or list"),
 ]
 

@@ -96,6 +96,7 @@ def outcomes():
             "weibull": (times, *censored),
             "loglogistic": (times, *censored),
             "piecewise_exponential": (times, *censored),
+            "cox": (times, *censored),
         }.get(family, (counts, {}, "y"))
 
     return of

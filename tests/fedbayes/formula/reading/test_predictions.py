@@ -78,7 +78,7 @@ def expected_by_hand(family, eta, fit, reg):
             return np.diff(np.concatenate([zeros, above, ones], axis=-1), axis=-1)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "categorical"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("categorical", "cox")])
 def test_the_expected_outcome_is_that_written_by_hand(family, outcomes, tables, made, predictor_by_hand):
     reg, clients = regression(family, outcomes, tables)
     fit = made(reg)

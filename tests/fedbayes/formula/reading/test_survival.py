@@ -1,5 +1,7 @@
 """Survival curves, mean and restricted mean times against SciPy's laws and numerical integrals."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from scipy import integrate, stats
 
 import fedbayes as fb
+from fedbayes.formula.families.cox import CoxPartial
 from fedbayes.formula.families.times import LogLogistic, PiecewiseExponential, Times, Weibull
 
 ROWS = {"x": [0.2, 1.0, 1.9], "sex": ["m", "f", "m"]}
@@ -102,3 +105,23 @@ def test_mean_times():
         assert np.isinf(float(LogLogistic(0.4, 1.0).mean))
     with pytest.raises(NotImplementedError):
         _ = Times(None, ()).mean
+
+
+def test_a_partial_likelihood_has_no_times(outcomes, tables, made):
+    outcome, columns, left = outcomes("cox")
+    reg = fb.regression(f"{left} ~ x", family="cox", clients=tables(outcome, **columns))
+    fit, rows = made(reg), {"x": [0.0, 1.0]}
+    for ask in (
+        lambda: fb.predictions(reg, fit, rows),
+        lambda: fb.comparisons(reg, fit, rows, "x"),
+        lambda: CoxPartial(jnp.zeros(3)).sample(jax.random.key(0)),
+        lambda: CoxPartial(jnp.zeros(3)).given(CoxPartial(jnp.zeros(3)), jnp.ones(3)),
+        lambda: CoxPartial(jnp.zeros(3)).marginals,
+    ):
+        with pytest.raises(fb.FormulaError, match="which row has an event, and not when"):
+            ask()
+    with pytest.raises(fb.FormulaError, match="no times until an event"):
+        fb.survival_curves(reg, fit, rows, times=[1.0])
+    eta = fb.predictions(reg, fit, rows, scale="link").draws
+    for low, high in pairwise(np.moveaxis(eta.values, -1, 0)):
+        np.testing.assert_allclose(high - low, fit.idata.posterior["x"].values, rtol=1e-6, atol=1e-9)
