@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ from fedbayes.problem.program.row_process import Given, OfRows, RowProcess
 from fedbayes.problem.program.tracing import digest_of
 from fedbayes.runtime.lru import Kept
 
-_COMPILED: Kept[Any] = Kept(32)
+_COMPILED: Kept[Any] = Kept(32)  # by the digest of its trace, so that equal programs of several fits share it
+_INTEGRATED: WeakKeyDictionary[Program, dict[Any, str]] = WeakKeyDictionary()  # digests by shapes
 _ROWS = 64  # a newcomer's rows are padded to a multiple of this, so that newcomers share a program
 
 Values = Mapping[str, Array]
@@ -94,7 +96,7 @@ def integrated_draws(program: Program, own: Rows, draws: Mapping[str, np.ndarray
             found |= law.integrated(outcomes, jax.random.fold_in(key, place))
         return found
 
-    return _at_draws(one, own, draws, key, {})
+    return _at_draws(one, own, draws, key, {}, _INTEGRATED.setdefault(program, {}))
 
 
 def _mapped(
@@ -126,8 +128,12 @@ def _at_draws(
     draws: Mapping[str, np.ndarray],
     key: Array,
     arrays: Mapping[str, np.ndarray],
+    known: dict[Any, str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """``one`` at each draw ``(chain, draw, ...)`` with a key of its own, compiled once for the shapes."""
+    """``one`` at each draw ``(chain, draw, ...)`` with a key of its own, compiled once for the shapes.
+
+    ``known`` are digests of earlier traces of the same ``one``, which is then not traced again for the same shapes.
+    """
     shape = next(iter(draws.values())).shape[:2]
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
 
@@ -135,8 +141,12 @@ def _at_draws(
         return jax.lax.map(lambda each: one(each[0], each[1], own, arrays), (flat, keys))
 
     called = flat, jax.random.split(key, int(np.prod(shape))), own, arrays
-    traced = jax.jit(run).trace(*called)
-    compiled = _COMPILED.get(digest_of(traced.jaxpr), lambda: traced.lower().compile())
+    jitted, known = jax.jit(run), {} if known is None else known
+    leaves, form = jax.tree.flatten(called)
+    shapes = form, tuple(map(jax.typeof, leaves))
+    if shapes not in known:
+        known[shapes] = digest_of(jitted.trace(*called).jaxpr)
+    compiled = _COMPILED.get(known[shapes], lambda: jitted.lower(*called).compile())
     return {name: np.asarray(value).reshape(*shape, *value.shape[1:]) for name, value in compiled(*called).items()}
 
 

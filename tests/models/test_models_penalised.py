@@ -17,6 +17,8 @@ from fedbayes.models import penalised
 from fedbayes.models.penalised import mixtures
 from fedbayes.models.penalised.standardised import log_evidence
 from fedbayes.problem.problem import make_problem
+from fedbayes.problem.program.tracing import digest_of
+from fedbayes.results import conditional
 from fedbayes.runtime.precision import computing
 
 FEW = np.array([3.0, 1.5, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0])
@@ -320,6 +322,19 @@ def test_an_intercept_and_a_mean_are_found() -> None:
     mu = fit.idata.posterior["mu"]
     gap = (mu.mean(("chain", "draw")).values - FEW) / mu.std(("chain", "draw")).values
     assert np.sqrt(np.mean(gap**2)) < 2.0
+
+
+def test_coefficients_of_clients_of_one_shape_are_traced_once(monkeypatch) -> None:
+    """And each client's are given its own rows all the same."""
+    traced = []
+    monkeypatch.setattr(conditional, "digest_of", lambda jaxpr: traced.append(jaxpr) or digest_of(jaxpr))
+    clients, _ = penalised.simulate(jax.random.key(2), 3, [20, 35, 50])
+    fit = fb.fit_federated(penalised.ridge, clients, key=jax.random.key(0), progress=False)
+    means = [fit.client_posterior(name).posterior["theta"].mean(("chain", "draw")).values for name in clients]
+    assert len(traced) == 1
+    for client, mean in zip(clients.values(), means, strict=True):
+        np.testing.assert_allclose(mean, least_squares(client)[0], atol=0.5)
+    assert np.abs(means[0] - means[1]).max() > 0.1
 
 
 def error_of(client: dict[str, np.ndarray], theta: np.ndarray) -> float:

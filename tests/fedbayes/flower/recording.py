@@ -46,6 +46,12 @@ def record(app: Path) -> Path:
     return folder
 
 
+def forget(folder: Path) -> None:
+    """Delete the answers of earlier runs."""
+    for path in folder.iterdir():
+        path.unlink()
+
+
 class Recording:
     """All answers of a run."""
 

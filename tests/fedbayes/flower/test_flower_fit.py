@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 
 from echoes import assert_one_worker_answers_each_site
 from fits import EP, LONG, app_with, assert_same_file, draws, draws_in, here, hospitals, nodes, settings
-from recording import Recording, assert_nothing_of_a_site, expansions, numbers_in, record, seen_in
+from recording import Recording, assert_nothing_of_a_site, expansions, forget, numbers_in, record, seen_in
 
 import fedbayes as fb
 from fedbayes.models import heart_disease
@@ -32,10 +32,28 @@ def secure(shared, tmp_path_factory):
     )
 
 
-def test_real_processes_give_the_answer_of_one_process(secure, tmp_path):
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A method's app and where its server writes down what it is sent: empty for each test, which has both in turn.
+
+    Tests of one method have one app, and so one worker at each site, which has compiled for the first of them.
+    """
+    made = {}
+
+    def of(method):
+        if method not in made:
+            app = app_with(method, tmp_path_factory.mktemp("recorded") / "app")
+            made[method] = app, record(app)
+        forget(made[method][1])
+        return made[method]
+
+    return of
+
+
+def test_real_processes_give_the_answer_of_one_process(secure, recorded, tmp_path):
     """The one test over real processes that is not slow. Two rounds tell as much as all: the tests below make them."""
     short = {"num-rounds": 2, "correct": False}
-    run = secure.run(app_with(EP, tmp_path / "app"), settings(THREE, tmp_path / "fit", **short))
+    run = secure.run(recorded(EP)[0], settings(THREE, tmp_path / "fit", **short))
     assert run.wait(LONG) == "finished:completed", run.log()
     assert_same_file(tmp_path / "fit", here(EP, THREE, num_rounds=2, correct=False), rtol=1e-10, atol=1e-10)
     assert "round 1: 3 of 3 clients" in run.log()
@@ -68,9 +86,8 @@ def forms(secure) -> set[str]:
     ],
     ids=["EP", "Laplace", "a merge", "FedAvg"],
 )
-def test_other_methods_give_the_answer_of_one_process(method, expected, secure, tmp_path, summaries):
-    app = app_with(method, tmp_path / "app")
-    folder = record(app)
+def test_other_methods_give_the_answer_of_one_process(method, expected, secure, recorded, tmp_path, summaries):
+    app, folder = recorded(method)
     run = secure.run(app, settings(THREE, tmp_path / "fit"))
     assert run.wait(LONG) == "finished:completed", run.log()
     assert_same_file(tmp_path / "fit", here(method, THREE), rtol=1e-10, atol=1e-10)
@@ -81,10 +98,9 @@ def test_other_methods_give_the_answer_of_one_process(method, expected, secure, 
 
 
 @pytest.mark.slow
-def test_without_secure_sums_a_recording_holds_each_sites_summary(secure, tmp_path, summaries):
+def test_without_secure_sums_a_recording_holds_each_sites_summary(secure, recorded, tmp_path, summaries):
     """The attack works where there is something: the first answers are the sites' Gaussians, to the last digits."""
-    app = app_with("'laplace'", tmp_path / "app")
-    folder = record(app)
+    app, folder = recorded("'laplace'")
     run = secure.run(app, settings(THREE, tmp_path / "fit", **{"secure-sums": False}))
     assert run.wait(LONG) == "finished:completed", run.log()
     found = Recording(folder)
@@ -96,12 +112,11 @@ def test_without_secure_sums_a_recording_holds_each_sites_summary(secure, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.statistical(key="the sites' own secrets", numbers=112, errors=5.0)  # chains are up to 1.2 times as wide
-def test_chains_run_over_real_processes(secure, tmp_path, summaries):
+def test_chains_run_over_real_processes(secure, recorded, tmp_path, summaries):
     """FA-LD: clients' noise is their own, so that the chains are other ones, about the same mode."""
     method = "fb.FALD(num_chains=2, local_steps=5, num_warmup=0, thinning=1)"
     few = {"num-rounds": 4, "num-draws": 4}
-    app = app_with(method, tmp_path / "app")
-    folder = record(app)
+    app, folder = recorded(method)
     run = secure.run(app, settings(THREE, tmp_path / "fit", **few))
     assert run.wait(LONG) == "finished:completed", run.log()
     assert forms(secure) == {"hidden"}
@@ -122,12 +137,13 @@ def test_every_site_answers_every_round_by_one_worker(secure, echo, rounds, outp
 
 
 @pytest.mark.slow
-def test_a_node_killed_in_mid_run_and_restarted(secure, tmp_path):
+def test_a_node_killed_in_mid_run_and_restarted(secure, recorded, tmp_path):
     """With its key it comes back under the same address. See the faults for one without."""
-    run = secure.run(app_with(EP, tmp_path / "app"), settings(THREE, tmp_path / "fit", **{"round-timeout": 40.0}))
+    run = secure.run(recorded(EP)[0], settings(THREE, tmp_path / "fit", **{"round-timeout": 40.0}))
     run.wait_for("Phase EP, round 1", LONG)
     worker = secure.workers()["site-1"]
     secure.kill(1)
+    assert "Phase EP, round 3" not in run.log()  # it goes on for longer
     secure.restart(1)
     assert run.wait(LONG) == "finished:completed", run.log()
     assert "is back as another node" not in run.log()
@@ -136,9 +152,9 @@ def test_a_node_killed_in_mid_run_and_restarted(secure, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_killed_in_mid_run_and_started_again(secure, tmp_path):
+def test_a_server_killed_in_mid_run_and_started_again(secure, recorded, tmp_path):
     """The run goes on from its checkpoint."""
-    folder, told = app_with(EP, tmp_path / "app"), settings(THREE, tmp_path / "fit")
+    folder, told = recorded(EP)[0], settings(THREE, tmp_path / "fit")
     run = secure.run(folder, told)
     run.wait_for("Phase EP, round 2", LONG)
     secure.kill_server()

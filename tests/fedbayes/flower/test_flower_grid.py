@@ -11,6 +11,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+import fedbayes.flower.grid
 from fedbayes.flower import messages
 from fedbayes.flower.codes import NoAnswer
 from fedbayes.flower.grid import GridTransport
@@ -92,6 +93,30 @@ def test_answers_come_as_they_are_given():
     assert len(grid.sent) == 3  # they are on their way before anybody waits for them
     assert list(answers) == [(2, b"two"), (3, b"three"), (1, b"one")]
     assert [unpack(message) for message, _ in grid.sent.values()] == [b"a", b"b", b"c"]
+
+
+def test_looks_are_rarer_the_longer_nothing_has_come(monkeypatch):
+    """A twentieth of the time later at most, and a second; after an answer they are as frequent as at first."""
+    now, pauses = [0.0], {}
+
+    def sleep(seconds):
+        pauses[now[0]] = seconds
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(fedbayes.flower.grid, "time", clock)
+    monkeypatch.setitem(globals(), "time", clock)
+    answers = GridTransport(FakeGrid({1: (50.0, b"one"), 2: (60.0, b"two")})).send({1: b"a", 2: b"b"}, 600.0)
+    first = next(answers)
+    came = now[0]
+    assert first == (1, b"one")
+    assert came < 51.0
+    assert list(answers) == [(2, b"two")]
+    assert all(
+        pause == pytest.approx(np.clip(0.05 * (at - came if at >= came else at), 0.1, 1.0))
+        for at, pause in pauses.items()
+    )
+    assert len(pauses) < 250  # of 600
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,10 @@
-"""FA-LD against NUTS on the pooled data: four hospitals, a hierarchical model, label-skewed clients."""
+"""FA-LD against NUTS on the pooled data: four hospitals, a hierarchical model, label-skewed clients.
+
+``python tests/inference/fald/test_fald_posteriors.py`` runs NUTS anew (minutes) and stores its means and sds.
+"""
+
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +19,36 @@ from fedbayes.inference.local.steps.energy import Energy
 from fedbayes.models import heart_disease
 
 KEY = jax.random.key(11)
+BY_NUTS = Path(__file__).parents[2] / "data" / "fald_by_nuts.json"
 
 
-def nuts(model, num_samples: int = 4000, **data) -> dict[str, np.ndarray]:
+def nuts(model, **data) -> dict[str, np.ndarray]:
+    """40,000 draws."""
     with jax.enable_x64(True):
         mcmc = MCMC(
-            NUTS(model), num_warmup=1000, num_samples=num_samples, num_chains=4, chain_method="vectorized",
+            NUTS(model), num_warmup=1000, num_samples=10_000, num_chains=4, chain_method="vectorized",
             progress_bar=False,
         )  # fmt: skip
         mcmc.run(jax.random.key(0), **data)
         return {name: np.asarray(value) for name, value in mcmc.get_samples().items()}
+
+
+def by_nuts() -> dict[str, np.ndarray]:
+    """Draws ``(draw, number)`` of the numbers that the tests compare."""
+    hospitals = nuts(heart_disease.model, **pooled(heart_disease.clients()))
+    together = nuts(joint)
+    clients = (together[f"b_{name}"] for name in ASKED)
+    return {
+        "hospitals": np.column_stack([hospitals["intercept"], hospitals["beta"]]),
+        "hierarchical": np.column_stack([together["mu"], np.log(together["tau"]), *clients]),
+        "skewed": nuts(skewed, **pooled(skewed_clients()))["beta"],
+    }
+
+
+def stored(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sd of each number."""
+    found = json.loads(BY_NUTS.read_text())[name]
+    return np.array(found["mean"]), np.array(found["sd"])
 
 
 def pooled(clients: dict) -> dict:
@@ -41,16 +67,14 @@ def coefficients(posterior) -> np.ndarray:
 @pytest.mark.statistical(key=11, numbers=15, errors=5.0)
 def test_four_hospitals_match_pooled_nuts() -> None:
     """Means within 0.1 sd (rms) and sds within 10 percent, in R-hat below 1.01, with ten local steps."""
-    clients = heart_disease.clients()
-    draws = nuts(heart_disease.model, **pooled(clients))
-    reference = np.column_stack([draws["intercept"], draws["beta"]])
+    mean, sd = stored("hospitals")
     fit = fb.fit_federated(
-        heart_disease.model, clients, method=fb.FALD(local_steps=10), key=KEY, progress=False,
+        heart_disease.model, heart_disease.clients(), method=fb.FALD(local_steps=10), key=KEY, progress=False,
         coords=heart_disease.COORDS, dims=heart_disease.DIMS,
     )  # fmt: skip
     assert fit.converged  # R-hat below 1.01
-    found, sd = coefficients(fit.idata.posterior), reference.std(axis=0)
-    rms = np.sqrt(np.mean(((found.mean(axis=0) - reference.mean(axis=0)) / sd) ** 2))
+    found = coefficients(fit.idata.posterior)
+    rms = np.sqrt(np.mean(((found.mean(axis=0) - mean) / sd) ** 2))
     print(f"rms {rms:.4f}, sd ratios {np.round(found.std(axis=0) / sd, 3)}")
     assert rms < 0.1  # of 1,600 effective draws at least: five errors, of the sds above their bias of 2 percent, too
     np.testing.assert_allclose(found.std(axis=0), sd, rtol=0.1)
@@ -78,42 +102,35 @@ def hierarchical_clients() -> dict:
     return clients
 
 
-@pytest.fixture(scope="module")
-def hierarchical_reference() -> dict[str, np.ndarray]:
-    clients = hierarchical_clients()
-
-    def joint() -> None:
-        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        tau = numpyro.sample("tau", dist.LogNormal(-1.0, 0.5))
-        for name, data in clients.items():
-            b = numpyro.sample(f"b_{name}", dist.Normal(0.0, 1.0))
-            numpyro.sample(f"y_{name}", dist.Bernoulli(logits=data["x"] @ mu + tau * b), obs=data["y"])
-
-    return nuts(joint)
+ASKED = ("c0", "c3", "c5")  # clients, for their own latents
 
 
-def gaps(fit: fb.FederatedFit, reference: dict) -> tuple[np.ndarray, np.ndarray]:
+def joint() -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.LogNormal(-1.0, 0.5))
+    for name, data in hierarchical_clients().items():
+        b = numpyro.sample(f"b_{name}", dist.Normal(0.0, 1.0))
+        numpyro.sample(f"y_{name}", dist.Bernoulli(logits=data["x"] @ mu + tau * b), obs=data["y"])
+
+
+def gaps(fit: fb.FederatedFit) -> tuple[np.ndarray, np.ndarray]:
     """Differences of means in sds, and ratios of sds: mu, log tau, and three clients' own latents."""
     posterior = fit.idata.posterior
-    found = [np.asarray(posterior["mu"])[..., 0], np.asarray(posterior["mu"])[..., 1], np.log(posterior["tau"].values)]
-    wanted = [reference["mu"][:, 0], reference["mu"][:, 1], np.log(reference["tau"])]
-    for name in ("c0", "c3", "c5"):
-        found.append(np.asarray(fit.client_posterior(name).posterior["b"]))
-        wanted.append(reference[f"b_{name}"])
-    pairs = list(zip(found, wanted, strict=True))
-    return np.array([(f.mean() - w.mean()) / w.std() for f, w in pairs]), np.array(
-        [f.std() / w.std() for f, w in pairs]
-    )
+    clients = [np.ravel(fit.client_posterior(name).posterior["b"]) for name in ASKED]
+    mu = np.asarray(posterior["mu"]).reshape(-1, 2)
+    found = np.column_stack([mu, np.ravel(np.log(posterior["tau"].values)), *clients])
+    mean, sd = stored("hierarchical")
+    return (found.mean(axis=0) - mean) / sd, found.std(axis=0) / sd
 
 
 @pytest.mark.slow
 @pytest.mark.optimised
 @pytest.mark.statistical(key=11, numbers=12, errors=5.0)
-def test_hierarchical_clients_match_pooled_nuts(hierarchical_reference) -> None:
+def test_hierarchical_clients_match_pooled_nuts() -> None:
     """Local latents step by the joint target, and come back on their client's own posterior alone."""
     method = fb.FALD(local_steps=10)
     fit = fb.fit_federated(hierarchical, hierarchical_clients(), method=method, key=KEY, num_draws=2000, progress=False)
-    means, sds = gaps(fit, hierarchical_reference)
+    means, sds = gaps(fit)
     print(np.round(means, 3), np.round(sds, 3))
     assert fit.converged
     assert np.all(np.abs(means) < 0.15)
@@ -123,7 +140,7 @@ def test_hierarchical_clients_match_pooled_nuts(hierarchical_reference) -> None:
 
 @pytest.mark.slow
 @pytest.mark.optimised
-def test_locals_scaled_like_globals_are_seen(hierarchical_reference, monkeypatch) -> None:
+def test_locals_scaled_like_globals_are_seen(monkeypatch) -> None:
     """Negative control: the locals' gradient divided by the client's weight, as a global's is."""
     correct = Energy.slopes
 
@@ -134,7 +151,7 @@ def test_locals_scaled_like_globals_are_seen(hierarchical_reference, monkeypatch
     monkeypatch.setattr(Energy, "slopes", wrong)
     method = fb.FALD(local_steps=10)
     fit = fb.fit_federated(hierarchical, hierarchical_clients(), method=method, key=KEY, progress=False)
-    _, sds = gaps(fit, hierarchical_reference)
+    _, sds = gaps(fit)
     assert np.all(sds[3:] < 0.7)
 
 
@@ -158,8 +175,7 @@ def skewed_clients() -> dict:
 def test_drift_of_label_skewed_clients_is_as_predicted_and_goes_with_the_control_variate() -> None:
     """The bias of the means is linear in ``eta (K - 1)``, of the predicted size, and gone with the anchor."""
     clients = skewed_clients()
-    reference = nuts(skewed, num_samples=10_000, **pooled(clients))["beta"]
-    sd = reference.std(axis=0)
+    exact, sd = stored("skewed")
 
     def bias(steps: int, control_variate: bool) -> tuple[float, float]:
         method = fb.FALD(
@@ -168,7 +184,7 @@ def test_drift_of_label_skewed_clients_is_as_predicted_and_goes_with_the_control
         )  # fmt: skip
         fit = fb.fit_federated(skewed, clients, method=method, key=KEY, num_draws=100, progress=False)
         mean = np.asarray(fit.idata.posterior["beta"]).mean(axis=(0, 1))
-        rms = np.sqrt(np.mean(((mean - reference.mean(axis=0)) / sd) ** 2))
+        rms = np.sqrt(np.mean(((mean - exact) / sd) ** 2))
         return float(rms), fit.rounds.attrs["mean_bias"]
 
     (small, small_predicted), (large, large_predicted) = bias(6, False), bias(16, False)
@@ -180,3 +196,11 @@ def test_drift_of_label_skewed_clients_is_as_predicted_and_goes_with_the_control
     print(anchored)
     assert predicted == 0.0
     assert anchored < 0.15 * large
+
+
+if __name__ == "__main__":
+    summaries = {
+        name: {"mean": np.round(draws.mean(axis=0), 6).tolist(), "sd": np.round(draws.std(axis=0), 6).tolist()}
+        for name, draws in by_nuts().items()
+    }
+    BY_NUTS.write_text(json.dumps(summaries, indent=1) + "\n")
