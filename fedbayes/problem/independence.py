@@ -89,7 +89,7 @@ def _are_apart(bucket: Bucket, groups: np.ndarray, names: Sequence[str]) -> bool
             return product
 
         def largest(pair: tuple[Array, Array]) -> Array:
-            return jnp.max(jnp.abs(jax.vmap(along, (0, None))(points, pair[0])) * pair[1])
+            return jnp.max(jnp.abs(jax.vmap(along, (0, None))(jnp.asarray(points), pair[0])) * pair[1])
 
         return jnp.max(jax.lax.map(largest, (jnp.asarray(probes), jnp.asarray(others))))
 

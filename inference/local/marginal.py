@@ -84,10 +84,10 @@ def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, 
 def _partly_by_quadrature(client: Client, theta: Array, z: Array, num_samples: int) -> Marginal:
     """Single locals by quadrature, the others by draws."""
     factor = Integrated.around(client, theta, z)
-    given = factor.conditional_of_others(theta)
+    given = factor.of_others(factor.there)
     noise = _balanced(num_samples, factor.num_locals)
     others = jax.vmap(lambda one: given.draw(one, jnp.asarray(factor.groups)))(noise)
-    return _by_draws(factor, theta, noise, others, given.log_spread(), factor.mode)
+    return _by_draws(factor, theta, noise, others, given.log_spread(), factor.there.mode)
 
 
 def _balanced(num_samples: int, size: int) -> Array:

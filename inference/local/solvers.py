@@ -127,10 +127,9 @@ def integrating(solver: Solver) -> Solver:
         fewer = Warm(warm.position[kept], warm.chains[:, kept], warm.step_size)
         needed = jax.tree.map(lambda leaf: leaf[: len(kept)] if leaf.ndim else leaf, inputs)
         found = solver.run(tilted._replace(factor=factor), fewer, needed)
-        theta, w = jnp.split(found.warm.position, [size])
-        position = jnp.concatenate([theta, factor.joined(theta, w)])
         chains = warm.chains.at[:, kept].set(found.warm.chains)
-        return found._replace(warm=Warm(position, chains, found.warm.step_size))
+        after = Warm(factor.everywhere(found.warm.position), chains, found.warm.step_size)
+        return found._replace(warm=after)
 
     return solver._replace(run=run)
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
@@ -21,15 +22,15 @@ from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.arrow import Arrow, Places, find_arrow
 from fedbayes.inference.local.density.conditional import Conditional, find_singles
 from fedbayes.numerics.batches import in_batches
+from fedbayes.numerics.gaussian import symmetrised
 from fedbayes.problem.client import Client
 
 _CACHE = 8  # so many times smaller parts than memory would allow fit into a processor's cache
+_FLAT = 1e-8  # least curvature of a single local
 _FAR, _NEAR = 30, 4  # most steps to the locals' mode at the first globals, and from its prediction at all others
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["client", "theta", "mode", "slope", "across"], meta_fields=["nodes"]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["client", "theta", "there", "slope"], meta_fields=["nodes"])
 @dataclass(frozen=True)
 class Integrated:
     """A factor, see :class:`~fedbayes.inference.local.density.tilted.Factor`, whose locals are the others ``w`` alone.
@@ -38,19 +39,18 @@ class Integrated:
     ----------
     client
         Whose it is.
-    theta, mode
-        Globals near those that are asked for, and the mode of all locals there.
-    slope, across
-        How the mode moves with the globals, and that of the single locals with the others.
+    theta, there
+        Globals near those that are asked for, and the Laplace approximation of all locals there.
+    slope
+        How its mode moves with the globals.
     nodes
         Of the quadrature.
     """
 
     client: Client
     theta: Float[Array, " d"]
-    mode: Float[Array, " m"]
+    there: Arrow
     slope: Float[Array, "m d"]
-    across: Float[Array, "n o"]
     nodes: int = quadrature.NODES
 
     @classmethod
@@ -73,7 +73,7 @@ class Integrated:
         else:
             cross = jax.jacfwd(lambda one: jax.grad(client.given(one))(found.mode))(theta)
         slope = jax.vmap(partial(found.solve, places=places), 1, 1)(cross)
-        return cls(client, theta, found.mode, slope, found.across, nodes)
+        return cls(client, theta, found, slope, nodes)
 
     @property
     def num_locals(self) -> int:
@@ -130,24 +130,49 @@ class Integrated:
 
     def conditional(self, theta: Float[Array, " d"]) -> Arrow:
         """The Laplace approximation of all locals given the globals."""
-        start = self.mode + self.slope @ (theta - self.theta)
+        start = self.there.mode + self.slope @ (theta - self.theta)
         places, jacobian = places_of(self.client), self.client.jacobian
         return find_arrow(self.client.given(theta), start, places, max_steps=_NEAR, jacobian=jacobian)
 
     def conditional_of_others(self, theta: Float[Array, " d"]) -> Conditional:
         """The same of the other locals alone."""
-        found = self.conditional(theta)
+        return self.of_others(self.conditional(theta))
+
+    def of_others(self, found: Arrow) -> Conditional:
+        """The part of a Laplace approximation of all locals that is about the others."""
         return Conditional(found.mode[self.client.others], found.white[None])
 
-    def joined(self, theta: Float[Array, " d"], w: Float[Array, " o"]) -> Float[Array, " m"]:
-        """All locals, the single ones where their mode is expected."""
-        return places_of(self.client).joined(self._expected(theta, w), w)
+    def curvature(self, position: Float[Array, " p"]) -> Float[Array, "p p"]:
+        """Minus the Hessian of the log factor, the single locals put at their mode instead of integrated out.
+
+        It takes two derivatives of the client's own factor, where the Hessian of the integral takes three.
+        """
+        size = len(self.theta)
+        singles, others = places_of(self.client)
+        kept = np.concatenate([np.arange(size), size + others])
+        everywhere = self.everywhere(position)
+        gradient = jax.grad(self.client.log_factor)
+        alone = jnp.zeros_like(everywhere).at[size + singles].set(1.0)
+        if self.jacobian is jax.jacrev:
+            own = jax.grad(lambda at: gradient(at) @ alone)(everywhere)
+            columns = jax.jacrev(lambda at: gradient(at)[kept])(everywhere).T
+        else:
+            own = jax.jvp(gradient, (everywhere,), (alone,))[1]
+            columns = self.jacobian(lambda at: gradient(everywhere.at[kept].set(at)))(everywhere[kept])
+        cross = columns[size + singles]
+        diagonal = jnp.minimum(own[size + singles], -_FLAT)
+        return symmetrised(cross.T @ (cross / diagonal[:, None]) - columns[kept])
+
+    def everywhere(self, position: Float[Array, " p"]) -> Float[Array, " all"]:
+        """The client's joint position of globals and all locals, the single ones where their mode is expected."""
+        theta, w = position[: len(self.theta)], position[len(self.theta) :]
+        return jnp.concatenate([theta, places_of(self.client).joined(self._expected(theta, w), w)])
 
     def _expected(self, theta: Array, w: Array) -> Array:
         """Where the mode of the single locals is expected."""
         singles, others = places_of(self.client)
-        mode = self.mode + self.slope @ (theta - self.theta)
-        return mode[singles] + self.across @ (w - mode[others])
+        mode = self.there.mode + self.slope @ (theta - self.theta)
+        return mode[singles] + self.there.across @ (w - mode[others])
 
     def _of_singles(self, theta: Array, w: Array) -> Callable[[Array], Array]:
         given, places = self.client.given(theta), places_of(self.client)

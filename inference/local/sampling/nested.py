@@ -174,6 +174,11 @@ def _parted(both: Conditional) -> tuple[Conditional, Conditional]:
 
 def _expanded(tilted: Tilted, centre: Array) -> tuple[Array, Array]:
     """Log density and curvature."""
+    factor = tilted.factor
+    if isinstance(factor, Integrated):
+        size = tilted.cavity.size
+        curvature = factor.curvature(centre).at[:size, :size].add(tilted.cavity.precision)
+        return factor.client.log_factor(factor.everywhere(centre)) + tilted.log_cavity(centre), curvature
 
     def slope(position: Array) -> tuple[Array, Array]:
         value, slope = jax.value_and_grad(tilted.log_density)(position)
