@@ -56,7 +56,7 @@ def starred(y) -> None:
     with fb.local():
         z = numpyro.sample("z", dist.Normal(0.0, tau).expand([M]).to_event(1))
         w = numpyro.sample("w", dist.Normal(0.0, 1.0))
-    numpyro.sample("y", dist.Normal(mu + w + z[np.arange(ROWS) % M], 1.0), obs=y)
+    numpyro.sample("y", dist.Normal(mu + w + z[jnp.arange(len(y)) % M], 1.0), obs=y)
 
 
 def plain(y) -> None:
