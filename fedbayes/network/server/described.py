@@ -170,7 +170,8 @@ def _bucket(
         for name, array in first.arrays.items()
     }
     place = np.asarray(members)
-    return Bucket(Client(data, mask, place, program, joined.independent), place)  # type: ignore[arg-type]
+    singles = tuple(name for name in joined.singles if name in program.locals.names)
+    return Bucket(Client(data, mask, place, program, joined.independent, singles), place)  # type: ignore[arg-type]
 
 
 def _shortened(client: ClientArrays, joined: Joined) -> ClientArrays:

@@ -191,18 +191,45 @@ BAD_JOINS = {
     "text told": pack({"kind": "join", "told": "text"}),
     "no kind": pack({"told": {}}),
     "rows of unknown arguments": pack(
-        {"kind": "join", "told": {"row_axes": {"y": 0}, "row_arguments": ["z"], "row_locals": [], "independent": True}}
+        {
+            "kind": "join",
+            "told": {
+                "row_axes": {"y": 0},
+                "row_arguments": ["z"],
+                "row_locals": [],
+                "independent": True,
+                "singles": [],
+            },
+        }
     ),
     "rows without arguments": pack(
-        {"kind": "join", "told": {"row_axes": {"y": 0}, "row_arguments": [], "row_locals": [], "independent": True}}
+        {
+            "kind": "join",
+            "told": {"row_axes": {"y": 0}, "row_arguments": [], "row_locals": [], "independent": True, "singles": []},
+        }
     ),
     "no flag": pack(
-        {"kind": "join", "told": {"row_axes": None, "row_arguments": [], "row_locals": [], "independent": 5}}
+        {
+            "kind": "join",
+            "told": {"row_axes": None, "row_arguments": [], "row_locals": [], "independent": 5, "singles": []},
+        }
+    ),
+    "singles that are no names": pack(
+        {
+            "kind": "join",
+            "told": {"row_axes": None, "row_arguments": [], "row_locals": [], "independent": True, "singles": [7]},
+        }
     ),
     "an axis of a billion": pack(
         {
             "kind": "join",
-            "told": {"row_axes": {"y": 10**9}, "row_arguments": ["y"], "row_locals": [], "independent": True},
+            "told": {
+                "row_axes": {"y": 10**9},
+                "row_arguments": ["y"],
+                "row_locals": [],
+                "independent": True,
+                "singles": [],
+            },
         }
     ),
 }
@@ -233,7 +260,7 @@ class Liar:
         kind = unpack(request).header["kind"]
         if kind == "hello":
             return pack({"kind": kind, "told": hello_of(self.name, self.rows)})
-        joined = {"row_axes": {"y": 0}, "row_arguments": ["y"], "row_locals": [], "independent": False}
+        joined = {"row_axes": {"y": 0}, "row_arguments": ["y"], "row_locals": [], "independent": False, "singles": []}
         return pack({"kind": kind, "told": joined}) if kind == "join" else b""
 
 
