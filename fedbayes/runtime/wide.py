@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.random import define_prng_impl
 
-from fedbayes.contract.algorithm import Key
+Key = Array
 
 PLAIN = "threefry2x32"
 _KEYS = 4
