@@ -47,8 +47,8 @@ class Liar(Site):
 
     lie = None
 
-    def session(self, header):
-        session = super().session(header)
+    def session(self, header, *more):
+        session = super().session(header, *more)
         if self.lie is not None and "reply" not in vars(session.executor):
             honest = session.executor.reply
             session.executor.reply = lambda order, secret=None: self.lie(order, honest(order, secret))
