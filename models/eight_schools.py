@@ -24,7 +24,8 @@ def model(sigma: ArrayLike, y: ArrayLike | None = None) -> None:
     """One school, centred.
 
     ``y ~ N(theta, sigma)``, ``theta ~ N(mu, tau)`` (local), ``mu ~ N(0, 5)``, ``tau ~ HalfCauchy(5)``; second
-    arguments are standard deviations. Gradient samplers do better with `model_noncentered`.
+    arguments are standard deviations. Gradient samplers do better with `model_noncentered`. By a formula it is
+    ``y | se(sigma) ~ 1 + (1 | site)`` with these priors of ``Intercept`` and ``1|site_sigma``.
 
     Parameters
     ----------

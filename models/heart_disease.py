@@ -33,7 +33,8 @@ COARSE = ("age", "sex", "asymptomatic", "trestbps", "chol", "fbs", "ecg", "thala
 def model(x: ArrayLike, y: ArrayLike | None = None) -> None:
     """Bayesian logistic regression of one hospital.
 
-    ``y_i ~ Bernoulli(logit^-1(intercept + x_i . beta))``, ``intercept ~ N(0, 5)`` and ``beta_j ~ N(0, 1)`` (sd).
+    ``y_i ~ Bernoulli(logit^-1(intercept + x_i . beta))``, ``intercept ~ N(0, 5)`` and ``beta_j ~ N(0, 1)`` (sd). By a
+    formula it is ``sick ~ age + sex + ...``, of the family bernoulli and with these priors.
 
     Parameters
     ----------

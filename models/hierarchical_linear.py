@@ -37,6 +37,9 @@ YUE_TAU = (1.17, 2.35, 2.52, 0.67)
 def model(x: ArrayLike, y: ArrayLike | None = None, tau: ArrayLike | None = None, noise_sd: float = 1.0) -> None:
     """One client, centred.
 
+    By a formula it is ``y | se(noise_sd) ~ 0 + a + b + (0 + a + b || site)`` with ``Normal(0, 1)`` as the prior of each
+    coefficient and ``LogNormal(0, 0.5)`` of their sds, whose squares are ``tau``.
+
     Parameters
     ----------
     x

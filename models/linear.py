@@ -15,7 +15,8 @@ def model(x: ArrayLike, y: ArrayLike | None = None, noise_sd: float = 1.0, prior
     """Linear regression of one client.
 
     ``y_i ~ N(x_i . beta, noise_sd)``, independent rows, and ``beta_j ~ N(0, prior_sd)``; second arguments are standard
-    deviations. Set them for all clients with ``functools.partial(model, noise_sd=...)``.
+    deviations. Set them for all clients with ``functools.partial(model, noise_sd=...)``. By a formula it is
+    ``y | se(noise_sd) ~ 0 + a + b`` with ``Normal(0, prior_sd)`` as the prior of each coefficient.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ import pytest
 from numpyro.infer.util import log_density
 
 import fedbayes as fb
-from fedbayes.models import eight_schools, heart_disease, hierarchical_linear
+from fedbayes.models import eight_schools, heart_disease, hierarchical_linear, linear
 
 NAMES = heart_disease.COORDS["coefficient"]
 
@@ -69,6 +69,53 @@ def test_coefficients_of_clients_have_the_density_of_the_ready_program():
             expected, _ = log_density(hierarchical_linear.model_noncentered, (), data, by_hand)
             known = float(reg.priors["sigma"].log_prob(1.0))
             assert float(found) - known == pytest.approx(float(expected) + np.log(2.0 * sd).sum(), rel=1e-6)
+
+
+def density(reg, values, model, clients, by_hand):
+    """Log densities of each client by a formula, and by a ready program."""
+    with jax.enable_x64(True):
+        found = [float(log_density(reg.model, (), dict(reg.clients[name]), values)[0]) for name in clients]
+        expected = [float(log_density(model, (), data, by_hand)[0]) for data in clients.values()]
+    return found, expected
+
+
+def test_the_hospitals_have_the_density_of_the_ready_program():
+    beta = np.linspace(-1.0, 1.0, len(NAMES))
+    values = dict(zip(NAMES, beta, strict=True)) | {"Intercept": 0.3, "Intercept_centred": 0.3}
+    clients = heart_disease.clients()
+    by_hand = {"intercept": 0.3, "beta": beta}
+    found, expected = density(hospitals(), values, heart_disease.model, clients, by_hand)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_regression_with_known_noise_has_the_density_of_the_ready_program():
+    clients, _ = linear.simulate(jax.random.key(4), (5, 9), dim=2)
+    frames = {
+        name: {"a": data["x"][:, 0], "b": data["x"][:, 1], "y": data["y"], "s": np.ones(len(data["y"]))}
+        for name, data in clients.items()
+    }
+    priors = {"a": dist.Normal(0.0, 1.0), "b": dist.Normal(0.0, 1.0)}
+    reg = fb.regression("y | se(s) ~ 0 + a + b", clients=frames, priors=priors)
+    beta = np.array([0.4, -1.1])
+    found, expected = density(reg, {"a": beta[0], "b": beta[1]}, linear.model, clients, {"beta": beta})
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_clients_coefficients_with_known_noise_have_the_density_of_the_ready_program():
+    """As the ready program's docstring writes it."""
+    clients, _ = hierarchical_linear.simulate(jax.random.key(3), 2, 30, dim=2)
+    frames = {
+        name: {"a": data["x"][:, 0], "b": data["x"][:, 1], "y": data["y"], "s": np.ones(len(data["y"]))}
+        for name, data in clients.items()
+    }
+    normal = dist.Normal(0.0, 1.0)
+    priors = {"a": normal, "b": normal, "a + b|site_sigma": SD}
+    reg = fb.regression("y | se(s) ~ 0 + a + b + (0 + a + b || site)", clients=frames, priors=priors)
+    mean, sd, raw = np.array([0.4, -1.1]), np.array([0.8, 1.7]), np.array([0.3, -0.6])
+    values = {"a": mean[0], "b": mean[1], "a + b|site_sigma": sd, "a + b|site_offset": raw}
+    by_hand = {"mu": mean, "tau": sd**2, "theta_raw": raw}
+    found, expected = density(reg, values, hierarchical_linear.model_noncentered, clients, by_hand)
+    np.testing.assert_allclose(found, np.asarray(expected) + np.log(2.0 * sd).sum(), rtol=1e-6)
 
 
 def test_eight_schools_have_the_density_of_the_ready_program():
