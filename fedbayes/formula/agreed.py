@@ -84,6 +84,11 @@ class Agreed:
         path
             The file; its folder must be there.
 
+        Raises
+        ------
+        FormulaError
+            There is no such folder.
+
         Examples
         --------
         >>> import fedbayes as fb
@@ -91,6 +96,11 @@ class Agreed:
         >>> fb.regression("y ~ x", clients=rows).agreed.save("agreed.json")  # doctest: +SKIP
         >>> fb.regression("y ~ x", agreed="agreed.json")  # doctest: +SKIP
         """
+        folder = Path(path).parent
+        if not folder.is_dir():
+            raise FormulaError(
+                f"The agreement can't be saved as '{path}': there is no folder '{folder}'. Make it first."
+            )
         told = self._written()
         told = {"format": _FORMAT, "fedbayes": version("fedbayes"), **told, "sha256": _digest(told)}
         replace_file(Path(path), _readable(told).encode())

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from fedbayes.errors import ClientDataError
 from fedbayes.owner.columns import Labels, Roles, columns_of, num_rows, roles_of
 from fedbayes.owner.findings import findings_of, looked_at
 from fedbayes.owner.rules import DisclosureRules, Finding, Rule
-from fedbayes.owner.text import aligned
+from fedbayes.owner.text import aligned, as_html_table
 from fedbayes.problem.data.explained import explaining
 from fedbayes.problem.data.reading import ClientArrays, prepare_clients
 from fedbayes.problem.problem import Options, Problem, check_local, known_program
@@ -72,13 +71,8 @@ class Disclosure:
         return "\n".join([f"Disclosure: {self._headline()}", *shown, *self._below(table)])
 
     def _repr_html_(self) -> str:
-        style = ' style="text-align: left"'
         table = self.table()
-        lines = [_HEAD, *table[:_SHOWN]] if table else []
-        cells = ["".join(f"<td{style}>{escape(cell)}</td>" for cell in line) for line in lines]
-        body = "".join(f"<tr>{line}</tr>" for line in cells)
-        below = "".join(f"<p>{escape(line.strip())}</p>" for line in self._below(table))
-        return f"<table><caption{style}>{escape(self._headline())}</caption>{body}</table>{below}"
+        return as_html_table(self._headline(), [_HEAD, *table[:_SHOWN]] if table else [], self._below(table))
 
     def _headline(self) -> str:
         num, total = len(self.refused), len(self.rows)

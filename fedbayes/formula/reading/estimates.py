@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.owner.text import aligned
+from fedbayes.owner.text import aligned, as_html_table
 from fedbayes.questions.hypothesis import SAMPLES, equal_tailed, probability_of_direction
 
 if TYPE_CHECKING:
@@ -74,17 +74,31 @@ class Estimates:
         return list(self.to_pandas().columns)
 
     def __repr__(self) -> str:
+        lines = (f"  {line}" for line in aligned(self._table()))
+        return "\n".join([self._headline, *lines, *(f"  {line}" for line in self._below())])
+
+    def _repr_html_(self) -> str:
+        return as_html_table(self._headline, self._table(), self._below())
+
+    @property
+    def _headline(self) -> str:
+        return f"{self.title}, {self.level:.0%} intervals"
+
+    def _table(self) -> list[tuple[str, ...]]:
+        """The printed table, its head first."""
         table = self.to_pandas()
         columns = [name for name in self._columns() if name in table]  # nothing may be there to compare with
         if not self.summary["median"].dims:
             columns = columns[1:]  # a single quantity, which the title names
         cells = [tuple(_cell(value) for value in line) for line in table[columns].head(_SHOWN).itertuples(index=False)]
-        more = [f"  ... and {len(table) - _SHOWN} more, in `.to_pandas()`"] if len(table) > _SHOWN else []
         named = {"probability_of_direction": "direction"}
-        head = tuple(named.get(name, name).replace("_", " ") for name in columns)
-        first = f"{self.title}, {self.level:.0%} intervals"
-        return "\n".join([first, *(f"  {line}" for line in aligned([head, *cells])), *more,
-                          *(f"  note: {note}" for note in self.notes)])  # fmt: skip
+        return [tuple(named.get(name, name).replace("_", " ") for name in columns), *cells]
+
+    def _below(self) -> list[str]:
+        """What does not fit, and what may surprise."""
+        left = len(self.to_pandas()) - _SHOWN
+        more = [f"... and {left} more, in `.to_pandas()`"] if left > 0 else []
+        return [*more, *(f"note: {note}" for note in self.notes)]
 
 
 def _interval(draws: "xr.DataArray", level: float) -> tuple[Any, Any]:

@@ -168,6 +168,11 @@ def test_other_ends_of_pieces_are_refused(tmp_path):
         fb.regression("Surv(days, event) ~ x", agreed=tmp_path / "a.json", ends=[10, 41], **options)
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(fb.FormulaError, match=r"there is no folder '.*nowhere'\. Make it first"):
+        fb.regression("y ~ x", clients=tables()).agreed.save(tmp_path / "nowhere" / "a.json")
+
+
 def test_another_prior_than_the_one_given_then_is_refused(tmp_path):
     fb.regression("y ~ x", clients=tables(), priors={"x": dist.Normal(0.0, 0.25)}).agreed.save(tmp_path / "a.json")
     with pytest.raises(fb.FormulaError, match=r"prior of 'x' is the default, and was dist\.Normal"):

@@ -282,4 +282,9 @@ def test_the_summary_and_what_is_printed(tables, made):
     np.testing.assert_allclose(found.summary["mean"], draws.mean(axis=0))
     assert list(found.to_pandas().columns) == ["row", "mean", "sd", "median", "lower", "upper"]
     assert repr(found).splitlines()[0] == "Mean of `y` at the average site, 50% intervals"
-    assert len(repr(fb.predictions(reg, made(reg), {"x": np.zeros(99), "sex": ["f"] * 99})).splitlines()) == 43
+    many = fb.predictions(reg, made(reg), {"x": np.zeros(99), "sex": ["f"] * 99})
+    assert len(repr(many).splitlines()) == 43
+    html = many._repr_html_()
+    assert html.startswith('<table><caption style="text-align: left">Mean of `y` at the average site, 90% intervals')
+    assert (html.count("<tr>"), html.count("<td")) == (41, 41 * 6)
+    assert html.endswith("<p>... and 59 more, in `.to_pandas()`</p>")
