@@ -1,7 +1,7 @@
 """Checks of a program against its clients, before any work starts."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -281,21 +281,15 @@ def _moved(small: tuple[int, ...], large: tuple[int, ...] | None, rows: tuple[in
     return moved[0] if len(moved) == 1 and (small[moved[0]], large[moved[0]]) == rows else None
 
 
-def padding_is_exact(
-    padded: Program, plain: Program, client: ClientArrays, arguments: Sequence[str], length: int
-) -> bool:
-    """Whether padding and masking rows leave a client's log factor and its gradient as they are."""
-    rows = client.arrays[arguments[0]].shape[0]
-    data = {name: jnp.asarray(array) for name, array in client.arrays.items()}
-    longer = {name: jnp.asarray(array) for name, array in pad(client.arrays, arguments, length).items()}
+def plain_and_padded(padded: Program, plain: Program, rows: int, length: int) -> Callable[..., Any]:
+    """Log factor and gradient without padding and with it, as functions of data and padded data, at two points."""
     mask = np.arange(length) < rows
     size, padded = plain.globals.size, padded.with_rows(length)
-    tolerance = 1e-9 if plain.dtype == jnp.float64 else 1e-4
     points = np.random.default_rng(2).normal(size=(2, size + padded.locals.size)) * 0.3
     mine = padded.places(rows)
     others = np.setdiff1d(np.arange(padded.locals.size), mine)
 
-    def both(x: Array) -> tuple:
+    def both(x: Array, data: Arrays, longer: Arrays) -> tuple:
         def of_plain(x: Array) -> Array:
             z = x[size:]
             padding = jnp.sum(norm.logpdf(z[others]))
@@ -305,7 +299,16 @@ def padding_is_exact(
         two = jax.value_and_grad(lambda x: padded.log_factor(x[:size], x[size:], longer, mask))(x)
         return one, two
 
-    one, two = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(both))(points))
+    return partial(jit_cheaply(jax.vmap(both, (0, None, None))), points)
+
+
+def padding_is_exact(
+    densities: Callable[..., Any], dtype: Any, client: ClientArrays, arguments: Sequence[str], length: int
+) -> bool:
+    """Whether padding and masking rows leave a client's log factor and its gradient as they are."""
+    tolerance = 1e-9 if dtype == jnp.float64 else 1e-4
+    longer = pad(client.arrays, arguments, length)
+    one, two = jax.tree.map(np.asarray, densities(dict(client.arrays), longer))
     return all(
         np.allclose(a, b, rtol=tolerance, atol=tolerance * (1.0 + _largest(a)), equal_nan=True)
         for a, b in zip(one, two, strict=True)

@@ -1,7 +1,7 @@
 """Model and clients, checked and ready: what an algorithm is built for and an executor runs on."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -249,7 +249,7 @@ class Known(NamedTuple):
 
 
 _SPLIT: Kept[Known] = Kept(64)
-_PADDED: Kept[Program | None] = Kept(64)
+_PADDED: Kept["Padded | None"] = Kept(64)
 _PRIORS: Kept[Prior] = Kept(64)
 
 
@@ -295,6 +295,13 @@ def _refined(program: Program, client: ClientArrays) -> Known:
     return Known(program, trace)
 
 
+class Padded(NamedTuple):
+    """A program whose rows are known, and its densities with and without padding, compiled once for all data."""
+
+    program: Program
+    densities: Callable[..., Any]
+
+
 class Options(NamedTuple):
     """What a split depends on beside a client's arguments."""
 
@@ -326,19 +333,22 @@ def _group_buckets(
 def _padded_program(
     known: Sequence[Known], client: ClientArrays, arguments: Sequence[str], length: int
 ) -> Program | None:
-    """The program with its rows known, or ``None`` where padding would change it; this is tested once."""
+    """The program with its rows known, or ``None`` where padding would change it, which depends on the data."""
+    rows = (client.arrays[arguments[0]].shape[0], length)
 
-    def find() -> Program | None:
-        rows = (client.arrays[arguments[0]].shape[0], length)
+    def find() -> Padded | None:
         found = checks.rows_of([one.program for one in known], [one.trace for one in known], rows)
         if found is None or not (found.axes or known[0].program.processes):
             return None
         program = replace(
             known[0].program, row_axes=found.axes, row_arguments=tuple(arguments), row_locals=found.locals
         )
-        return program if checks.padding_is_exact(program, known[0].program, client, arguments, length) else None
+        return Padded(program, checks.plain_and_padded(program, known[0].program, *rows))
 
-    return _PADDED.get((*(one.program for one in known), tuple(arguments), length), find)
+    kept = _PADDED.get((*(one.program for one in known), tuple(arguments), rows), find)
+    if kept is None or not checks.padding_is_exact(kept.densities, kept.program.dtype, client, arguments, length):
+        return None
+    return kept.program
 
 
 def _padded_buckets(

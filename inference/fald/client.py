@@ -104,7 +104,8 @@ def local_update(
         u, v, first = carry
         batch_key, noise_key = jax.random.split(jax.random.fold_in(key, k))
         eta = step_size_at(config, shared, k)
-        noise, noise_v = _noise(rho, weight, size, client.num_locals, jax.random.fold_in(common_key, k), noise_key)
+        common = jax.random.fold_in(common_key, k)
+        noise, noise_v = _noise(rho, weight, size, client.num_locals, common, noise_key, fine=is_private(config))
         scale = jnp.sqrt(2.0 * eta * config.temperature)
         if config.clip is not None:
             of_data, of_prior = energy.clipped_slopes(u, v, batch_key)
@@ -161,11 +162,19 @@ def _coarser(u: Array, scale: Array) -> Array:
 
 
 def _noise(
-    rho: float, weight: Array, size: int, num_locals: int, common_key: Array, own_key: Array
+    rho: float, weight: Array, size: int, num_locals: int, common_key: Array, own_key: Array, *, fine: bool
 ) -> tuple[Array, Array]:
-    """``rho xi + sqrt((1 - rho^2) / p_c) xi_c`` and ``zeta_c`` of one step."""
+    """``rho xi + sqrt((1 - rho^2) / p_c) xi_c`` and ``zeta_c`` of one step.
+
+    A draw made of 52 bits has few values beyond 6.5 sds, by which what it was added to could be told. That of two draws
+    (``fine``) has several for each place to which it is rounded, as far as 11 sds (Holohan and Braghin 2021).
+    """
     private_globals = 0 if rho == 1.0 else size
-    drawn = jax.random.normal(own_key, (private_globals + num_locals,))
+    shape = (private_globals + num_locals,)
+    if fine:
+        drawn = jnp.sqrt(0.5) * jnp.sum(jax.random.normal(own_key, (2, *shape)), axis=0)
+    else:
+        drawn = jax.random.normal(own_key, shape)
     noise = jnp.zeros(size) if rho == 0.0 else rho * jax.random.normal(common_key, (size,))
     if private_globals:
         noise = noise + jnp.sqrt((1.0 - rho**2) / weight) * drawn[:size]

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from fedbayes.errors import ModelError
 from fedbayes.inference.options import (
     HUGE,
     TINY,
@@ -169,6 +170,12 @@ def check_roster(config: Options, roster: Roster, weights: np.ndarray) -> None:
             "would be biased. Write `scheme='with_replacement'`, `weights='equal'`, or `allow_unbalanced=True`."
         )
     check_batch(config.batch_size, roster)
+    if config.clip is not None and roster.dependent:
+        raise ModelError(
+            f"`clip` is {config.clip}, but the rows of a client depend on each other, as in a Gaussian process or in "
+            "Cox's partial likelihood: its gradient is not a sum over rows that could be clipped one by one. Leave "
+            "`clip` out."
+        )
     if config.clip is not None and np.any(roster.num_locals):
         raise ValueError(
             f"`clip` is {config.clip}, but the model has local latents: its gradient in the globals is not a sum over "

@@ -116,5 +116,5 @@ def _without_rows(program: Program, shapes: tuple[tuple[str, tuple[tuple[int, ..
     """The sites of the client's factor whose log-probability has no axis of rows, for arguments of these shapes."""
     data = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes}
     at = jnp.zeros(program.globals.size), jnp.zeros(program.locals.size)
-    known = {*program.prior_sites, *program.missing, *program.processes, *program.row_axes}
+    known = {*program.prior_sites, *program.missing, *program.row_axes}
     return tuple(name for name in jax.eval_shape(program.site_log_probs, *at, data) if name not in known)

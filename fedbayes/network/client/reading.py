@@ -113,7 +113,7 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat, *, ma
     Refused
         Rows can't be masked out of the program, where it has to be found out on made-up numbers.
     """
-    _check_kinds(client, seat)
+    _check_kinds(client, seat, np.dtype(study.dtype))
     _check_rows(client, seat)
     kinds = {name: np.dtype(kind) for name, kind in seat.kinds.items()}
     mine = cast(site, client, kinds, np.dtype(study.dtype))
@@ -171,11 +171,14 @@ def _of_made_up_numbers(study: Study, site: str, client: ClientArrays, seat: Sea
         return _looked_at(study, site, replace(client, arrays=ones), seat)
 
 
-def _check_kinds(client: ClientArrays, seat: Seat) -> None:
-    """The kinds of numbers of a seat hold the client's own: a server must not choose what its data are turned into."""
+def _check_kinds(client: ClientArrays, seat: Seat, dtype: np.dtype) -> None:
+    """The kinds of numbers of a seat hold the client's own: a server must not choose what its data are turned into.
+
+    Decimals are of the study's kind, which the site knows itself.
+    """
     for name, array in client.arrays.items():
         kind = np.dtype(seat.kinds[name])
-        if np.result_type(array.dtype, kind) != kind:
+        if np.result_type(array.dtype, kind) != kind and not (array.dtype.kind == "f" and kind == dtype):
             log.error("The server wants `%s` as %s, and it is %s: values would change.", name, kind, array.dtype)
             raise Refused(Refusal.FORMAT)
 

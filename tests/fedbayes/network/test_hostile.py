@@ -326,6 +326,22 @@ def test_a_site_finds_the_same_program_however_many_rows_others_claim(federation
         own_problem(study, "ada", client, replace(seat, padded=2**28))
 
 
+def test_a_study_in_single_precision_has_its_seats_in_it():
+    """Whose kind of decimals the site knows itself; in another one nothing is cast."""
+    study = Study(line, fb.EP(), dtype=np.float32)
+    seat = Seat(0, {"y": "<f4"}, {"y": ((8,), "<f4")}, ("y",), padded=8)
+    client = ClientArrays({"y": np.arange(5.0)}, {})
+    with computing():
+        assert own_problem(study, "ada", client, seat).bucket.clients.data["y"].dtype == np.float32
+        with pytest.raises(Refused):
+            own_problem(Study(line, fb.EP()), "ada", client, seat)
+
+
+def line(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
 def test_what_a_site_says_of_its_program_hangs_on_no_row_of_the_server_s_choice(monkeypatch):
     """A row at which the program overflows can't be masked out. A server that chose how many rows a copy of the data
     had, whose last row is repeated under a mask, heard whether it was that row: old messages had such numbers."""
