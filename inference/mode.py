@@ -21,7 +21,7 @@ from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
-from fedbayes.inference.local.marginal import evaluations, integrate_locals
+from fedbayes.inference.local.marginal import integrate_locals
 from fedbayes.inference.own_site import EVERYBODY, NEVER, Counted, Everybody, OwnSite, own_cavity, told_everybody
 from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import Gaussian, eigenvectors, packed, symmetrised, unpacked, where, whitener
@@ -379,8 +379,7 @@ def _differences(client: Client, theta: Array, z: Array, num_samples: int) -> tu
     steps = jnp.finfo(client.program.dtype).eps ** _POWER / jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(own)), 1.0))
     size, moves = len(theta), jnp.diag(steps)
     points = jnp.concatenate([theta[None], theta + moves, theta - moves])
-    at_once = min(_AT_ONCE, client.at_once(evaluations(client, num_samples))) if client.singles else _AT_ONCE
-    found = in_batches(lambda at: integrate_locals(client, at, z, num_samples), points, at_once)
+    found = in_batches(lambda at: integrate_locals(client, at, z, num_samples), points, _AT_ONCE)
     slope = found.slope_for(found.k_hat[0])
     ahead, behind = slope[1 : size + 1], slope[size + 1 :]
     return found.value[0], slope[0], (ahead - behind) / (2.0 * steps[:, None]), found.z[0]

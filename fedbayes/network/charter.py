@@ -170,15 +170,14 @@ class Joined:
         The axis of each site's log-probability that runs over rows; ``None`` where rows can't be padded.
     row_arguments, row_locals
         The arguments and the locals whose leading axis does.
-    independent, singles
-        See :class:`fedbayes.problem.client.Client`.
+    independent
+        See :attr:`fedbayes.problem.client.Client.independent`.
     """
 
     row_axes: dict[str, int] | None
     row_arguments: tuple[str, ...]
     row_locals: tuple[str, ...]
     independent: bool
-    singles: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> "Joined":
@@ -197,7 +196,6 @@ class Joined:
             tuple(plain_name(name, _LONGEST_WORD) for name in told["row_arguments"]),
             tuple(plain_name(name, _LONGEST_WORD) for name in told["row_locals"]),
             independent,
-            tuple(plain_name(name, _LONGEST_WORD) for name in told["singles"]),
         )
 
     def check(self, hello: Hello) -> None:
@@ -294,9 +292,9 @@ def _distinct(locals_: Sequence[LocalLatents]) -> list[LocalLatents]:
 def _written_locals(known: LocalLatents) -> dict[str, Any]:
     shapes = [[name, list(shape)] for name, shape in known.block.shapes]
     lists = {"real": list(known.real), "related": list(known.related)}
-    return {"block": shapes, **lists, "independent": known.independent, "singles": list(known.singles)}
+    return {"block": shapes, **lists, "independent": known.independent}
 
 
 def _read_locals(told: Mapping[str, Any]) -> LocalLatents:
     block, independent = read_block(told["block"]), bool(told["independent"])
-    return LocalLatents(block, tuple(told["real"]), tuple(told["related"]), independent, tuple(told["singles"]))
+    return LocalLatents(block, tuple(told["real"]), tuple(told["related"]), independent)

@@ -14,6 +14,7 @@ from numpyro.distributions import constraints
 
 from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.problem.buckets import Bucket, own_program
+from fedbayes.problem.client import Client
 from fedbayes.problem.data.padding import pad
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.program.program import Arrays, Outcome, Program
@@ -238,6 +239,33 @@ def _in_words(support: Any) -> str:
         return f"{kind} from {low} to {high}"
     open_ = isinstance(support, type(constraints.positive) | type(constraints.greater_than(0.0)))
     return f"{kind} {'above' if open_ else 'from'} {low}" if low is not None else f"values in {support}"
+
+
+_INDEPENDENT: Kept[Any] = Kept(64)
+
+
+def groups_are_independent(bucket: Bucket) -> bool:
+    """Whether the rows of the locals' first axis are independent given the globals, on every client of the bucket.
+
+    Then the log factor has no second derivative between two rows; this is looked at in two points.
+    """
+    program, clients = bucket.clients.program, bucket.clients
+    groups, size = program.locals.groups(), program.globals.size
+    if len(groups) < 2 or program.enumerated:
+        return False
+
+    def curvature(position: Array, client: Client) -> Array:
+        theta, z = position[:size], position[size:]
+        slope = jax.grad(lambda z: client.log_factor(jnp.concatenate([theta, z])))
+        return program.jacobian(slope)(z)
+
+    def largest_between(client: Client) -> Array:
+        apart = jnp.ones((program.locals.size,) * 2).at[groups[:, :, None], groups[:, None, :]].set(0.0)
+        return jnp.max(jnp.abs(jax.vmap(lambda point: curvature(point, client))(points)) * apart)
+
+    points = np.random.default_rng(5).normal(size=(2, size + program.locals.size)) * 0.3
+    found = _INDEPENDENT.get(program, lambda: jit_cheaply(lambda clients: jax.lax.map(largest_between, clients)))
+    return bool(np.all(np.asarray(found(clients)) == 0.0))
 
 
 class Rows(NamedTuple):

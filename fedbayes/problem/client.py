@@ -23,9 +23,7 @@ def length(data: Mapping[str, Array], axis: int = 0) -> int:
 
 
 @partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["data", "mask", "index"],
-    meta_fields=["program", "independent", "singles"],
+    jax.tree_util.register_dataclass, data_fields=["data", "mask", "index"], meta_fields=["program", "independent"]
 )
 @dataclass(frozen=True)
 class Client:
@@ -45,8 +43,6 @@ class Client:
         The split program for this shape of data.
     independent
         Whether the locals' groups, the rows of their first axis, are independent given the globals.
-    singles
-        The local latents, many numbers in all, that are independent given the globals and the few other locals.
     """
 
     data: dict[str, Array]
@@ -54,7 +50,6 @@ class Client:
     index: Array
     program: Program
     independent: bool = False
-    singles: tuple[str, ...] = ()
 
     def log_factor(self, position: Array) -> Array:
         """Log factor at the joint position ``(theta, z)``, shape ``(d + m,)``."""
@@ -88,11 +83,12 @@ class Client:
         """
         if self.program.rows_by_rows:
             return jax.lax.map(function, points)
-        return in_batches(function, points, self.at_once())
+        return in_batches(function, points, self._at_once)
 
-    def at_once(self, evaluations: int = 1) -> int:
-        """Points that are computed side by side, where each takes so many evaluations; or tangents at one point."""
-        return max(1, AT_ONCE // (evaluations * length(self.data)))
+    @property
+    def _at_once(self) -> int:
+        """Points, or tangents at one, that are computed side by side."""
+        return max(1, AT_ONCE // length(self.data))
 
     @property
     def num_locals(self) -> int:
@@ -102,19 +98,7 @@ class Client:
     @property
     def groups(self) -> np.ndarray:
         """Places of the locals of each group, shape ``(groups, size)``; one group where they are not independent."""
-        if self.singles and not len(self.others):
-            return self.single_places[:, None]
         return self.program.locals.groups() if self.independent else np.arange(self.num_locals)[None]
-
-    @property
-    def single_places(self) -> np.ndarray:
-        """Places of ``singles`` among the locals, shape ``(n,)``."""
-        return self.program.locals.places(self.singles)
-
-    @property
-    def others(self) -> np.ndarray:
-        """Places of all other locals, shape ``(m - n,)``."""
-        return self.program.locals.places([name for name in self.program.locals.names if name not in self.singles])
 
     @property
     def jacobian(self) -> Callable:
@@ -124,8 +108,8 @@ class Client:
         """
         if self.program.jacobian is not jax.jacfwd:
             return self.program.jacobian
-        return partial(by_columns, at_once=self.at_once())
+        return partial(by_columns, at_once=self._at_once)
 
     def with_global(self, name: str) -> "Client":
         """The client with one of its local latents as the last of its globals, see :class:`Program`."""
-        return replace(self, program=self.program.with_global(name), independent=False, singles=())
+        return replace(self, program=self.program.with_global(name), independent=False)

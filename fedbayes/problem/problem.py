@@ -17,7 +17,6 @@ from fedbayes.problem.buckets import Bucket, make_bucket, own_program
 from fedbayes.problem.client import Client
 from fedbayes.problem.data.padding import bucket_lengths, num_rows, pad, row_arguments
 from fedbayes.problem.data.reading import ClientArrays, prepare_clients
-from fedbayes.problem.independence import with_independence
 from fedbayes.problem.program.called import misfit
 from fedbayes.problem.program.concrete import mixes_precisions, needs_value, precision_refusal, refusal, with_sizes
 from fedbayes.problem.program.hierarchy import hierarchy_of
@@ -67,9 +66,7 @@ class Problem:
             found = local_latents(program, shapes_of_client(bucket))
             known |= {
                 place: found._replace(
-                    block=own_program(program, self.arrays[place]).locals,
-                    independent=bucket.clients.independent,
-                    singles=bucket.clients.singles,
+                    block=own_program(program, self.arrays[place]).locals, independent=bucket.clients.independent
                 )
                 for place in bucket.members.tolist()
             }
@@ -213,7 +210,7 @@ def make_problem(
         groups.setdefault(repr(sorted(client.static.items())), []).append(place)
     options = Options(model, tuple(local), jnp.dtype(dtype))
     found = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
-    buckets = [with_independence(bucket) for bucket in found]
+    buckets = [_with_independence(bucket) for bucket in found]
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     if not only_locals:
@@ -328,6 +325,10 @@ def _group_buckets(
         if program is not None:
             return _padded_buckets(program, group, members, arguments, rows)
     return _exact_buckets(options, names, group, members)
+
+
+def _with_independence(bucket: Bucket) -> Bucket:
+    return replace(bucket, clients=replace(bucket.clients, independent=checks.groups_are_independent(bucket)))
 
 
 def _padded_program(

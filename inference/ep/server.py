@@ -74,15 +74,15 @@ def make_solvers(config: Options, num_samples: int) -> dict[str, solvers.Solver]
     }
     auto = ("importance", "nested", "importance_more", "nested_more", "nuts")
     names = auto if config.solver == "auto" else (config.solver,)
-    return {name: solvers.integrating(known[name]) for name in names}
+    return {name: known[name] for name in names}
 
 
 def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str, solvers.Solver]:
     """The solvers of a fit.
 
     Where draws are much work, clients without locals begin with Laplace approximations. Where all clients have a few
-    locals, beside single ones that are independent, they begin with nested draws: plain ones are seldom precise enough,
-    and are one more program to compile.
+    locals, or single ones that are independent, they begin with nested draws: plain ones are seldom precise enough, and
+    are one more program to compile.
     """
     work = roster.rows.sum() * num_samples * config.num_replicates
     known = make_solvers(config, num_samples)
@@ -91,8 +91,9 @@ def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str
     far = config.start(roster) != "mode"
     if far and work > _MUCH_WORK and not roster.num_locals.any():
         return {"laplace": solvers.laplace(), **known}
-    few = {each: each.one_by_one or each.joint < _MANY_LOCALS for each in set(roster.locals)}  # few for many clients
-    if np.all((roster.num_locals > 0) & np.asarray([few[each] for each in roster.locals], bool)):
+    kinds = {each: each.one_by_one for each in set(roster.locals)}  # of many clients there are few
+    single = np.asarray([kinds[each] for each in roster.locals], bool)
+    if np.all((roster.num_locals > 0) & ((roster.num_locals < _MANY_LOCALS) | single)):
         return {name: solver for name, solver in known.items() if not name.startswith("importance")}
     return known
 

@@ -11,7 +11,6 @@ from jaxtyping import Float
 
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import find_conditional
-from fedbayes.inference.local.density.integrated import Integrated, places_of
 from fedbayes.inference.local.density.tilted import Tilted, cold_start
 from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, whitener
@@ -19,7 +18,6 @@ from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import Client
 
 NUM_LOCAL, NUM_LOCAL_FINER = 16, 512  # draws that integrate out the locals at each draw of the globals
-NUM_OTHERS, NUM_OTHERS_FINER = 8, 64  # the same of locals beside single ones, for which quadrature is made at each
 _AT_ONCE = 32  # draws of the globals side by side
 _COLD_NEWTON = 30  # steps to the locals' mode given the median of the draws
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals
@@ -58,9 +56,6 @@ def log_factors(
     :mod:`~fedbayes.inference.local.density.quadrature`, with twice as many nodes where more than the usual number of
     draws is asked for.
 
-    Where there are many of them beside a few others, the others are integrated out by draws, and at each of these draws
-    the single ones by quadrature.
-
     All others are integrated out by importance sampling given each row, from their Laplace approximation and from one
     that is wider, half of the draws each, for tails that are longer than a Gaussian's. Where the locals are Gaussian
     given the globals the first half has equal weights: then it alone counts, and the result is exact. ``exp`` of the
@@ -85,8 +80,6 @@ def log_factors(
         return LogFactors(client.at_many(client.log_factor, theta), zero, zero)
     if _one_by_one(client):
         return _by_quadrature(client, theta, _nodes_for(num_local))
-    if client.singles:
-        return _partly_by_quadrature(client, theta, shift, num_local)
     locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -108,9 +101,9 @@ def locals_given(
 ) -> Float[Array, "draw {client.num_locals}"]:
     """One draw of the locals at each draw of the globals.
 
-    By quadrature it is the quantiles at the levels. Else, as far as locals are drawn, it is one of the draws behind
-    :func:`log_factors` with the same ``shift``, taken by its weight: globals that were weighed or accepted by those
-    values, and locals that were taken so, are draws of the joint posterior exactly.
+    By quadrature it is the quantiles at the levels. Else it is one of the draws behind :func:`log_factors` with the
+    same ``shift``, taken by its weight: globals that were weighed or accepted by those values, and locals that were
+    taken so, are draws of the joint posterior exactly.
 
     Parameters
     ----------
@@ -123,13 +116,13 @@ def locals_given(
         at_theta = _references(client, theta, _nodes_for(num_local))
         found: Array = in_batches(lambda row: quadrature.drawn(at_theta(row[0]), row[1]), (theta, levels), _AT_ONCE)
         return found
-    if client.singles:
-        return _partly_given(client, theta, shift, picks, levels, num_local)
     locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array, Array]) -> Array:
         one, own, pick = given
-        return _picked(locals_of(one, own), pick)
+        drawn = locals_of(one, own)
+        ends = jnp.cumsum(jax.nn.softmax(_integrated(drawn).log_weight))
+        return drawn.z[jnp.minimum(jnp.searchsorted(ends, pick), len(ends) - 1)]
 
     found = in_batches(at, (theta, shifts, picks), _AT_ONCE)
     return found
@@ -198,52 +191,6 @@ class _Integral(NamedTuple):
     log_weight: Float[Array, " draw"]
 
 
-def _partly_by_quadrature(client: Client, theta: Array, shift: Array, num_local: int) -> LogFactors:
-    factor, shifts = _factor(client, theta, num_local), _shifts(shift[client.others], len(theta))
-
-    def at(given: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        drawn, halved, found = _others(factor, *given, _num_others(num_local))
-        whole = _integrated(drawn)
-        share = jax.nn.softmax(whole.log_weight)
-        return whole.value, whole.noise + _NOWHERE * (share @ ~found), share @ halved
-
-    return LogFactors(*in_batches(at, (theta, shifts), min(_AT_ONCE, factor.at_once)))
-
-
-def _partly_given(client: Client, theta: Array, shift: Array, picks: Array, levels: Array, num_local: int) -> Array:
-    factor, shifts = _factor(client, theta, num_local), _shifts(shift[client.others], len(theta))
-    places = places_of(client)
-
-    def at(given: tuple[Array, Array, Array, Array]) -> Array:
-        one, own, pick, level = given
-        drawn, _, _ = _others(factor, one, own, _num_others(num_local))
-        w = _picked(drawn, pick)
-        return places.joined(quadrature.drawn(factor.reference(one, w), level[places.singles]), w)
-
-    found: Array = in_batches(at, (theta, shifts, picks, levels), min(_AT_ONCE, factor.at_once))
-    return found
-
-
-def _factor(client: Client, theta: Array, num_local: int) -> Integrated:
-    """The client's factor without its single locals, near the draws' median."""
-    median = jnp.median(theta, axis=0)
-    return Integrated.around(client, median, cold_start(client.num_locals), nodes=_nodes_for(num_local))
-
-
-def _num_others(num_local: int) -> int:
-    """Draws of the others: fewer than where all locals are drawn, since each takes a quadrature."""
-    return NUM_OTHERS if num_local <= NUM_LOCAL else NUM_OTHERS_FINER
-
-
-def _others(factor: Integrated, one: Array, shift: Array, num: int) -> tuple[_Weighted, Array, Array]:
-    """Weighted draws of the others given the globals, what half of the nodes change, and whether modes were found."""
-    centre = factor.conditional_of_others(one)
-    noise, wide = _mixed_noise(shift, num)
-    w = centre.mode + noise @ centre.white[0]
-    logs, halved, found = jax.vmap(lambda each: factor.log_integral(one, each))(w)
-    return _weighted(w, logs, noise, wide, centre.log_spread()), halved, found
-
-
 def _shifts(shift: Float[Array, " m"], num: int) -> Float[Array, "{num} m"]:
     """A shift for each draw: steps of the generalised golden ratio, which fill the cube evenly."""
     size, ratio = shift.shape[0], 1.0
@@ -258,6 +205,8 @@ def _locals(client: Client, cavity: Gaussian, theta: Array, num: int) -> Callabl
     mode = Tilted(client, cavity).mode(jnp.concatenate([theta[0], jnp.zeros(client.num_locals)]))
     white = whitener(mode.curvature[size:, size:])
     slope = white.T @ white @ mode.curvature[size:, :size]
+    wide = 1.0 + client.num_locals**-0.5
+    half = num // 2
 
     def given(one: Array, at: Callable[[Array], Array]) -> tuple[Array, Callable[[Array], Array], Array]:
         """Centre, noise to offset, and log determinant of the Laplace approximation."""
@@ -271,31 +220,15 @@ def _locals(client: Client, cavity: Gaussian, theta: Array, num: int) -> Callabl
     def draw(one: Array, shift: Array) -> _Weighted:
         at = client.given(one)
         centre, spread, log_spread = given(one, at)
-        noise, wide = _mixed_noise(shift, num)
+        noise = quasi_normal(shift, num)
+        noise = noise * jnp.where(jnp.arange(num) < half, 1.0, wide)[:, None]
         z = centre + spread(noise)
-        return _weighted(z, jax.vmap(at)(z), noise, wide, log_spread)
+        logs = jax.vmap(at)(z)
+        squares = 0.5 * jnp.sum(noise**2, axis=1)
+        log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - client.num_locals * jnp.log(wide)) - jnp.log(2.0)
+        return _Weighted(z, logs + squares, logs - log_mixture, log_spread + 0.5 * client.num_locals * LOG_2PI)
 
     return draw
-
-
-def _mixed_noise(shift: Array, num: int) -> tuple[Array, float]:
-    """Draws of which the second half spreads more, and how much more."""
-    wide = 1.0 + shift.shape[0] ** -0.5
-    return quasi_normal(shift, num) * jnp.where(jnp.arange(num) < num // 2, 1.0, wide)[:, None], wide
-
-
-def _weighted(z: Array, logs: Array, noise: Array, wide: float, log_spread: Array) -> _Weighted:
-    """Draws of the locals that come from this noise, with the log density there."""
-    squares = 0.5 * jnp.sum(noise**2, axis=1)
-    size = noise.shape[1]
-    log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - size * jnp.log(wide)) - jnp.log(2.0)
-    return _Weighted(z, logs + squares, logs - log_mixture, log_spread + 0.5 * size * LOG_2PI)
-
-
-def _picked(drawn: _Weighted, pick: Array) -> Array:
-    """One of the draws, taken by its weight."""
-    ends = jnp.cumsum(jax.nn.softmax(_integrated(drawn).log_weight))
-    return drawn.z[jnp.minimum(jnp.searchsorted(ends, pick), len(ends) - 1)]
 
 
 def _integrated(drawn: _Weighted) -> _Integral:

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import find_conditional, find_singles
-from fedbayes.inference.local.density.integrated import Integrated
 from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import balanced_normal, log_mean_exp, pareto_smooth
 from fedbayes.problem.client import Client
@@ -71,47 +70,20 @@ def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, 
     """
     if client.groups.shape[1] == 1:
         return _by_quadrature(client, theta, z)
-    if client.singles:
-        return _partly_by_quadrature(client, theta, z, num_samples)
     groups = jnp.asarray(client.groups)
     given = find_conditional(client.given(theta), z, groups, max_steps=30, jacobian=client.jacobian)
     z = given.mode
-    noise = _balanced(num_samples, z.shape[0])
+    noise = jnp.asarray(balanced_normal(max(num_samples, 1 << (4 * z.shape[0]).bit_length()), z.shape[0]))
     locals_ = jax.vmap(lambda one: given.draw(one, groups))(noise)
-    return _by_draws(client, theta, noise, locals_, given.log_spread(), z)
-
-
-def _partly_by_quadrature(client: Client, theta: Array, z: Array, num_samples: int) -> Marginal:
-    """Single locals by quadrature, the others by draws."""
-    factor = Integrated.around(client, theta, z)
-    given = factor.of_others(factor.there)
-    noise = _balanced(num_samples, factor.num_locals)
-    others = jax.vmap(lambda one: given.draw(one, jnp.asarray(factor.groups)))(noise)
-    return _by_draws(factor, theta, noise, others, given.log_spread(), factor.there.mode)
-
-
-def _balanced(num_samples: int, size: int) -> Array:
-    return jnp.asarray(balanced_normal(max(num_samples, 1 << (4 * size).bit_length()), size))
-
-
-def _by_draws(
-    factor: Client | Integrated, theta: Array, noise: Array, locals_: Array, log_spread: Array, mode: Array
-) -> Marginal:
-    """By importance sampling with draws of a Gaussian, which come from this noise, and half its log determinant."""
     # one derivative of the weighted sum, not one for each draw: what depends on the globals alone is there once
-    logs, pulled_back = jax.vjp(lambda at: factor.at_many(factor.given(at), locals_), theta)
+    logs, pulled_back = jax.vjp(lambda at: client.at_many(client.given(at), locals_), theta)
     log_weight = logs + 0.5 * jnp.sum(noise**2, axis=1)
     _, k_hat = pareto_smooth(log_weight)
     # not the smoothed weights, which jump from draw to draw where the globals move and two draws change ranks
     weights = jnp.stack([jax.nn.softmax(log_weight), jnp.full(len(noise), 1.0 / len(noise))])
     weighed, even = jax.vmap(pulled_back)(weights)[0]
-    value = log_mean_exp(log_weight) + 0.5 * noise.shape[1] * LOG_2PI + log_spread
-    return Marginal(value, weighed, even, k_hat, mode)
-
-
-def evaluations(client: Client, num_samples: int) -> int:
-    """Points at which :func:`integrate_locals` evaluates the factor of a client with single locals side by side."""
-    return quadrature.NODES * (num_samples if len(client.others) else 1)
+    value = log_mean_exp(log_weight) + 0.5 * z.shape[0] * LOG_2PI + given.log_spread()
+    return Marginal(value, weighed, even, k_hat, z)
 
 
 def _by_quadrature(client: Client, theta: Array, z: Array) -> Marginal:

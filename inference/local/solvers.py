@@ -6,20 +6,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
 
-from fedbayes.inference.local.density.integrated import Integrated
 from fedbayes.inference.local.density.laplace import Mode
 from fedbayes.inference.local.density.moments import Estimator, SiteError
-from fedbayes.inference.local.density.quadrature import NODES_ROUGH
 from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian
 from fedbayes.inference.local.sampling.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.sampling.nested import nested_site
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import quasi_normal
-from fedbayes.problem.client import Client
 
 
 class Solver(NamedTuple):
@@ -107,31 +103,6 @@ def nuts(*, num_samples: int, num_warmup: int, estimator: Estimator) -> Solver:
         return _estimated(draw(tilted, warm, inputs), tilted, estimator)
 
     return Solver(run, nuts_inputs)
-
-
-def integrating(solver: Solver) -> Solver:
-    """The solver for clients with many single locals too: of these it explores the factor without them.
-
-    See :mod:`~fedbayes.inference.local.density.integrated`.
-    """
-
-    def run(tilted: Tilted, warm: Warm, inputs: Any) -> LocalSite:
-        client, size = tilted.factor, tilted.cavity.size
-        if not isinstance(client, Client) or not client.singles:
-            return solver.run(tilted, warm, inputs)
-        kept = np.concatenate([np.arange(size), size + client.others])
-        theta = warm.position[:size]
-        if tilted.guess is not None:
-            theta = jnp.where(jnp.all(jnp.isfinite(tilted.guess)), tilted.guess, theta)
-        factor = Integrated.around(client, theta, warm.position[size:], nodes=NODES_ROUGH)
-        fewer = Warm(warm.position[kept], warm.chains[:, kept], warm.step_size)
-        needed = jax.tree.map(lambda leaf: leaf[: len(kept)] if leaf.ndim else leaf, inputs)
-        found = solver.run(tilted._replace(factor=factor), fewer, needed)
-        chains = warm.chains.at[:, kept].set(found.warm.chains)
-        after = Warm(factor.everywhere(found.warm.position), chains, found.warm.step_size)
-        return found._replace(warm=after)
-
-    return solver._replace(run=run)
 
 
 def _estimated(drawn: Drawn, tilted: Tilted, estimator: Estimator) -> LocalSite:

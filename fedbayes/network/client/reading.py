@@ -82,8 +82,7 @@ class OwnProblem:
         """What the server needs to know of the client's program."""
         program = self.bucket.clients.program
         axes = dict(program.row_axes) if program.row_arguments else None
-        clients = self.bucket.clients
-        return Joined(axes, program.row_arguments, program.row_locals, clients.independent, clients.singles)
+        return Joined(axes, program.row_arguments, program.row_locals, self.bucket.clients.independent)
 
     def problem(self, roster: Roster) -> Problem:
         """A problem of all clients, of which this one alone has data."""
@@ -122,8 +121,7 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat, *, ma
     found = whole.buckets[b].clients
     if found.program.row_arguments and seat.row_arguments:
         bucket = make_bucket(found.program, [mine], [seat.place], found.program.row_arguments, seat.padded)
-        known = replace(bucket.clients, independent=found.independent, singles=found.singles)
-        bucket = replace(bucket, clients=known)
+        bucket = replace(bucket, clients=replace(bucket.clients, independent=found.independent))
     elif made_up:
         log.error("Rows can't be masked out of the program, whose answers could then hide none of them.")
         raise Refused(Refusal.FORMAT)

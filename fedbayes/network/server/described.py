@@ -170,8 +170,7 @@ def _bucket(
         for name, array in first.arrays.items()
     }
     place = np.asarray(members)
-    singles = tuple(name for name in joined.singles if name in program.locals.names)
-    return Bucket(Client(data, mask, place, program, joined.independent, singles), place)  # type: ignore[arg-type]
+    return Bucket(Client(data, mask, place, program, joined.independent), place)  # type: ignore[arg-type]
 
 
 def _shortened(client: ClientArrays, joined: Joined) -> ClientArrays:

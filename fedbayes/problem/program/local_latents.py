@@ -31,20 +31,12 @@ class LocalLatents(NamedTuple):
         Those whose prior depends on other latents, global or local.
     independent
         Whether the entries along the first axis are independent of each other given the globals.
-    singles
-        See :attr:`fedbayes.problem.client.Client.singles`.
     """
 
     block: Block
     real: tuple[str, ...]
     related: tuple[str, ...]
     independent: bool = False
-    singles: tuple[str, ...] = ()
-
-    @property
-    def joint(self) -> int:
-        """Number of locals that are left where single ones, independent of each other, are integrated out."""
-        return self.block.size - len(self.block.places(self.singles))
 
     @property
     def one_by_one(self) -> bool:

@@ -69,11 +69,6 @@ class Block:
         places = self.unravel(np.arange(self.size))
         return np.concatenate([place.reshape(*lengths, -1) for place in places.values()], axis=1)
 
-    def places(self, names: Sequence[str]) -> np.ndarray:
-        """Where the entries of these latents are in the flat vector, latent after latent."""
-        places = self.unravel(np.arange(self.size))
-        return np.concatenate([np.arange(0), *(places[name].ravel() for name in names)])
-
     def labels(self, entries: Mapping[str, Sequence[Sequence]] | None = None) -> list[str]:
         """One label per coordinate of the flat vector, ``beta[0]`` style.
 

@@ -26,11 +26,9 @@ from scipy.interpolate import CubicSpline
 from fedbayes.inference.local.density.conditional import find_singles
 
 NODES, NODES_FINER = 15, 29  # of the derivative; every second of the finer ones is one of the others
-NODES_ROUGH = 7  # for rounds, which the check after them corrects
 _REACH = 5.5  # up to so many sds of the Laplace approximation
 _END = 8.0  # of the grid; beyond the outer nodes the derivative keeps its distance from that of the reference
 _STEP, _FINE_STEP = 0.4, 1.0 / 16.0  # of the grid for integrals, and for draws
-_ROUGH_STEP, _ROUGH_END = 1.0, 6.0  # of the grid for integrals with rough nodes; a Gaussian's is off by 5e-9
 
 
 class Reference(NamedTuple):
@@ -104,9 +102,8 @@ def log_integral(log_density: Callable[[Array], Array], known: Reference) -> tup
 
     The difference is larger than the error: eight nodes are off by some ten times as much as fifteen, or more.
     """
-    step, end = (_STEP, _END) if len(known.residual) >= NODES else (_ROUGH_STEP, _ROUGH_END)
-    grid, every, second = _matrices(step, end, len(known.residual))
-    at_centre = log_density(known.centre) + jnp.sum(jnp.log(known.scale)) + known.centre.shape[0] * np.log(step)
+    grid, every, second = _matrices(_STEP, len(known.residual))
+    at_centre = log_density(known.centre) + jnp.sum(jnp.log(known.scale)) + known.centre.shape[0] * np.log(_STEP)
 
     def integral(matrix: np.ndarray, residual: Array) -> Array:
         return jnp.sum(jax.nn.logsumexp(matrix @ residual - 0.5 * grid[:, None] ** 2, axis=0))
@@ -117,7 +114,7 @@ def log_integral(log_density: Callable[[Array], Array], known: Reference) -> tup
 
 def drawn(known: Reference, levels: Float[Array, " m"]) -> Float[Array, " m"]:
     """The quantile of each local at its level, a uniform random number: a draw."""
-    grid, every, _ = _matrices(_FINE_STEP, _END, len(known.residual))
+    grid, every, _ = _matrices(_FINE_STEP, len(known.residual))
     density = jax.nn.softmax(every @ known.residual - 0.5 * grid[:, None] ** 2, axis=0)
     ends = jnp.cumsum(0.5 * (density[1:] + density[:-1]), axis=0)  # by trapezes
     level = levels * ends[-1]
@@ -134,9 +131,9 @@ def _nodes(number: int) -> np.ndarray:
 
 
 @cache
-def _matrices(step: float, end: float, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _matrices(step: float, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The grid, and what turns the residuals at all nodes, or every second, into their integral up to its points."""
-    half = round(end / step)
+    half = round(_END / step)
     grid = step * np.arange(-half, half + 1)
     nodes = _nodes(number)
     return grid, _integration(nodes, grid), _integration(nodes[::2], grid)

@@ -22,7 +22,6 @@ from jaxtyping import Float
 
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density.conditional import Conditional, find_conditional, find_singles
-from fedbayes.inference.local.density.integrated import Integrated
 from fedbayes.inference.local.density.laplace import Mode
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm
@@ -126,8 +125,6 @@ def _nested_draws(
     size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
 
     def given(theta: Array, start: Array) -> Conditional:
-        if isinstance(tilted.factor, Integrated):
-            return tilted.factor.conditional_of_others(theta)
         log_density = tilted.factor.given(theta)
         if groups.shape[1] == 1:
             mode, scale, _ = find_singles(log_density, start, jacobian=tilted.factor.jacobian)
@@ -174,11 +171,6 @@ def _parted(both: Conditional) -> tuple[Conditional, Conditional]:
 
 def _expanded(tilted: Tilted, centre: Array) -> tuple[Array, Array]:
     """Log density and curvature."""
-    factor = tilted.factor
-    if isinstance(factor, Integrated):
-        size = tilted.cavity.size
-        curvature = factor.curvature(centre).at[:size, :size].add(tilted.cavity.precision)
-        return factor.client.log_factor(factor.everywhere(centre)) + tilted.log_cavity(centre), curvature
 
     def slope(position: Array) -> tuple[Array, Array]:
         value, slope = jax.value_and_grad(tilted.log_density)(position)

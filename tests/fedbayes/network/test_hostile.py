@@ -191,45 +191,18 @@ BAD_JOINS = {
     "text told": pack({"kind": "join", "told": "text"}),
     "no kind": pack({"told": {}}),
     "rows of unknown arguments": pack(
-        {
-            "kind": "join",
-            "told": {
-                "row_axes": {"y": 0},
-                "row_arguments": ["z"],
-                "row_locals": [],
-                "independent": True,
-                "singles": [],
-            },
-        }
+        {"kind": "join", "told": {"row_axes": {"y": 0}, "row_arguments": ["z"], "row_locals": [], "independent": True}}
     ),
     "rows without arguments": pack(
-        {
-            "kind": "join",
-            "told": {"row_axes": {"y": 0}, "row_arguments": [], "row_locals": [], "independent": True, "singles": []},
-        }
+        {"kind": "join", "told": {"row_axes": {"y": 0}, "row_arguments": [], "row_locals": [], "independent": True}}
     ),
     "no flag": pack(
-        {
-            "kind": "join",
-            "told": {"row_axes": None, "row_arguments": [], "row_locals": [], "independent": 5, "singles": []},
-        }
-    ),
-    "singles that are no names": pack(
-        {
-            "kind": "join",
-            "told": {"row_axes": None, "row_arguments": [], "row_locals": [], "independent": True, "singles": [7]},
-        }
+        {"kind": "join", "told": {"row_axes": None, "row_arguments": [], "row_locals": [], "independent": 5}}
     ),
     "an axis of a billion": pack(
         {
             "kind": "join",
-            "told": {
-                "row_axes": {"y": 10**9},
-                "row_arguments": ["y"],
-                "row_locals": [],
-                "independent": True,
-                "singles": [],
-            },
+            "told": {"row_axes": {"y": 10**9}, "row_arguments": ["y"], "row_locals": [], "independent": True},
         }
     ),
 }
@@ -260,7 +233,7 @@ class Liar:
         kind = unpack(request).header["kind"]
         if kind == "hello":
             return pack({"kind": kind, "told": hello_of(self.name, self.rows)})
-        joined = {"row_axes": {"y": 0}, "row_arguments": ["y"], "row_locals": [], "independent": False, "singles": []}
+        joined = {"row_axes": {"y": 0}, "row_arguments": ["y"], "row_locals": [], "independent": False}
         return pack({"kind": kind, "told": joined}) if kind == "join" else b""
 
 

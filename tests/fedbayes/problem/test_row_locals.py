@@ -101,7 +101,7 @@ def test_latents_that_padding_would_change_are_not_padded(model) -> None:
 def test_the_check_finds_padded_latents_that_count(monkeypatch) -> None:
     """Planted fault: padded latents keep the law that they have in the model."""
     monkeypatch.setattr(Program, "_of_padding", lambda self, z, mask: jnp.zeros(()))
-    monkeypatch.setattr("fedbayes.problem.problem._PADDED", type(checks._SUPPORTS)(1))
+    monkeypatch.setattr("fedbayes.problem.problem._PADDED", type(checks._INDEPENDENT)(1))
 
     def other(y) -> None:
         single(y)

@@ -4,7 +4,6 @@ Functions are traced, not run, which is enough to know every shape and compiles 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,8 +19,7 @@ from jaxtyping import TypeCheckError
 import fedbayes as fb
 from fedbayes.contract.locals_from import Wanted
 from fedbayes.inference.local import after, log_factors, marginal, solvers, subposterior
-from fedbayes.inference.local.density import arrow, conditional, integrated, laplace, moments, tilted
-from fedbayes.inference.local.density.integrated import Integrated
+from fedbayes.inference.local.density import conditional, laplace, moments, tilted
 from fedbayes.inference.local.density.moments import SiteError, TiltedDraws
 from fedbayes.inference.local.density.tilted import Tilted, Warm
 from fedbayes.inference.local.sampling import draws, nested, nuts, resampling
@@ -35,7 +33,7 @@ from fedbayes.problem.problem import make_problem
 
 MODULES = [
     *(after, log_factors, marginal, solvers, subposterior),
-    *(arrow, conditional, integrated, laplace, moments, tilted),
+    *(conditional, laplace, moments, tilted),
     *(draws, nested, nuts, resampling),
     *(coordinates, descent, energy, sgd),
 ]
@@ -49,14 +47,6 @@ def grouped(y) -> None:
     with fb.local():
         z = numpyro.sample("z", dist.Normal(mu, tau).expand([M]).to_event(1))
     numpyro.sample("y", dist.Normal(jnp.sum(z), 1.0), obs=y)
-
-
-def starred(y) -> None:
-    mu, tau = numpyro.sample("mu", dist.Normal(0.0, 2.0)), numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
-    with fb.local():
-        z = numpyro.sample("z", dist.Normal(0.0, tau).expand([M]).to_event(1))
-        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
-    numpyro.sample("y", dist.Normal(mu + w + z[jnp.arange(len(y)) % M], 1.0), obs=y)
 
 
 def plain(y) -> None:
@@ -73,12 +63,12 @@ def problem(model):
 def _float64() -> Iterator[None]:
     """The problems are made before anything is traced."""
     with jax.enable_x64(True):
-        problem(grouped), problem(plain), problem(starred)
+        problem(grouped), problem(plain)
         yield
 
 
 def client(model=grouped) -> Client:
-    return replace(problem(model).client("a"), singles=("z",) if model is starred else ())
+    return problem(model).client("a")
 
 
 def cavity() -> Gaussian:
@@ -113,15 +103,6 @@ def shared(white) -> Coordinates:
 
 def as_it_is(function: Callable) -> Callable:
     return function
-
-
-def integral() -> Any:
-    """All that a factor without its single locals does."""
-    theta, w = jnp.ones(D), jnp.ones(1)
-    factor = Integrated.around(client(starred), theta, jnp.ones(M + 1))
-    at, many = jnp.concatenate([theta, w]), factor.at_many(factor.log_factor, jnp.ones((N, D + 1)))
-    known, there = factor.reference(theta, w), factor.there.log_spread()
-    return factor.everywhere(at), factor.curvature(at), factor.conditional_of_others(theta), many, known, there
 
 
 def solve(solver: solvers.Solver, of: Tilted, check: Callable = as_it_is, **other: Any) -> Any:
@@ -202,14 +183,6 @@ RUNS: dict[str, Callable[[], Any]] = {
     )(jnp.ones(M)),
     "locals at their mode": lambda: marginal.profile_locals(client(), jnp.ones(D), jnp.ones(M)),
     "laplace": lambda: solve(solvers.laplace(), guessed()),
-    "single locals integrated out": integral,
-    "single locals integrated out at many globals": lambda: ask("log_likelihood", jnp.ones((N, D)), starred),
-    "draws of single locals": lambda: ask("given", jnp.ones((N, D)), starred),
-    "some locals integrated out": lambda: marginal.integrate_locals(client(starred), jnp.ones(D), jnp.ones(M + 1), N),
-    "points of that": lambda: marginal.evaluations(client(starred), N),
-    "nested with single locals": lambda: solve(
-        solvers.integrating(solvers.nested(num_samples=N, estimator=regression)), target(starred)
-    ),
     "importance": lambda: solve(solvers.importance(num_samples=N, estimator=regression), target()),
     "nested": lambda: solve(solvers.nested(num_samples=N, estimator=regression), guessed()),
     "nested without locals": lambda: solve(solvers.nested(num_samples=N, estimator=regression), target(plain)),
