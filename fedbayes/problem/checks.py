@@ -311,7 +311,7 @@ def _moved(small: tuple[int, ...], large: tuple[int, ...] | None, rows: tuple[in
 
 def plain_and_padded(padded: Program, plain: Program, rows: int, length: int) -> Callable[..., Any]:
     """Log factor and gradient without padding and with it, as functions of data and padded data, at two points."""
-    mask = np.arange(length) < rows
+    real = jnp.arange(length) < rows
     size, padded = plain.globals.size, padded.with_rows(length)
     points = np.random.default_rng(2).normal(size=(2, size + padded.locals.size)) * 0.3
     mine = padded.places(rows)
@@ -324,7 +324,7 @@ def plain_and_padded(padded: Program, plain: Program, rows: int, length: int) ->
             return plain.log_factor(x[:size], z[mine], data, None) + padding
 
         one = jax.value_and_grad(of_plain)(x)
-        two = jax.value_and_grad(lambda x: padded.log_factor(x[:size], x[size:], longer, mask))(x)
+        two = jax.value_and_grad(lambda x: padded.log_factor(x[:size], x[size:], longer, real))(x)
         return one, two
 
     return partial(jit_cheaply(jax.vmap(both, (0, None, None))), points)

@@ -27,7 +27,9 @@ from fedbayes.inference.local.density.conditional import find_singles
 
 NODES, NODES_FINER = 15, 29  # of the derivative; every second of the finer ones is one of the others
 _REACH = 5.5  # up to so many sds of the Laplace approximation
-_END = 8.0  # of the grid; beyond the outer nodes the derivative keeps its distance from that of the reference
+_END = 8.0  # of the grid
+_LEAST_SLOPE = 1e-3  # of a log density beyond the outer nodes, outwards, in sds
+_TAIL = 0.5 * np.arange(1, 33)  # points beyond the grid for draws, in widths of the tail
 _STEP, _FINE_STEP = 0.4, 1.0 / 16.0  # of the grid for integrals, and for draws
 
 
@@ -102,26 +104,70 @@ def log_integral(log_density: Callable[[Array], Array], known: Reference) -> tup
 
     The difference is larger than the error: eight nodes are off by some ten times as much as fifteen, or more.
     """
-    grid, every, second = _matrices(_STEP, len(known.residual))
     at_centre = log_density(known.centre) + jnp.sum(jnp.log(known.scale)) + known.centre.shape[0] * np.log(_STEP)
 
-    def integral(matrix: np.ndarray, residual: Array) -> Array:
-        return jnp.sum(jax.nn.logsumexp(matrix @ residual - 0.5 * grid[:, None] ** 2, axis=0))
+    def integral(residual: Array) -> Array:
+        logs, ends = _log_densities(_STEP, residual)
+        # half a trapeze ends the grid, with the first term of Euler and Maclaurin, and then comes the tail
+        weights = 0.5 + _STEP * ends.slope / 12.0 + ends.mass() / _STEP
+        logs = logs.at[jnp.array([0, -1])].add(jnp.log(weights))
+        return jnp.sum(jax.nn.logsumexp(logs, axis=0))
 
-    fine = integral(every, known.residual)
-    return at_centre + fine, fine - integral(second, known.residual[::2])
+    fine = integral(known.residual)
+    return at_centre + fine, fine - integral(known.residual[::2])
 
 
 def drawn(known: Reference, levels: Float[Array, " m"]) -> Float[Array, " m"]:
     """The quantile of each local at its level, a uniform random number: a draw."""
-    grid, every, _ = _matrices(_FINE_STEP, len(known.residual))
-    density = jax.nn.softmax(every @ known.residual - 0.5 * grid[:, None] ** 2, axis=0)
-    ends = jnp.cumsum(0.5 * (density[1:] + density[:-1]), axis=0)  # by trapezes
-    level = levels * ends[-1]
-    cell = jnp.sum(ends < level, axis=0)
-    before = jnp.where(cell > 0, jnp.take_along_axis(ends, jnp.maximum(cell - 1, 0)[None], 0)[0], 0.0)
-    within = (level - before) / jnp.maximum(jnp.take_along_axis(ends, cell[None], 0)[0] - before, 1e-300)
-    return known.centre + known.scale * (-_END + _FINE_STEP * (cell + within))
+    logs, ends = _log_densities(_FINE_STEP, known.residual)
+    beyond = _TAIL[:, None, None] * ends.width()  # of the grid, shape (point, side, m)
+    tails = logs[jnp.array([0, -1])] - ends.slope * beyond - 0.5 * ends.curvature * beyond**2
+    inside = jnp.broadcast_to(_grid(_FINE_STEP)[:, None], logs.shape)
+    x = jnp.concatenate([-_END - beyond[::-1, 0], inside, _END + beyond[:, 1]])
+    density = jax.nn.softmax(jnp.concatenate([tails[::-1, 0], logs, tails[:, 1]]), axis=0)
+    sums = jnp.cumsum(0.5 * (density[1:] + density[:-1]) * jnp.diff(x, axis=0), axis=0)  # by trapezes
+    level = levels * sums[-1]
+    cell = jnp.sum(sums < level, axis=0)
+    at = lambda values, place: jnp.take_along_axis(values, place[None], 0)[0]  # noqa: E731
+    before = jnp.where(cell > 0, at(sums, jnp.maximum(cell - 1, 0)), 0.0)
+    within = (level - before) / jnp.maximum(at(sums, cell) - before, 1e-300)
+    left = at(x, cell)
+    return known.centre + known.scale * (left + (at(x, cell + 1) - left) * within)
+
+
+class _Ends(NamedTuple):
+    """How the log densities go on from the two ends of the grid, by side: ``-slope t - curvature t^2 / 2``."""
+
+    slope: Float[Array, "2 m"]
+    curvature: Float[Array, "2 m"]
+
+    def width(self) -> Float[Array, "2 m"]:
+        """About how far each goes."""
+        return jax.lax.stop_gradient(1.0 / (self.slope + jnp.sqrt(self.curvature)))
+
+    def mass(self) -> Float[Array, "2 m"]:
+        """``int_0^inf exp(-slope t - curvature t^2 / 2) dt``, by Gauss and Laguerre to 2e-5."""
+        nodes, weights = _laguerre()
+        t = nodes[:, None, None] * self.width()
+        logs = nodes[:, None, None] - self.slope * t - 0.5 * self.curvature * t**2
+        return self.width() * jnp.tensordot(weights, jnp.exp(logs), axes=1)
+
+
+def _log_densities(step: float, residual: Float[Array, "node m"]) -> tuple[Float[Array, "grid m"], _Ends]:
+    """Each local's log density on the grid, less that at its mode, and how it goes on.
+
+    Beyond the outer nodes it keeps slope and curvature that it has there, so that a tail longer than that of the
+    reference is not cut; it does not rise again.
+    """
+    integral, derivative = _matrices(step, len(residual))
+    grid = _grid(step)[:, None]
+    outer = residual[jnp.array([0, -1])] * np.array([[1.0], [-1.0]]) + _REACH
+    slope, curvature = jnp.maximum(outer, _LEAST_SLOPE), jnp.maximum(1.0 - derivative @ residual, 0.0)
+    beyond, right = np.maximum(np.abs(grid) - _REACH, 0.0), grid > 0.0
+    inside = integral @ residual - 0.5 * np.clip(grid, -_REACH, _REACH) ** 2
+    own = lambda sides: jnp.where(right, sides[1], sides[0])  # noqa: E731
+    logs = inside - own(slope) * beyond - 0.5 * own(curvature) * beyond**2
+    return logs, _Ends(slope + curvature * (_END - _REACH), curvature)
 
 
 def _nodes(number: int) -> np.ndarray:
@@ -130,22 +176,25 @@ def _nodes(number: int) -> np.ndarray:
     return _REACH * (even + 0.5 * even**3) / 1.5
 
 
-@cache
-def _matrices(step: float, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The grid, and what turns the residuals at all nodes, or every second, into their integral up to its points."""
+def _grid(step: float) -> np.ndarray:
     half = round(_END / step)
-    grid = step * np.arange(-half, half + 1)
-    nodes = _nodes(number)
-    return grid, _integration(nodes, grid), _integration(nodes[::2], grid)
+    return step * np.arange(-half, half + 1)
 
 
-def _integration(nodes: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Integral from zero to each point of the grid of the cubic spline through values at the nodes, ``(grid, node)``.
+@cache
+def _laguerre() -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.laguerre.laggauss(16)
 
-    Beyond the outer nodes the value there goes on.
+
+@cache
+def _matrices(step: float, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """What turns values at the nodes into the integral of the cubic spline through them, and its slopes at the ends.
+
+    The integral is from zero to each point of the grid up to the outer nodes, shape ``(grid, node)``; the slopes are
+    ``(2, node)``.
     """
-    integral = CubicSpline(nodes, np.eye(len(nodes))).antiderivative()
-    found = integral(np.clip(grid, nodes[0], nodes[-1])) - integral(0.0)
-    found[:, -1] += np.maximum(grid - nodes[-1], 0.0)
-    found[:, 0] += np.minimum(grid - nodes[0], 0.0)
-    return np.asarray(found)
+    nodes = _nodes(number)
+    spline = CubicSpline(nodes, np.eye(number))
+    integral = spline.antiderivative()
+    found = integral(np.clip(_grid(step), nodes[0], nodes[-1])) - integral(0.0)
+    return np.asarray(found), np.asarray(spline.derivative()(nodes[[0, -1]]))

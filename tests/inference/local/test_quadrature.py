@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy.special import ndtri
+from scipy.stats import gamma
 
 import fedbayes as fb
 from fedbayes.inference.local.density import quadrature
@@ -69,6 +70,9 @@ def test_gaussian_locals_are_exact_from_anywhere() -> None:
         (count(0.0, 1.0), 1e-4),
         (count(40.0, 3.0), 1e-5),
         (lambda z: -2.5 * jnp.log1p(z**2 / 4.0) - 0.5 * (z - 3.0) ** 2, 1e-3),
+        # tails of the prior, several times as wide as the density at its mode: cut there, they are 1e-3 and more
+        (binomial(3.0, 3.0, 6.0), 2e-5),
+        (binomial(10.0, 10.0, 5.0), 1e-4),
     ],
 )
 def test_skewed_locals_are_near_their_numerical_integral_and_know_how_near(log_density, error: float) -> None:
@@ -78,6 +82,17 @@ def test_skewed_locals_are_near_their_numerical_integral_and_know_how_near(log_d
     assert abs(value - expected) <= 3.0 * abs(halved) + 1e-6
     drawn = [float(quadrature.drawn(known, jnp.array([level]))[0]) for level in LEVELS]
     np.testing.assert_allclose(drawn, quantiles, atol=0.06 * float(known.scale[0]))
+
+
+def test_a_tail_that_falls_exponentially_is_not_cut() -> None:
+    """A gamma frailty of shape 1/2 without events, on the logarithmic scale: `exp(z / 2)` to the left of its mode."""
+    frailty = lambda z: 0.5 * z - 2.0 * jnp.exp(z)  # noqa: E731
+    value, halved, known = integrated(frailty)
+    exactly = np.log(np.pi / 2.0) / 2.0  # log Gamma(1/2) - log(2) / 2
+    assert abs(value - exactly) < 1e-3
+    assert abs(value - exactly) < abs(halved)
+    drawn = [float(quadrature.drawn(known, jnp.array([level]))[0]) for level in LEVELS]
+    np.testing.assert_allclose(drawn, np.log(gamma(0.5, scale=0.5).ppf(LEVELS)), atol=0.1 * float(known.scale[0]))
 
 
 @pytest.mark.parametrize("start", [-8.0, -5.0, 6.0])
