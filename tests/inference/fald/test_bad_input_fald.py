@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
+from fedbayes.formula.families.cox import CoxPartial
 from fedbayes.inference.fald.method import FALD
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.loop import Run
@@ -35,6 +36,11 @@ def latent_per_row(y):
     with fb.local():
         rows = numpyro.sample("rows", dist.Normal(mu, 1.0).expand([len(y)]))
     numpyro.sample("y", dist.Normal(rows, 1.0), obs=y)
+
+
+def partial_likelihood(y):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", CoxPartial(slope * jnp.arange(1.0, len(y) + 1.0)), obs=jnp.exp(y))
 
 
 def below_edge(y, edge):
@@ -251,6 +257,12 @@ MISFITS = {
         local_mean,
         ValueError,
         r"`clip` is 1.0, but the model has local latents: .* Leave `clip` out",
+    ),
+    "clip, dependent rows": (
+        {"clip": 1.0, "control_variate": False},
+        partial_likelihood,
+        fb.ModelError,
+        r"`clip` is 1.0, but the rows of a client depend on each other.* Leave `clip` out",
     ),
 }
 

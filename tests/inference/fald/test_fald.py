@@ -374,7 +374,7 @@ def noise_of(weights, rho, num=320_000):
     def one(key):
         common, private = jax.random.split(key)
         each = [
-            fald._noise(rho, jnp.asarray(p), 1, 0, common, jax.random.fold_in(private, c))[0][0]
+            fald._noise(rho, jnp.asarray(p), 1, 0, common, jax.random.fold_in(private, c), fine=False)[0][0]
             for c, p in enumerate(weights)
         ]
         return jnp.stack(each)
@@ -401,16 +401,16 @@ def test_noise_adds_up_to_a_standard_normal(rho):
 # --- planted bugs: what the tests above would say of them
 
 
-def unscaled_noise(rho, weight, *arguments):
-    return CORRECT(rho, jnp.ones_like(weight), *arguments)
+def unscaled_noise(rho, weight, *arguments, fine):
+    return CORRECT(rho, jnp.ones_like(weight), *arguments, fine=fine)
 
 
-def squared_noise(rho, weight, *arguments):
-    return CORRECT(rho, weight**2, *arguments)
+def squared_noise(rho, weight, *arguments, fine):
+    return CORRECT(rho, weight**2, *arguments, fine=fine)
 
 
-def private_common_noise(rho, weight, size, num_locals, common_key, own_key):
-    return CORRECT(rho, weight, size, num_locals, jax.random.fold_in(own_key, 1), own_key)
+def private_common_noise(rho, weight, size, num_locals, common_key, own_key, fine):
+    return CORRECT(rho, weight, size, num_locals, jax.random.fold_in(own_key, 1), own_key, fine=fine)
 
 
 CORRECT = fald._noise

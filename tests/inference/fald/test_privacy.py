@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -14,6 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import fedbayes as fb
+from fedbayes.inference.fald import client as fald_client
 from fedbayes.inference.fald.mechanism import Mechanism
 from fedbayes.inference.fald.privacy import (
     Guarantee,
@@ -462,3 +464,14 @@ def test_another_method_has_no_noise_to_account_for():
     )
     with pytest.raises(TypeError, match="by Laplace; only FALD's steps have noise"):
         mechanism_of(fit)
+
+
+def test_private_noise_is_of_two_draws():
+    """One draw of 52 bits has few values in its tails, fewer than places to which steps are rounded (Mironov 2012)."""
+    key, weight = jax.random.key(2), jnp.asarray(0.25)
+    with jax.enable_x64(True):
+        found, _ = fald_client._noise(0.0, weight, 3, 0, key, key, fine=True)
+        one, two = jax.random.normal(key, (2, 3))
+        np.testing.assert_allclose(found, 2.0 * (one + two) / np.sqrt(2.0), rtol=1e-12)
+        plain, _ = fald_client._noise(0.0, weight, 3, 0, key, key, fine=False)
+        np.testing.assert_array_equal(plain, 2.0 * jax.random.normal(key, (3,)))
