@@ -108,6 +108,33 @@ def rival_row(name: str, fitted: dict[str, Any], rival: dict[str, Any]) -> str:
     return row(name, words, found["mean"], found["sd"], errors, f"{fitted['cpu']:.0f}", f"{rival['cpu']:.0f}", ratio)
 
 
+def _against_nuts(known: dict[str, Any]) -> list[str]:
+    """The families of the second table."""
+    return [name for name, each in known.items() if {"nuts", "fit"} <= each.keys()]
+
+
+def _measured(known: dict[str, Any]) -> str:
+    """Which families have been measured against NUTS, and which have not."""
+    there = _against_nuts(known)
+    missing = [name for name in FAMILIES if name not in there]
+    if not missing:
+        return "All families have been measured against NUTS."
+    return (
+        f"Of {len(FAMILIES)} families {len(there)} have been measured against NUTS so far: {_listed(there)}. "
+        f"Not measured yet: {_listed(missing)}."
+    )
+
+
+def _without_groups(known: dict[str, Any]) -> str:
+    """Which of the programs in the second table have no effect of the client, and why."""
+    why = {"categorical": "takes no effects of groups", "cox": "has baselines that hold the client's effect"}
+    return "".join(f"`{name}` {why[name]}: its formula is `y ~ x`. " for name in _against_nuts(known) if name in why)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
 def markdown(results: dict[str, Any]) -> str:
     """The page, from what is stored."""
     known = {name: results[name] for name in FAMILIES if name in results}
@@ -116,7 +143,7 @@ def markdown(results: dict[str, Any]) -> str:
         for name, each in known.items()
         if "held" in each.get("calibration", {})
     ]
-    second = [rival_row(name, each["fit"], each["nuts"]) for name, each in known.items() if "nuts" in each]
+    second = [rival_row(name, known[name]["fit"], known[name]["nuts"]) for name in _against_nuts(known)]
     num = next((each["calibration"]["num"] for each in known.values() if "calibration" in each), NUM)
     se = [np.sqrt(level * (1.0 - level) / num) for level in (0.5, 0.9)]
     held = np.concatenate(
@@ -132,9 +159,10 @@ parameters, and the smallest and largest; the standard error of one is {se[0]:.3
 is that of the simultaneous band of the ranks, the smallest over parameters, adjusted for their number (Holm). All fits
 count, also those that have not converged and those whose weights are not to be trusted. Of {len(held)} parameters
 {len(held) - outside} have a coverage of 90 percent intervals between 87 and 93 percent."""
-    rival = f"""`y ~ x + (1 | site)` on one data set of five clients of 15 to 120 rows. The rival is NumPyro's NUTS on
-the product of the clients' programs: four chains, vectorised, of 1,000 warm-up steps and at least 1,000 draws.
-`categorical` takes no effects of groups, and `cox` none that a client's baseline holds: these two have none here.
+    rival = f"""{_measured(known)}
+`y ~ x + (1 | site)` on one data set of five clients of 15 to 120 rows. The rival is NumPyro's NUTS on the product of
+the clients' programs: four chains, vectorised, of 1,000 warm-up steps and at least 1,000 draws.
+{_without_groups(known)}
 *right*: of all unconstrained globals the means of `fit.idata`'s draws are within {MEAN} posterior sds and the sds
 within {SD:.0%}, beside three Monte Carlo errors of both. The worst of each is named. Seconds are CPU seconds,
 compilation included, in a fresh process: of the fit with its check, and of NUTS to its first 4,000 draws."""

@@ -15,6 +15,7 @@ import fedbayes.inference as inference
 from fedbayes.contract.algorithm import Method, Update
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER, forming_cavities, in_sum
+from fedbayes.problem.checks import batches_stand_for_all_rows
 from fedbayes.problem.data.explained import explaining
 from fedbayes.problem.duplicates import warn_of_twins
 from fedbayes.problem.problem import Problem, make_problem
@@ -274,7 +275,10 @@ def problem_for(
     """The model and the clients, checked for what the method asks of them."""
     asked = {"rows": method.needs_rows, "only_locals": method.only_locals}
     with explaining(clients):
-        return make_problem(model, clients, local=local, dtype=dtype, **asked)
+        problem = make_problem(model, clients, local=local, dtype=dtype, **asked)
+    if method.needs_rows:
+        batches_stand_for_all_rows(problem.programs)
+    return problem
 
 
 def updates_after(method: Method, roster: Roster) -> Mapping[str, Update]:

@@ -94,6 +94,11 @@ def read_formulas(formula: str | Mapping[str, str], family: Family) -> Formulas:
             f"The family {family.name} has {_baseline(family)} in place of an intercept, which can't be left "
             "out. Leave '0' or '- 1' out of the formula."
         )
+    if family.stratified and not terms[""].terms and not effects[""]:
+        raise FormulaError(
+            f"The family {family.name} has {_baseline(family)}, and the formula '{given['']}' has no predictor "
+            "beside it: nothing is left to be learned. Write predictors that vary within clients."
+        )
     return Formulas(given, texts, terms, effects)
 
 
@@ -169,7 +174,7 @@ def agree_on(
         for group in groups:
             check_grouping(group.grouping, site, everybody)
             _check_told(family, group)
-        columns[name], notes = look_at(design, groups, everybody, name)
+        columns[name], notes = look_at(design, groups, everybody, name, within=family.stratified)
         empty += notes
     summary, unsaid = summarise(outcome, family, everybody)
     separated = _separated(designs[""][0], outcome, everybody) if family.levels == "two" else []

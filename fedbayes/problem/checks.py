@@ -186,6 +186,24 @@ def processes_are_alike(names: Sequence[str], buckets: Sequence[Bucket]) -> None
             warnings.warn(f"Client '{names[min(places)]}'{more} {doubt}.", stacklevel=2)
 
 
+def batches_stand_for_all_rows(programs: Sequence[Program]) -> None:
+    """Refuse mini-batches where a process says that their densities are about something else than that of all rows.
+
+    Raises
+    ------
+    ModelError
+        There is such a process.
+    """
+    whole = [program for program in programs if not program.batches]
+    if whole:
+        names = ", ".join(map(repr, whole[0].processes))
+        raise ModelError(
+            f"The outcomes {names} have one density for all rows of a client, which compares them with each other, as "
+            "Cox's partial likelihood does: that of a mini-batch compares others, and its gradient is biased. "
+            "Leave out `batch_size` and `clip`."
+        )
+
+
 def _doubts_of(program: Program) -> Any:
     return jit_cheaply(jax.vmap(program.doubts))
 

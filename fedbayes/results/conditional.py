@@ -20,7 +20,7 @@ from fedbayes.problem.program.tracing import digest_of
 from fedbayes.runtime.lru import Kept
 
 _COMPILED: Kept[Any] = Kept(32)  # by the digest of its trace, so that equal programs of several fits share it
-_INTEGRATED: WeakKeyDictionary[Program, dict[Any, str]] = WeakKeyDictionary()  # digests by shapes
+_INTEGRATED: WeakKeyDictionary[Problem, Kept[Any]] = WeakKeyDictionary()  # of one fit, by program and shapes
 _ROWS = 64  # a newcomer's rows are padded to a multiple of this, so that newcomers share a program
 
 Values = Mapping[str, Array]
@@ -87,8 +87,13 @@ def conditional_log_densities(
     return _mapped(program, own, draws, jax.random.key(0), arguments, densities, lambda model: model)
 
 
-def integrated_draws(program: Program, own: Rows, draws: Mapping[str, np.ndarray], key: Array) -> dict[str, np.ndarray]:
-    """Draws ``(chain, draw, ...)`` of what the processes have integrated out, one at each draw of the latents."""
+def integrated_draws(problem: Problem, name: str, draws: Mapping[str, np.ndarray], key: Array) -> dict[str, np.ndarray]:
+    """Draws ``(chain, draw, ...)`` of what a client's processes have integrated out, one at each draw of the latents.
+
+    Clients of one shape in one fit are traced once; another fit is traced anew, since what the processes read then may
+    have another value than before, without the density telling.
+    """
+    program = problem.program(name)
 
     def one(values: Values, key: Array, own: Rows, arrays: Mapping[str, Array]) -> dict[str, Array]:
         found: dict[str, Array] = {}
@@ -96,7 +101,8 @@ def integrated_draws(program: Program, own: Rows, draws: Mapping[str, np.ndarray
             found |= law.integrated(outcomes, jax.random.fold_in(key, place))
         return found
 
-    return _at_draws(one, own, draws, key, {}, _INTEGRATED.setdefault(program, {}))
+    known = _INTEGRATED.setdefault(problem, Kept(32))
+    return _at_draws(one, rows_of(problem, name), draws, key, {}, known, program)
 
 
 def _mapped(
@@ -128,11 +134,12 @@ def _at_draws(
     draws: Mapping[str, np.ndarray],
     key: Array,
     arrays: Mapping[str, np.ndarray],
-    known: dict[Any, str] | None = None,
+    known: Kept[Any] | None = None,
+    program: Program | None = None,
 ) -> dict[str, np.ndarray]:
     """``one`` at each draw ``(chain, draw, ...)`` with a key of its own, compiled once for the shapes.
 
-    ``known`` are digests of earlier traces of the same ``one``, which is then not traced again for the same shapes.
+    ``known`` are compiled earlier for the same ``program`` and ``one``, which is not traced again for the same shapes.
     """
     shape = next(iter(draws.values())).shape[:2]
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
@@ -141,12 +148,14 @@ def _at_draws(
         return jax.lax.map(lambda each: one(each[0], each[1], own, arrays), (flat, keys))
 
     called = flat, jax.random.split(key, int(np.prod(shape))), own, arrays
-    jitted, known = jax.jit(run), {} if known is None else known
+
+    def compiled_once() -> Any:
+        traced = jax.jit(run).trace(*called)
+        return _COMPILED.get(digest_of(traced.jaxpr), lambda: traced.lower().compile())
+
     leaves, form = jax.tree.flatten(called)
-    shapes = form, tuple(map(jax.typeof, leaves))
-    if shapes not in known:
-        known[shapes] = digest_of(jitted.trace(*called).jaxpr)
-    compiled = _COMPILED.get(known[shapes], lambda: jitted.lower(*called).compile())
+    shapes = program, form, tuple(map(jax.typeof, leaves))
+    compiled = compiled_once() if known is None else known.get(shapes, compiled_once)
     return {name: np.asarray(value).reshape(*shape, *value.shape[1:]) for name, value in compiled(*called).items()}
 
 

@@ -12,7 +12,7 @@ from fedbayes.problem.problem import Problem
 from fedbayes.problem.program.program import Arrays, Program
 from fedbayes.problem.program.sites import trace_sites
 from fedbayes.results import arviz
-from fedbayes.results.conditional import integrated_draws, rows_of
+from fedbayes.results.conditional import integrated_draws
 from fedbayes.runtime.keys import Purpose, key_for
 from fedbayes.runtime.precision import computing
 
@@ -188,4 +188,4 @@ def _integrated(problem: Problem, name: str, values: Mapping[str, np.ndarray], k
         return {}
     latents = {site: values[site] for site in (*program.globals.names, *program.locals.names)}
     key = key_for(key, Purpose.INTEGRATED, problem.place(name))
-    return integrated_draws(program, rows_of(problem, name), latents, key)
+    return integrated_draws(problem, name, latents, key)

@@ -42,6 +42,7 @@ class CoxPartial(RowProcess):
     arg_constraints: ClassVar = {"eta": constraints.real_vector}
     pytree_data_fields = ("eta", "observed", "mask")
     rows_by_rows = False
+    batches = False  # each row is compared with those at risk: a batch of one row has a density of one
 
     def __init__(
         self,

@@ -13,6 +13,8 @@ from fedbayes.formula.design.tables import Table
 from fedbayes.formula.program.groups import Group, Kind
 
 _ALIKE = 1e-8  # smallest eigenvalue of the columns' correlations at which they are told apart
+_BASELINE = "each client has a baseline of its own, from which what is the same for all its rows can't be told"
+_INSTEAD = "Leave it out, or take family='piecewise_exponential', whose baseline hazard is one for all clients."
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Columns:
     Attributes
     ----------
     means, sds
-        Zero means where there is no intercept, beside which columns are centred.
+        Zero means where there is no intercept, beside which columns are centred. Where each client has a baseline of
+        its own, sds are those within clients.
     of_groups
         The sds of each group's columns.
     offset
@@ -129,9 +132,20 @@ class Predictor:
 
 
 def look_at(
-    design: Design, groups: Iterable[Group], everybody: Everybody, parameter: str = ""
+    design: Design, groups: Iterable[Group], everybody: Everybody, parameter: str = "", *, within: bool = False
 ) -> tuple[Columns, list[str]]:
     """Everybody's means and sds of all columns, from one sum, and notes on columns that are empty.
+
+    Parameters
+    ----------
+    design, groups
+        The columns.
+    everybody
+        Who is asked.
+    parameter
+        Whose linear predictor it is.
+    within
+        Whether each client has a baseline of its own: columns then have to vary, and to differ, within clients.
 
     Raises
     ------
@@ -140,32 +154,53 @@ def look_at(
     """
     groups = tuple(groups)
     sums = everybody.total(
-        f"products of columns{f' of {parameter}' if parameter else ''}", lambda table: _tell(design, groups, table)
+        f"products of columns{f' of {parameter}' if parameter else ''}",
+        lambda table: _tell(design, groups, table, within),
     )
     means, gram = sums["total"] / sums["rows"], sums["products"] / sums["rows"]
-    covariance = gram - np.outer(means, means)
-    squares = np.diag(gram)
+    covariance = gram if within else gram - np.outer(means, means)
+    squares = np.diag(covariance) + means**2
     sds = np.sqrt(np.where(np.diag(covariance) > 1e-9 * squares, np.diag(covariance), 0.0))
-    kept, notes = _varying(design, sds, means)
-    _check_apart(design, (covariance if design.intercept else gram)[np.ix_(kept, kept)], kept, int(sums["rows"]))
+    kept, notes = _varying(design, sds, means, within)
+    products = covariance if design.intercept else gram
+    _check_apart(design, products[np.ix_(kept, kept)], kept, int(sums["rows"]), within)
     of_groups = tuple(_sds(sums["groups"][str(place)]) for place in range(len(groups)))
+    if within:
+        _check_groups(groups, of_groups)
     offset = float(sums["offset"] / sums["rows"])
     return Columns(means if design.intercept else np.zeros_like(means), sds, of_groups, offset), notes
 
 
-def _tell(design: Design, groups: tuple[Group, ...], table: Table) -> dict[str, Any]:
+def _tell(design: Design, groups: tuple[Group, ...], table: Table, within: bool) -> dict[str, Any]:
+    """A client's sums; within clients, products are of its columns around its own means."""
     values = design.values(table)
-    each = {str(place): group.values(table) for place, group in enumerate(groups)}
+    around = _around_own_means(values) if within else values
+    each = {str(place): _within(group, table) if within else group.values(table) for place, group in enumerate(groups)}
     offset = design.offset(table)
     return {
         "rows": float(table.num_rows),
         "total": values.sum(axis=0),
-        "products": values.T @ values,
+        "products": around.T @ around,
         "offset": 0.0 if offset is None else float(offset.sum()),
         "groups": {
             name: np.array([np.full(x.shape[1], len(x)), x.sum(axis=0), (x**2).sum(axis=0)]) for name, x in each.items()
         },
     }
+
+
+def _around_own_means(values: np.ndarray) -> np.ndarray:
+    """Columns ``(n, k)`` less a client's own means; exactly zero where they are the same in all its rows."""
+    found = values - values.mean(axis=0)
+    return np.where((found**2).mean(axis=0) > 1e-24 * (values**2).mean(axis=0), found, 0.0)
+
+
+def _within(group: Group, table: Table) -> np.ndarray:
+    """A group's columns around the client's own means; the intercept's are of which rows are in its first group."""
+    values = group.values(table)
+    if group.design.intercept:
+        labels = group.grouping.labels(table)
+        values = np.column_stack([labels == labels[0], values[:, 1:]]) if group.grouping.columns else values
+    return _around_own_means(values.astype(float))
 
 
 def _sds(sums: np.ndarray) -> np.ndarray:
@@ -174,7 +209,32 @@ def _sds(sums: np.ndarray) -> np.ndarray:
     return np.sqrt(np.where(spread > 1e-9 * second / rows, spread, 0.0))
 
 
-def _varying(design: Design, sds: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _check_groups(groups: tuple[Group, ...], of_groups: tuple[np.ndarray, ...]) -> None:
+    """Refuse effects that are the same for all rows of a client."""
+    for group, sds in zip(groups, of_groups, strict=True):
+        if group.grouping.kind is not Kind.CLIENT:
+            if group.design.intercept and sds[0] == 0.0:
+                raise ClientDataError(
+                    f"No client has rows of several groups of '{group.grouping.name}': {_BASELINE}, and so can't the "
+                    f"effects '({group.name})'. {_INSTEAD}"
+                )
+            continue
+        # an intercept is refused before anybody is asked
+        of_levels = [block.categorical for block in group.design.blocks for _ in block.labels]
+        for name, sd, of_level in zip(group.design.names, sds, of_levels, strict=True):
+            if sd == 0.0 and not of_level:
+                raise _same_within_clients(name)
+
+
+def _same_within_clients(name: str) -> ClientDataError:
+    """The refusal of a column that says nothing beside baselines."""
+    return ClientDataError(
+        f"The column `{name}` does not vary within any client, or hardly varies beside its mean: {_BASELINE}. "
+        f"{_INSTEAD}"
+    )
+
+
+def _varying(design: Design, sds: np.ndarray, means: np.ndarray, within: bool) -> tuple[np.ndarray, list[str]]:
     """The columns that vary; of levels that nobody has a note is made, all others that do not vary are refused."""
     of_levels = np.array([block.categorical for block in design.blocks for _ in block.labels], bool)
     notes = []
@@ -182,6 +242,8 @@ def _varying(design: Design, sds: np.ndarray, means: np.ndarray) -> tuple[np.nda
         name = design.names[place]
         if of_levels[place] and means[place] == 0.0:
             notes.append(f"No row of any client has {name}: its coefficient is known by its prior alone.")
+        elif within:
+            raise _same_within_clients(name)
         else:
             raise ClientDataError(
                 f"The column `{name}` is {means[place]:g} in all rows of all clients, or hardly varies beside its "
@@ -190,13 +252,14 @@ def _varying(design: Design, sds: np.ndarray, means: np.ndarray) -> tuple[np.nda
     return np.flatnonzero((sds > 0.0) | ((means != 0.0) & (not design.intercept))), notes
 
 
-def _check_apart(design: Design, products: np.ndarray, kept: np.ndarray, rows: int) -> None:
+def _check_apart(design: Design, products: np.ndarray, kept: np.ndarray, rows: int, within: bool) -> None:
     """Refuse columns of which one is a sum of others."""
     if not len(kept):
         return
-    if len(kept) + design.intercept > rows:
+    coefficients = len(kept) + (design.intercept and not within)
+    if coefficients > rows:
         raise ClientDataError(
-            f"The formula has {len(kept) + design.intercept} coefficients, and all clients together {rows} rows, from "
+            f"The formula has {coefficients} coefficients, and all clients together {rows} rows, from "
             "which they can't be told apart. Leave terms out."
         )
     scale = np.sqrt(np.diag(products))
@@ -204,7 +267,9 @@ def _check_apart(design: Design, products: np.ndarray, kept: np.ndarray, rows: i
     if values[0] > _ALIKE:
         return
     alike = [design.names[kept[place]] for place in np.flatnonzero(np.abs(vectors[:, 0]) > 1e-3)]
+    where = "within each client, which has a baseline of its own," if within else "over all rows of all clients"
     raise ClientDataError(
-        f"The columns {', '.join(f'`{name}`' for name in alike)} are collinear: over all rows of all clients one is a "
-        "sum of the others" + (" and a constant" if design.intercept else "") + ". Leave one of them out."
+        f"The columns {', '.join(f'`{name}`' for name in alike)} are collinear: {where} one is a sum of the others"
+        + (" and a constant" if design.intercept else "")
+        + ". Leave one of them out."
     )

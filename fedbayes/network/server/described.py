@@ -131,6 +131,8 @@ def described_problem(
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     if not study.configured.only_locals:
         checks.something_global(program)
+    if study.configured.needs_rows:
+        checks.batches_stand_for_all_rows([bucket.clients.program for bucket in buckets])
     prior = prior_of(program, shapes_of_client(buckets[0]))
     return Described(names, program.globals, prior, tuple(buckets), tuple(arrays))
 

@@ -178,6 +178,8 @@ class Program:
         :class:`~fedbayes.problem.program.row_process.RowProcess`.
     rows_by_rows
         Whether the density of a process takes a matrix of rows by rows.
+    batches
+        Whether the density of a mini-batch's rows stands for that of all rows; there is a process where it does not.
     integrated
         Names of the client's own latents that the processes have integrated out, and give back after the fit.
     jacobian
@@ -198,6 +200,7 @@ class Program:
     missing: tuple[str, ...] = ()
     processes: tuple[str, ...] = ()
     rows_by_rows: bool = False
+    batches: bool = True
     integrated: tuple[str, ...] = ()
     jacobian: Callable = jax.jacfwd
 

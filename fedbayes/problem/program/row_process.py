@@ -20,6 +20,11 @@ class RowProcess(dist.Distribution):
     support = constraints.real_vector
     rows_by_rows = True
     """Whether a density takes a matrix of rows by rows, so that those of many draws do not fit side by side."""
+    batches = True
+    """Whether the density of a mini-batch's rows, scaled up, says something of that of all rows.
+
+    It is biased in any case; ``False`` where it is about something else, so that no method may take batches.
+    """
 
     def of_rows(self, mask: Array) -> "RowProcess":
         """The law of the rows where ``mask``, shape ``(n,)``, is true; the others have a log density of zero."""

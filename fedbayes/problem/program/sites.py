@@ -44,6 +44,8 @@ class TracedSite(NamedTuple):
         Whether the rows of an observed site depend on each other, see :mod:`~fedbayes.problem.program.row_process`.
     rows_by_rows
         Whether such a site's density takes a matrix of rows by rows.
+    batches
+        Whether the density of a mini-batch's rows stands for that of all rows.
     integrated
         What it has integrated out, by name.
     """
@@ -61,6 +63,7 @@ class TracedSite(NamedTuple):
     scanned: bool = False
     process: bool = False
     rows_by_rows: bool = False
+    batches: bool = True
     integrated: tuple[str, ...] = ()
 
 
@@ -122,6 +125,7 @@ def _site(site: dict, data: Arrays) -> TracedSite:
             scanned=scanned,
             process=process,
             rows_by_rows=process and site["fn"].rows_by_rows,
+            batches=not process or site["fn"].batches,
             integrated=site["fn"].integrated_names if process else (),
         )
     discrete = site["fn"].support.is_discrete

@@ -74,6 +74,7 @@ def split(
         missing=missing,
         processes=tuple(name for name, site in sites.items() if site.process),
         rows_by_rows=any(site.rows_by_rows for site in sites.values()),
+        batches=all(site.batches for site in sites.values()),
         integrated=integrated,
     )
     if discrete:

@@ -27,6 +27,10 @@ CASES = {
     "survival with pieces": ("Surv(days, event) ~ x + sex", {"family": "piecewise_exponential"}),
     "survival with declared pieces": ("Surv(days, event) ~ x", {"family": "weibull"}),
     "pieces with ends": ("Surv(days, event) ~ x", {"family": "piecewise_exponential", "ends": [10, 40]}),
+    "partial likelihood": (
+        "Surv(days, event) ~ x + sex + (0 + x | site) + (1 | stage)",
+        {"family": "cox", "levels": {"stage": ["I", "II", "III"]}},
+    ),
     "cumulative": ("stage ~ x + sex", {"family": "cumulative", "levels": {"stage": ["I", "II", "III"]}}),
     "categorical": ("stage ~ x", {"family": "categorical"}),
     "two levels": ("sick ~ x + sex", {"family": "bernoulli"}),

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 import fedbayes as fb
+from fedbayes.errors import ClientDataError, FormulaError, ModelError
 from fedbayes.formula.families.cox import CoxPartial
+from fedbayes.network.fit import fit_over
+from fedbayes.network.rehearsal import Rehearsal
+from fedbayes.network.site import Site
+from fedbayes.network.study import Study
 from fedbayes.problem.problem import make_problem
 
 # the example of `coxph` in R's survival: coxph(Surv(time, status) ~ x + strata(sex), test1), ties as Efron has them
@@ -97,3 +102,80 @@ def test_coefficients_may_differ_between_clients_and_groups():
         "Surv(t, event) ~ x + (0 + x | site) + (1 | g)", family="cox", clients=frames(9, 14), levels={"g": ["a", "b"]}
     )
     assert list(reg.priors) == ["x", "x|site_sigma", "1|g_sigma"]
+
+
+BATCHES = [
+    fb.FedAvg(batch_size=4),
+    fb.FedProx(batch_size=4),
+    fb.FedEnsemble(batch_size=4),
+    fb.FALD(batch_size=4),
+    fb.FedPA(batch_size=4, solver="iasg"),
+]
+
+
+@pytest.mark.parametrize("method", BATCHES, ids=lambda method: type(method).__name__)
+def test_batches_are_refused_by_every_method(method):
+    """A batch of one row has a partial likelihood of one, whatever the coefficients."""
+    reg = fb.regression("Surv(t, event) ~ x", family="cox", clients=frames(9, 14))
+    with pytest.raises(ModelError, match=r"one density for all rows of a client.* Leave out `batch_size`"):
+        reg.fit(method=method, key=jax.random.key(0), progress=False)
+
+
+def test_batches_are_refused_over_a_network(tmp_path):
+    reg = fb.regression("Surv(t, event) ~ x", family="cox", clients=frames(60, 80))
+    study = Study(reg.model, fb.FedAvg(batch_size=4))
+    sites = [
+        Site(study, lambda config, rows=rows: rows, {"site-id": name, "state-dir": str(tmp_path / name)})
+        for name, rows in reg.clients.items()
+    ]
+    with pytest.raises(ModelError, match=r"one density for all rows of a client.* Leave out `batch_size`"):
+        fit_over(Rehearsal(*sites), study, num_clients=2, join_timeout=2.0, key=jax.random.key(0), progress=False)
+
+
+def hospitals():
+    """Columns that are the same within each client, or differ from others by a client's number alone."""
+    found = frames(9, 14, 20)
+    for place, table in enumerate(found.values()):
+        size, kind = len(table["t"]), "public" if place else "private"
+        table |= {
+            "bed": np.full(size, [-1e6 + 0.1, 0.0, 1e6 - 0.1][place]), "kind": np.full(size, kind),
+            "also": table["x"] + place, "region": np.full(size, "abc"[place]), "ward": np.full(size, f"w{place}"),
+        }  # fmt: skip
+    return found
+
+
+SAME = [
+    ("bed", "`bed` does not vary within any client"),
+    ("x + kind", r"`kind\[public\]` does not vary within any client"),
+    ("x + also", "`x`, `also` are collinear: within each client"),
+    ("x + (0 + bed | site)", "`bed` does not vary within any client"),
+    ("x + (1 | region)", r"No client has rows of several groups of 'region'.*\(1\|region\)"),
+    ("x + (1 + x | ward)", "No client has rows of several groups of 'ward'"),
+]
+
+
+@pytest.mark.parametrize(("terms", "words"), SAME, ids=[terms for terms, _ in SAME])
+def test_what_does_not_vary_within_clients_is_refused(terms, words):
+    """Its posterior would be the prior: a baseline holds it."""
+    levels = {"kind": ["private", "public"], "region": ["a", "b", "c"]}
+    used = {name: of for name, of in levels.items() if name in terms}
+    with pytest.raises(ClientDataError, match=words) as error:
+        fb.regression(f"Surv(t, event) ~ {terms}", family="cox", clients=hospitals(), levels=used)
+    assert "baseline of its own" in str(error.value)
+
+
+def test_what_varies_within_one_client_is_learned_there():
+    clients = hospitals()
+    clients["c2"]["bed"] = clients["c2"]["bed"] + 1e5 * clients["c2"]["x"]
+    clients["c1"]["region"] = np.where(clients["c1"]["x"] > 0.0, "a", "b")
+    reg = fb.regression(
+        "Surv(t, event) ~ bed + (1 | region)", family="cox", clients=clients, levels={"region": ["a", "b", "c"]}
+    )
+    within = np.sum((clients["c2"]["bed"] - clients["c2"]["bed"].mean()) ** 2) / (9 + 14 + 20)
+    assert reg.agreed.predictors[""].sds == pytest.approx(within**0.5)
+
+
+def test_a_formula_without_predictors_is_refused():
+    for formula in ("Surv(t, event) ~ 1", "Surv(t, event) ~ offset(x)"):
+        with pytest.raises(FormulaError, match="no predictor beside it"):
+            fb.regression(formula, family="cox", clients=frames(9, 14))

@@ -36,6 +36,9 @@ CASES = {
     "scale": FormulaStudy("scale(y) ~ scale(age) + center(days):sex", levels=LEVELS),
     "spline and polynomial": FormulaStudy("y ~ bs(age, df=4) + poly(days, 2)"),
     "pieces": FormulaStudy("Surv(days, event) ~ age + sex", "piecewise_exponential", LEVELS),
+    "partial likelihood": FormulaStudy(
+        "Surv(days, event) ~ age + sex + (1 | stage)", "cox", LEVELS | {"stage": ["I", "II", "III"]}
+    ),
     "cumulative": FormulaStudy("stage ~ age", "cumulative", {"stage": ["I", "II", "III"]}),
     "groups": FormulaStudy("y ~ age + (1 + age | site) + (1 | stage)", levels={"stage": ["I", "II", "III"]}),
     "two formulas": FormulaStudy({"mu": "y ~ age", "sigma": "~ sex"}, levels=LEVELS),

@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -12,6 +13,7 @@ import fedbayes as fb
 from fedbayes.errors import ModelError
 from fedbayes.models import gp, penalised
 from fedbayes.problem.problem import make_problem
+from fedbayes.problem.program.row_process import RowProcess
 
 SIZES = [12, 20, 7, 15]
 CLIENTS, _ = gp.simulate(jax.random.key(3), len(SIZES), SIZES)
@@ -166,3 +168,40 @@ def test_what_was_integrated_out_has_a_name_of_its_own() -> None:
         assert make_problem(named("theta"), clients).integrated == ("theta",)
         with pytest.raises(ModelError, match="are called 'noise', and so is something else in the model"):
             make_problem(named("noise"), clients)
+
+
+NOTEBOOK = {"shift": 1.0}
+
+
+class Shifted(RowProcess):
+    """Rows around a mean; what is given back reads a variable of the notebook, of which the density knows nothing."""
+
+    integrated_names = ("shift",)
+
+    def __init__(self, mean, num, *, validate_args=None) -> None:  # type: ignore[no-untyped-def]
+        self.mean_, self.num = mean, num
+        super().__init__((), (num,), validate_args=validate_args)
+
+    def of_rows(self, mask):  # type: ignore[no-untyped-def]
+        return self
+
+    def log_prob(self, value):  # type: ignore[no-untyped-def]
+        return dist.Normal(self.mean_, 1.0).log_prob(value).sum()
+
+    def integrated(self, value, key):  # type: ignore[no-untyped-def]
+        return {"shift": jnp.asarray(NOTEBOOK["shift"])}
+
+
+def shifted(y=None) -> None:  # type: ignore[no-untyped-def]
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", Shifted(mean, 3), obs=y)
+
+
+def test_what_was_integrated_out_is_traced_anew_for_another_fit(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A variable that changes between fits leaves the density's trace, and so the program, as they were."""
+    clients = {name: {"y": np.arange(3.0)} for name in "ab"}
+    options = {"method": "laplace", "key": jax.random.key(0), "progress": False, "num_draws": 10, "correct": False}
+    for shift in (1.0, 10.0):
+        monkeypatch.setitem(NOTEBOOK, "shift", shift)
+        fit = fb.fit_federated(shifted, clients, **options)
+        assert (fit.client_posterior("a").posterior["shift"] == shift).all()
