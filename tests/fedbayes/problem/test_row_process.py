@@ -51,7 +51,9 @@ def test_a_batch_has_the_density_of_its_rows_scaled_up() -> None:
         np.testing.assert_allclose(found, 20 / 3 * law.log_prob(y), rtol=1e-10)
 
 
-@pytest.mark.parametrize("method", [fb.FALD(batch_size=5), fb.FedPA(batch_size=5, solver="iasg")])
+@pytest.mark.parametrize(
+    "method", [fb.FALD(batch_size=5), fb.FALD(clip=1.0, control_variate=False), fb.FedPA(batch_size=5, solver="iasg")]
+)
 def test_samplers_refuse_batches_of_dependent_rows(method: object) -> None:
     with pytest.raises(ModelError, match="rows of a client depend on each other"):
         fb.fit_federated(gp.model, CLIENTS, method=method, key=jax.random.key(0), progress=False)

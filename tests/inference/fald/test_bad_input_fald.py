@@ -262,7 +262,7 @@ MISFITS = {
         {"clip": 1.0, "control_variate": False},
         partial_likelihood,
         fb.ModelError,
-        r"`clip` is 1.0, but the rows of a client depend on each other.* Leave `clip` out",
+        r"one density for all rows of a client.* Leave out `batch_size` and `clip`",
     ),
 }
 
