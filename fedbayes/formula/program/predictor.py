@@ -241,7 +241,8 @@ def _varying(design: Design, sds: np.ndarray, means: np.ndarray, within: bool) -
     for place in np.flatnonzero(sds == 0.0) if design.intercept else np.flatnonzero((sds == 0.0) & (means == 0.0)):
         name = design.names[place]
         if of_levels[place] and means[place] == 0.0:
-            notes.append(f"No row of any client has {name}: its coefficient is known by its prior alone.")
+            cancelled = ", or no client has rows with and without it" if within else ""  # contrasts can sum to zero
+            notes.append(f"No row of any client has {name}{cancelled}: its coefficient is known by its prior alone.")
         elif within:
             raise _same_within_clients(name)
         else:
