@@ -172,9 +172,8 @@ def check_roster(config: Options, roster: Roster, weights: np.ndarray) -> None:
     check_batch(config.batch_size, roster)
     if config.clip is not None and roster.dependent:
         raise ModelError(
-            f"`clip` is {config.clip}, but the rows of a client depend on each other, as in a Gaussian process or in "
-            "Cox's partial likelihood: its gradient is not a sum over rows that could be clipped one by one. Leave "
-            "`clip` out."
+            f"`clip` is {config.clip}, but the rows of a client depend on each other, as in a Gaussian process: its "
+            "gradient is not a sum over rows, each of which could be clipped. Leave `clip` out."
         )
     if config.clip is not None and np.any(roster.num_locals):
         raise ValueError(

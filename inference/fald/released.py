@@ -49,9 +49,8 @@ def released(config: Options, weights: np.ndarray, shared: Shared, client: Clien
 
 def _of_chain(config: Options, shared: Shared, weight: float, rows: int, batch: int) -> Release:
     sizes, num = _step_sizes(config, shared)
-    if not np.all(
-        (sizes >= 0.0) & (sizes < _LARGEST)
-    ):  # NaN is neither; a schedule may begin at zero, and takes no step then
+    # NaN is neither; a schedule may begin at zero, and takes no step then
+    if not np.all((sizes >= 0.0) & (sizes < _LARGEST)):
         raise ValueError(f"A step size of the broadcast is {sizes.min()}; Langevin steps are not negative, and finite.")
     if not np.all((sizes == 0.0) | (sizes * min(1.0, config.temperature) >= LEAST_STEP)):
         raise ValueError(f"A step size of the broadcast is {sizes.min()}: its noise would be rounded to zero.")

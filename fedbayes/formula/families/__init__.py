@@ -14,12 +14,11 @@ from fedbayes.formula.families.counts import (
     ZERO_INFLATED_NEGATIVE_BINOMIAL,
     ZERO_INFLATED_POISSON,
 )
-from fedbayes.formula.families.cox import COX
 from fedbayes.formula.families.family import Family, Outcome, Parameter, Scale, Summary
 from fedbayes.formula.families.gaussian import GAUSSIAN, STUDENT
 from fedbayes.formula.families.levels import CATEGORICAL, CUMULATIVE
 from fedbayes.formula.families.positive import BETA, GAMMA, LOGNORMAL
-from fedbayes.formula.families.survival import LOGLOGISTIC, PIECEWISE_EXPONENTIAL, WEIBULL
+from fedbayes.formula.families.survival import COX, LOGLOGISTIC, PIECEWISE_EXPONENTIAL, WEIBULL
 
 __all__ = ["FAMILIES", "Family", "Outcome", "Parameter", "Scale", "Summary", "family_of"]
 

@@ -10,7 +10,6 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from fedbayes.errors import FormulaError
-from fedbayes.formula.families.family import Family, Outcome, Reading, Scale, Summary, refuse_outside
 from fedbayes.problem.program.row_process import RowProcess
 
 _NO_TIMES = (
@@ -100,31 +99,6 @@ class CoxPartial(RowProcess):
         raise FormulaError(_NO_TIMES)
 
 
-def _times(outcome: Outcome) -> None:
-    refuse_outside(outcome, outcome.y > 0, "cox", "times above zero")
-
-
-def _scale(summary: Summary) -> Scale:
-    return Scale(0.0, 2.5, 1.0, 1.0)
-
-
-def _predictor(law: Any) -> Any:
-    return law.eta
-
-
-def _no_times(law: Any) -> Any:
+def no_times(law: Any) -> Any:
+    """Refuses expected times."""
     raise FormulaError(_NO_TIMES)
-
-
-COX = Family(
-    "cox",
-    "log hazard",
-    lambda summary: "CoxPartial(eta, observed)",
-    _times,
-    _scale,
-    additions=("cens",),
-    intercept=False,
-    imports=("from fedbayes.formula.families.cox import CoxPartial",),
-    stratified=True,
-    reading=Reading("hazard ratio", "", _predictor, _no_times, "time"),
-)

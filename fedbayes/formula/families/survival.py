@@ -1,4 +1,4 @@
-"""Times until an event, censored on the right: Weibull, log-logistic and piecewise exponential."""
+"""Times until an event, censored on the right: Weibull, log-logistic, piecewise exponential, and Cox."""
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 
 from fedbayes.errors import FormulaError
 from fedbayes.formula.design.totals import binned, mean_and_sd, moments, quantiles
+from fedbayes.formula.families.cox import no_times
 from fedbayes.formula.families.family import (
     LOGISTIC_VARIANCE,
     Ask,
@@ -130,4 +131,16 @@ PIECEWISE_EXPONENTIAL = Family(
     imports=(f"{_MODULE} PiecewiseExponential",),
     agree=_ends,
     reading=_HAZARD,
+)
+COX = Family(
+    "cox",
+    "log hazard",
+    lambda summary: "CoxPartial(eta, observed)",
+    _times("cox"),
+    _scale_of_pieces,
+    additions=("cens",),
+    intercept=False,
+    imports=("from fedbayes.formula.families.cox import CoxPartial",),
+    stratified=True,
+    reading=Reading("hazard ratio", "", _predictor, no_times, "time"),
 )
