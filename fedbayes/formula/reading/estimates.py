@@ -70,8 +70,9 @@ class Estimates:
         return summary.to_dataframe().reset_index()
 
     def _columns(self) -> list[str]:
-        """Of the printed table: names first."""
-        return list(self.to_pandas().columns)
+        """Of the printed table: names first. Of ratios no mean and sd, which a few large draws may make."""
+        left_out = ("mean", "sd") if np.all(np.asarray(self.reference) == 1.0) else ()
+        return [name for name in self.to_pandas().columns if name not in left_out]
 
     def __repr__(self) -> str:
         lines = (f"  {line}" for line in aligned(self._table()))

@@ -75,6 +75,7 @@ def test_the_ratio_between_sites(tables, made):
     ratio = effects.contrast("a", "b", ratio=True)
     assert ratio.title == "Rate ratio of a against b, effect 1"
     np.testing.assert_allclose(ratio.draws, np.exp(effects.contrast("a", "b").draws))
+    assert repr(ratio).splitlines()[1].split() == ["median", "lower", "upper", "direction"]  # no sd that one draw makes
 
 
 def refusing(fit, *names):
