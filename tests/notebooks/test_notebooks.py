@@ -46,6 +46,7 @@ ALARMS = {  # of the notebooks that compare Monte Carlo estimates; what the othe
     "langevin_hospitals": 1e-4,
     "meta_analysis": 2e-6,  # a mean to five errors; two numbers to six and more
     "posterior_averaging": 1e-5,  # a ratio of errors of 24 numbers each, about 4, in [1.5, 12]
+    "students": 1e-9,  # twenty numbers to a tenth of an sd, more than six errors of some 4,600 draws
     "survival": 2e-5,  # as hospitals_by_formula
     # p-values of a calibration at 0.001, and four distribution functions, whose differences from the exact ones have
     # Kolmogorov's law for the effective draws and the 8,000 resampled ones: rates of 7e-5 and less
