@@ -3,14 +3,13 @@
 import re
 import struct
 
+import agreements
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 import fedbayes as fb
-from fedbayes.network.agreeing.server import agree_over
-from fedbayes.network.agreeing.site import AgreeingSite
 from fedbayes.network.agreeing.study import FormulaStudy
 from fedbayes.network.client.masks import Masks
 from fedbayes.network.fit import fit_over
@@ -51,28 +50,19 @@ def tables(frame=FRAME):
 
 
 def here(study, clients=None):
-    """The same agreement in one process."""
-    options = {"family": study.family, "levels": study.levels, "missing": study.missing, **study.options}
-    return fb.regression(study.formula, clients=clients or tables(), **options)
+    return agreements.here(study, clients or tables())
 
 
 @pytest.fixture
 def network(tmp_path):
     def made(study=STUDY, clients=None, policy="", load=None):
-        sites = []
-        for name, rows in (clients or tables()).items():
-            (tmp_path / f"{name}.toml").write_text(policy)
-            config = {"site-id": name, "state-dir": str(tmp_path / name), "policy": str(tmp_path / f"{name}.toml")}
-            sites.append(AgreeingSite(study, load or (lambda config, rows=rows: rows), config))
-        return Rehearsal(*sites)
+        return agreements.network_of(tmp_path, study, clients or tables(), policy, load)
 
     return made
 
 
 def over(network, study=STUDY, **options):
-    return agree_over(
-        network, study, **{"num_clients": len(network.sites), "join_timeout": 2.0, "timeout": 2.0} | options
-    )
+    return agreements.over(network, study, **options)
 
 
 def apart(source):
