@@ -195,9 +195,9 @@ class RunVault:
         """Whether the server tells of the same sites as at first in the run."""
         return self._same("charter", digest)
 
-    def same_sums(self, asked: str, digest: str) -> bool:
-        """Whether the sums before one of an agreement are told as they were at first in the run."""
-        return self._same(f"sums-{hashlib.sha256(asked.encode()).hexdigest()}", digest)
+    def same_sum(self, name: str, digest: str) -> bool:
+        """Whether a sum of an agreement is told as it was at first in the run."""
+        return self._same(f"sum-{hashlib.sha256(name.encode()).hexdigest()}", digest)
 
     def _same(self, name: str, digest: str) -> bool:
         file = self.folder / name
