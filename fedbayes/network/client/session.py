@@ -51,8 +51,8 @@ class Session:
         self.vault = vault.run(run)
         if not self.vault.same_data(data):
             raise Refused(Refusal.CHANGED)
-        told = json.dumps([charter, header["seat"]], sort_keys=True)
-        if not self.vault.same_charter(hashlib.sha256(told.encode()).hexdigest()):
+        self._told = _digest_of_told(header)
+        if not self.vault.same_charter(self._told):
             raise Refused(Refusal.CHARTER)
         roster = read_roster(charter, own.prior, own.seat.shapes())
         if roster.globals != own.bucket.clients.program.globals:
@@ -74,6 +74,20 @@ class Session:
         self._templates: dict[int, tuple[Any, Any]] = {}
         for warning in self.programs.warnings:
             log.warning("%s", warning)
+
+    def check_told(self, header: Mapping[str, Any]) -> None:
+        """That a message tells of the same sites as the first of the run, from which this session was made.
+
+        Masks depend on what each message tells of them, and terms on what the first has told: with other weights in
+        that, all terms but one would be nothing, under masks that cancel.
+
+        Raises
+        ------
+        Refused
+            It does not.
+        """
+        if _digest_of_told(header) != self._told:
+            raise Refused(Refusal.CHARTER)
 
     def round(self, message: Message, policy: Policy) -> Sent:
         """One round: the private state before it, the reply, the state after it."""
@@ -260,6 +274,11 @@ _FAR = (
     "The server asks at values of the globals that are more than %g prior sds from the prior's centre: this site does "
     "not answer there. Its owner sets that by `farthest` under [points] of the policy."
 )
+
+
+def _digest_of_told(header: Mapping[str, Any]) -> str:
+    """What stands for all that a message tells of the sites of its run, and of this one's seat among them."""
+    return hashlib.sha256(json.dumps([header["charter"], header["seat"]], sort_keys=True).encode()).hexdigest()
 
 
 def _nothing(reply: Reply) -> Reply:

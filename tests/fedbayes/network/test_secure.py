@@ -353,6 +353,24 @@ def test_masks_of_sites_that_were_asked_for_other_log_likelihoods_do_not_cancel(
     assert not cancel("2" * 32, "log_likelihood_finer_sum")
 
 
+def test_recipes_in_another_order_are_no_other_order_of_draws(secure):
+    """Of two sums, in one of which a site has made its draws in another order, the difference is that site's alone.
+
+    Masks know the arrays of a message by their names, and not their order; two spellings of a number have one place.
+    """
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True, correct=True)
+    asked = next(each for each in map(unpack, network.sent) if each.header["kind"] == "after")
+    arrays = arrays_of(asked.body)
+    twice = {name.replace("recipes/0/", "recipes/00/"): array for name, array in arrays.items()}
+    message = pack({**asked.header, "ticket": "1" * 32}, encode({**arrays, **twice}))
+    assert unpack(world.site("ada").answer(message)).header["kind"] == "refusal"
+    message = pack({**asked.header, "ticket": "2" * 32}, encode(twice))
+    assert unpack(world.site("ada").answer(message)).header["kind"] == "refusal"
+    assert unpack(world.site("ada").answer(pack({**asked.header, "ticket": "3" * 32}, asked.body))).header["told"]
+
+
 def replies(codes, lost):
     """A reply of two replicates."""
     change = {"site": jnp.array([[1.5], [2.5]]), "lost": jnp.array(lost)}
@@ -456,6 +474,21 @@ def test_a_sum_with_one_site_less_is_refused_in_the_run(secure):
     header = {**request.header, "charter": fewer, "ticket": "7" * 32}
     answer = unpack(world.site("ada").answer(pack(header, request.body)))
     assert answer.header["reason"] == "CHARTER"
+
+
+def test_a_site_that_was_told_of_other_rows_at_first_does_not_answer_as_one_that_was_not(secure):
+    """Under masks that cancel the others' weights would be next to nothing, and the sum one site's term."""
+    world = secure(fb.FedAvg(local_steps=2))
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    request = next(each for each in map(unpack, network.sent) if each.header.get("update") == "steps")
+    header, site = {**request.header, "run": "b" * 32, "ticket": "8" * 32}, world.site("bo")
+    (seat,) = [each.header["seat"] for each in map(unpack, network.sent) if each.header.get("update") == "steps"][1:2]
+    header["seat"] = seat
+    alone = {**header["charter"], "rows": [1e300, 1.0, 1.0]}
+    site.answer(pack({**header, "charter": alone, "kind": "conclude"}))  # a site that goes on remembers this
+    assert unpack(site.answer(pack(header, request.body))).header["reason"] == "CHARTER"
+    assert unpack(site.answer(pack({**header, "run": "c" * 32}, request.body))).header["kind"] == "round"
 
 
 def test_names_that_were_not_there_at_first_are_no_partners(secure):
