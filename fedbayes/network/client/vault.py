@@ -162,7 +162,11 @@ class RunVault:
         return str(self._histories().get(f"{phase}-{last}", ""))
 
     def keep_history(self, phase: int, order: int, digest: str) -> None:
-        """The same for the state after an order; written before that is."""
+        """The same for the state after an order; written before that is, and after an earlier one of this number went.
+
+        A state that a crash has left would else stand beside what another one comes from.
+        """
+        (self.folder / f"state-{phase}-{order}.npz").unlink(missing_ok=True)
         kept = {f"{at}-{seq}" for at, seq, _ in self._states()}
         found = {name: each for name, each in self._histories().items() if name in kept}
         content = json.dumps({**found, f"{phase}-{order}": digest})

@@ -334,6 +334,46 @@ def test_masks_of_sites_with_another_past_do_not_cancel(secure):
     assert not cancel("4" * 32, order + 3, world.data)
 
 
+def a_round_that_fails(request):
+    """It is asked elsewhere, computed, and can't be kept."""
+    arrays = {name: array + 0.5 if "shift" in name else array for name, array in arrays_of(request.body).items()}
+    return {**request.header, "ticket": "5" * 32, "oldest": "nought"}, encode(arrays)
+
+
+def an_end_that_goes_back(request):
+    """The end of a run, as the server tells it, before its first round."""
+    arrays = arrays_of(request.body)
+    told = {name.removeprefix("shared"): array for name, array in arrays.items() if name.split("/")[0] == "shared"}
+    body = {f"{of}{name}": array for of in ("broadcast", "recorded/0") for name, array in told.items()}
+    header = {**request.header, "kind": "conclude", "order": 0, "records": [0], "begun": True}
+    return header, encode({**body, "phase_key": arrays["key"]})
+
+
+@pytest.mark.parametrize("change", [a_round_that_fails, an_end_that_goes_back])
+def test_a_site_answers_from_the_state_that_its_masks_are_about(secure, change):
+    """Else one site alone could be sent back or ahead, and of two sums the difference would be its own."""
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    last = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][-3:]
+    order = last[0].header["order"]
+
+    def total(sites, ticket, order):
+        asked = [Message({**each.header, "order": order, "oldest": 0}, each.body) for each in last]
+        terms = [words_of(site, each, ticket)[0] for site, each in zip(sites, asked, strict=True)]
+        found = reduce(plus, terms)
+        assert cancelled(found, len(terms))
+        return to_numbers(found)
+
+    sites = [world.site(name) for name in world.data]
+    total(sites, "1" * 32, order + 1)
+    at = Message({**last[0].header, "order": order + 2, "oldest": 0}, last[0].body)
+    assert unpack(sites[0].answer(pack(*change(at)))).header["kind"] == "refusal"
+    found = total(sites, "2" * 32, order + 2)
+    again = total([world.site(name) for name in world.data], "3" * 32, order + 2)
+    np.testing.assert_array_equal(found, again)
+
+
 def test_masks_of_sites_that_were_asked_for_other_log_likelihoods_do_not_cancel(secure):
     """Else of two sums, one with a finer log-likelihood of one site, the difference would be of that site alone."""
     world = secure()
