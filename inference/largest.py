@@ -32,8 +32,24 @@ _HIDING = 2.0**20
 
 
 def hiding(key: Array, shared: Any, num_locals: int) -> Array:
-    """The random numbers of a client's terms: ``inputs`` of an :class:`~fedbayes.contract.algorithm.Update`."""
-    return jax.random.uniform(key, _GRID.shape, jnp.float64, 1.0, _HIDING)
+    """The random numbers of a client's terms: ``inputs`` of an :class:`~fedbayes.contract.algorithm.Update`.
+
+    They are others wherever the client is asked elsewhere: a server that asks at two points by one key would see the
+    difference of two sums, without them.
+    """
+    return jax.random.uniform(_about(key, shared), _GRID.shape, jnp.float64, 1.0, _HIDING)
+
+
+def _about(key: Array, shared: Any) -> Array:
+    """A key for what is asked: of each word of it a key of its own is made, and these are added without carry."""
+    leaves = [jnp.ravel(jnp.asarray(leaf, jnp.float64)) for leaf in jax.tree.leaves(shared)]
+    words = [jax.lax.bitcast_convert_type(leaf, jnp.uint32).ravel() for leaf in leaves if leaf.size]
+    if not words:
+        return key
+    every = jnp.concatenate(words)
+    keys = jax.vmap(jax.random.fold_in)(jax.random.split(key, len(every)), every)
+    data = jax.lax.reduce(jax.random.key_data(keys), np.uint32(0), jax.lax.bitwise_xor, (0,))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
 def terms_of(number: Array, random: Array) -> Array:

@@ -39,7 +39,12 @@ def with_draws(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return others
     if len(parts) > _MOST:
         raise ValueError(f"A message has {len(parts)} recipes for draws; at most {_MOST} are read.")
-    recipes = [Recipe.read(parts[number]) for number in sorted(parts, key=int)]
+    # one spelling of each number: "00" beside "0" would leave the order of draws to the order of the message's arrays,
+    # of which masks know nothing
+    numbers = [str(number) for number in range(len(parts))]
+    if set(parts) != set(numbers):
+        raise ValueError(f"A message numbers its recipes {sorted(parts)}; expected {numbers}.")
+    recipes = [Recipe.read(parts[number]) for number in numbers]
     theta = np.concatenate([recipe.draws() for recipe in recipes], axis=1)
     places = others.pop("places", None)
     if places is not None:

@@ -162,7 +162,9 @@ class Site(AnsweringSite):
     def session(self, header: Mapping[str, Any], private: bool = False) -> Session:
         """The client in the run of a message; with a budget nothing of its rows but noisy answers is told."""
         run = str(header["run"])
-        if run not in self._sessions:
+        if run in self._sessions:
+            self._sessions[run].check_told(header)
+        else:
             own = self._own(Seat.read(header["seat"]), private)
             self._sessions = {run: Session(self.study, self.name, own, header, self.vault)}
         return self._sessions[run]

@@ -1,5 +1,7 @@
 """The largest of the clients' numbers, read from a sum of terms that does not show whose any number is."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,3 +73,14 @@ def test_the_others_are_not_seen_exactly() -> None:
     grid = 2.0 ** (np.arange(-320, 321) / 4)
     at = np.flatnonzero(between)[0]
     np.testing.assert_allclose(grid[at] * (counted[at] - 1.0) ** (1 / 128), 4.1, rtol=1e-9)
+
+
+def test_random_numbers_do_not_come_again_at_another_point() -> None:
+    """They would cancel in the difference of two sums, which is of the clients below them alone."""
+    points = [np.array([0.5, -1.0]), np.array([0.5, 1.0]), np.array([-1.0, 0.5]), np.array([-0.5, 1.0])]
+    with jax.enable_x64(True):
+        key = jax.random.key(3)
+        drawn = [np.asarray(hiding(key, (jnp.asarray(point), ()), 0)) for point in points]
+        again = np.asarray(hiding(key, (jnp.asarray(points[0]), ()), 0))
+    np.testing.assert_array_equal(again, drawn[0])  # the same question has the same answer
+    assert all(np.mean(one == other) < 0.01 for one, other in pairwise([*drawn, drawn[0]]))

@@ -96,13 +96,20 @@ class AtSite(_Declared):
         Its rows.
     known
         The sums so far by name, as :func:`flat` has them.
+    check
+        Called with the name and the numbers of each of them, before anything is made of it.
     """
 
     def __init__(
-        self, labelled: frozenset[str], num_clients: int, table: Table, known: Mapping[str, np.ndarray]
+        self,
+        labelled: frozenset[str],
+        num_clients: int,
+        table: Table,
+        known: Mapping[str, np.ndarray],
+        check: Callable[[str, np.ndarray], None],
     ) -> None:
         super().__init__(labelled, num_clients)
-        self._table, self._known = table, known
+        self._table, self._known, self._check = table, known, check
         self.read: list[str] = []  # the sums that were read, in order
 
     def look(self, check: Callable[[Table], object]) -> None:
@@ -120,6 +127,7 @@ class AtSite(_Declared):
         own = tell(self._table)
         if name not in self._known:
             raise Asked(name, own)
+        self._check(name, self._known[name])
         self.read.append(name)
         return nested(layout(own), self._known[name])
 
@@ -132,7 +140,7 @@ class AtSite(_Declared):
     def complete(self, columns: list[str]) -> tuple["AtSite", list[str]]:
         """The same without rows that lack a value."""
         table, _ = self._table.without_missing(columns)
-        found = AtSite(self._labelled, self.num_clients, table, self._known)
+        found = AtSite(self._labelled, self.num_clients, table, self._known, self._check)
         found.read = self.read
         return found, []
 

@@ -21,6 +21,7 @@ from fedbayes.network.client.partners import own_key
 from fedbayes.network.client.policy import Policy, read_policy
 from fedbayes.network.client.private import check_asked
 from fedbayes.network.client.secure import Sums
+from fedbayes.network.client.vault import RunVault
 from fedbayes.network.messages import Message, Refusal, Refused
 from fedbayes.owner.columns import Roles
 from fedbayes.owner.disclosure import Disclosure
@@ -161,8 +162,8 @@ class AgreeingSite(AnsweringSite):
         about = {"study": self.study.digest, "run": str(header["run"])}
         sums = Sums(self.vault, names, names.index(self.name), about)
         hiding = sums.hiding(message, policy.sums, "")
-        asked = self._asked(table, names, known)
-        self._check_told_once(header, asked.name, known)
+        self._check_number(header)
+        asked = self._asked(table, names, known, self.vault.run(str(header["run"])))
         if hiding is None and BINNED in asked.name:
             log.error(
                 "The server asks for '%s' openly; binned counts of few rows leave in secure sums alone.", asked.name
@@ -184,23 +185,30 @@ class AgreeingSite(AnsweringSite):
         if not kept.same_charter(hashlib.sha256(charter.encode()).hexdigest()):
             raise Refused(Refusal.CHARTER)
 
-    def _check_told_once(self, header: dict[str, Any], asked: str, known: dict[str, np.ndarray]) -> None:
-        """In one run each sum has one answer, to the same sums before it, and only so many runs have any.
+    def _check_number(self, header: dict[str, Any]) -> None:
+        """Only so many runs are answered, and a refusal is an answer.
 
-        With sums that it makes up a server would place bins where it likes, and find numbers by bisection.
+        By made-up means and sds a server chooses in which rows an expression is not finite, which the table is refused
+        for; so a run counts before anything is made of what it tells.
         """
         kept = self.vault.run(str(header["run"]))
         about = f"{self.study.digest} {self._digest}"
         if not kept.once(lambda: self.vault.count_run(about, _MOST_RUNS), "agreeing"):
             log.error("%d agreements on this study about the same table have been answered.", _MOST_RUNS)
             raise Refused(Refusal.MOST)
-        told = hashlib.sha256(b"".join(each.tobytes() for each in known.values()))
-        if not kept.same_sums(asked, told.hexdigest()):
-            log.error("The server tells other sums than before in this run.")
-            raise Refused(Refusal.FORMAT)
 
-    def _asked(self, table: Table, names: list[str], known: dict[str, np.ndarray]) -> Asked:
-        site = AtSite(self.study.labelled, len(names), table, known)
+    def _asked(self, table: Table, names: list[str], known: dict[str, np.ndarray], kept: RunVault) -> Asked:
+        """The sum that comes after those that were told; in one run each of these is told in one way.
+
+        With sums that it makes up a server would place bins where it likes, and find numbers by bisection.
+        """
+
+        def check(name: str, numbers: np.ndarray) -> None:
+            if not kept.same_sum(name, hashlib.sha256(numbers.tobytes()).hexdigest()):
+                log.error("The server tells another sum '%s' than before in this run.", name)
+                raise Refused(Refusal.FORMAT)
+
+        site = AtSite(self.study.labelled, len(names), table, known, check)
         try:
             self.study.agree(site)
         except Asked as asked:

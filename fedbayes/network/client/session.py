@@ -43,7 +43,7 @@ class Session:
     executor
         Runs its updates.
     at
-        The phase and the order after which its private state is; ``None`` without one.
+        The phase and the order after which its private state is, as it is kept; ``None`` where it is none of these.
     """
 
     def __init__(self, study: Study, name: str, own: OwnProblem, header: Mapping[str, Any], vault: Vault) -> None:
@@ -51,8 +51,8 @@ class Session:
         self.vault = vault.run(run)
         if not self.vault.same_data(data):
             raise Refused(Refusal.CHANGED)
-        told = json.dumps([charter, header["seat"]], sort_keys=True)
-        if not self.vault.same_charter(hashlib.sha256(told.encode()).hexdigest()):
+        self._told = _digest_of_told(header)
+        if not self.vault.same_charter(self._told):
             raise Refused(Refusal.CHARTER)
         roster = read_roster(charter, own.prior, own.seat.shapes())
         if roster.globals != own.bucket.clients.program.globals:
@@ -75,10 +75,24 @@ class Session:
         for warning in self.programs.warnings:
             log.warning("%s", warning)
 
+    def check_told(self, header: Mapping[str, Any]) -> None:
+        """That a message tells of the same sites as the first of the run, from which this session was made.
+
+        Masks depend on what each message tells of them, and terms on what the first has told: with other weights in
+        that, all terms but one would be nothing, under masks that cancel.
+
+        Raises
+        ------
+        Refused
+            It does not.
+        """
+        if _digest_of_told(header) != self._told:
+            raise Refused(Refusal.CHARTER)
+
     def round(self, message: Message, policy: Policy) -> Sent:
         """One round: the private state before it, the reply, the state after it."""
         header = message.header
-        phase, order = int(header["phase"]), int(header["order"])
+        phase, order, oldest = int(header["phase"]), int(header["order"]), int(header["oldest"])
         noisy = self.programs.phases[phase].algorithm.released is not None
         check_asked(policy, noisy=noisy)
         if noisy:
@@ -91,11 +105,12 @@ class Session:
         self._go_to(phase, order, told)
         self._record(header, told["recorded"])
         secret = self._charged(phase, told["shared"], policy.privacy) if policy.privacy is not None else None
+        self.at = None  # until what this leads to is kept: masks are about what was kept
         reply = self.executor.reply(self._round(phase, told, str(header["update"])), secret)
         if self._is_far(phase, told, policy):
             reply = _nothing(reply)
         self.vault.keep_history(phase, order, history_after(message, history))
-        self.vault.keep_state(phase, order, self.executor.states(), int(header["oldest"]))
+        self.vault.keep_state(phase, order, self.executor.states(), oldest)
         self.at = (phase, order)
         sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
         return sent._replace(told={**sent.told, "noisy": True}) if noisy else sent
@@ -237,11 +252,14 @@ class Session:
 
     def _go_to(self, phase: int, order: int, told: Mapping[str, Any]) -> None:
         """The private state before an order: at hand, from the disk, or from the broadcast where there is none."""
-        if self.at == (phase, self.vault.last_order(phase, order)):
+        last = self.vault.last_order(phase, order)
+        if self.at == (phase, last):
             return
+        self.at = None
         self.begin(phase, order, told.get("first", told["shared"]), told["phase_key"])
-        if (states := self.vault.state_before(phase, order)) is not None:
+        if last is not None and (states := self.vault.state_before(phase, order)) is not None:
             self.executor.load(states)
+            self.at = (phase, last)
 
     def _record(self, header: Mapping[str, Any], broadcasts: list[Any]) -> None:
         """The client's own parts of the draws since its last order; its private state is still that of all of them."""
@@ -260,6 +278,11 @@ _FAR = (
     "The server asks at values of the globals that are more than %g prior sds from the prior's centre: this site does "
     "not answer there. Its owner sets that by `farthest` under [points] of the policy."
 )
+
+
+def _digest_of_told(header: Mapping[str, Any]) -> str:
+    """What stands for all that a message tells of the sites of its run, and of this one's seat among them."""
+    return hashlib.sha256(json.dumps([header["charter"], header["seat"]], sort_keys=True).encode()).hexdigest()
 
 
 def _nothing(reply: Reply) -> Reply:

@@ -162,7 +162,11 @@ class RunVault:
         return str(self._histories().get(f"{phase}-{last}", ""))
 
     def keep_history(self, phase: int, order: int, digest: str) -> None:
-        """The same for the state after an order; written before that is."""
+        """The same for the state after an order; written before that is, and after an earlier one of this number went.
+
+        A state that a crash has left would else stand beside what another one comes from.
+        """
+        (self.folder / f"state-{phase}-{order}.npz").unlink(missing_ok=True)
         kept = {f"{at}-{seq}" for at, seq, _ in self._states()}
         found = {name: each for name, each in self._histories().items() if name in kept}
         content = json.dumps({**found, f"{phase}-{order}": digest})
@@ -195,9 +199,9 @@ class RunVault:
         """Whether the server tells of the same sites as at first in the run."""
         return self._same("charter", digest)
 
-    def same_sums(self, asked: str, digest: str) -> bool:
-        """Whether the sums before one of an agreement are told as they were at first in the run."""
-        return self._same(f"sums-{hashlib.sha256(asked.encode()).hexdigest()}", digest)
+    def same_sum(self, name: str, digest: str) -> bool:
+        """Whether a sum of an agreement is told as it was at first in the run."""
+        return self._same(f"sum-{hashlib.sha256(name.encode()).hexdigest()}", digest)
 
     def _same(self, name: str, digest: str) -> bool:
         file = self.folder / name

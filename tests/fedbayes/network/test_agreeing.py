@@ -470,3 +470,41 @@ def test_only_so_many_agreements_are_answered(binned, monkeypatch):
         request = asked_anew(message, [before], [true], f"{place:032x}", run=run)
         reasons.append(unpack(recorded.sites[1].answer(request)).header.get("reason", "answered"))
     assert reasons == ["answered", "answered", "MOST", "MOST"]  # the one of the fixture counts, too
+
+
+ROOTS = FormulaStudy("y ~ sqrt(center(age) + 100)")
+
+
+@pytest.fixture
+def youngest(network):
+    """Asks a site whether its youngest patient is younger than some age, for which a mean is made up.
+
+    Below that the root is no number, and the site refuses its table.
+    """
+    recorded = network(ROOTS)
+    over(recorded, ROOTS)
+    message = next(each for each in map(unpack, recorded.sent) if "products" in each.header.get("update", ""))
+    (before,) = message.header["known"]
+    true = np.asarray(arrays_of(message.body)["shared/0"])  # rows, sum and sum of squares, and rows
+    tickets = (f"{number:032x}" for number in range(100))
+
+    def asked(age, run, known=(before, "junk")) -> str:
+        mean, rows = age + 100.0, true[0]
+        made_up = [np.r_[rows * np.array([1.0, mean, mean**2 + 1.0]), true[3:]], np.zeros(1)][: len(known)]
+        request = asked_anew(message, list(known), made_up, next(tickets), run=run)
+        return unpack(recorded.sites[1].answer(request)).header["reason"]
+
+    return asked
+
+
+def test_a_refusal_of_the_table_by_made_up_sums_counts(youngest, monkeypatch):
+    """Else a server would have the age of a site's youngest patient by bisection, in as many requests as it likes."""
+    monkeypatch.setattr("fedbayes.network.agreeing.site._MOST_RUNS", 3)
+    found = [youngest(age, f"{place:032x}") for place, age in enumerate((60.0, 10.0, 30.0, 40.0))]
+    assert found == ["DATA", "FORMAT", "MOST", "MOST"]  # the one of the fixture counts, too
+
+
+def test_in_one_run_a_sum_is_told_once_also_where_its_answer_is_a_refusal(youngest):
+    assert youngest(60.0, "0" * 32) == "DATA"
+    assert youngest(61.0, "0" * 32) == "FORMAT"
+    assert youngest(60.0, "0" * 32) == "DATA"  # which tells nothing new

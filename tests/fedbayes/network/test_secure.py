@@ -334,6 +334,46 @@ def test_masks_of_sites_with_another_past_do_not_cancel(secure):
     assert not cancel("4" * 32, order + 3, world.data)
 
 
+def a_round_that_fails(request):
+    """It is asked elsewhere, computed, and can't be kept."""
+    arrays = {name: array + 0.5 if "shift" in name else array for name, array in arrays_of(request.body).items()}
+    return {**request.header, "ticket": "5" * 32, "oldest": "nought"}, encode(arrays)
+
+
+def an_end_that_goes_back(request):
+    """The end of a run, as the server tells it, before its first round."""
+    arrays = arrays_of(request.body)
+    told = {name.removeprefix("shared"): array for name, array in arrays.items() if name.split("/")[0] == "shared"}
+    body = {f"{of}{name}": array for of in ("broadcast", "recorded/0") for name, array in told.items()}
+    header = {**request.header, "kind": "conclude", "order": 0, "records": [0], "begun": True}
+    return header, encode({**body, "phase_key": arrays["key"]})
+
+
+@pytest.mark.parametrize("change", [a_round_that_fails, an_end_that_goes_back])
+def test_a_site_answers_from_the_state_that_its_masks_are_about(secure, change):
+    """Else one site alone could be sent back or ahead, and of two sums the difference would be its own."""
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    last = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][-3:]
+    order = last[0].header["order"]
+
+    def total(sites, ticket, order):
+        asked = [Message({**each.header, "order": order, "oldest": 0}, each.body) for each in last]
+        terms = [words_of(site, each, ticket)[0] for site, each in zip(sites, asked, strict=True)]
+        found = reduce(plus, terms)
+        assert cancelled(found, len(terms))
+        return to_numbers(found)
+
+    sites = [world.site(name) for name in world.data]
+    total(sites, "1" * 32, order + 1)
+    at = Message({**last[0].header, "order": order + 2, "oldest": 0}, last[0].body)
+    assert unpack(sites[0].answer(pack(*change(at)))).header["kind"] == "refusal"
+    found = total(sites, "2" * 32, order + 2)
+    again = total([world.site(name) for name in world.data], "3" * 32, order + 2)
+    np.testing.assert_array_equal(found, again)
+
+
 def test_masks_of_sites_that_were_asked_for_other_log_likelihoods_do_not_cancel(secure):
     """Else of two sums, one with a finer log-likelihood of one site, the difference would be of that site alone."""
     world = secure()
@@ -351,6 +391,24 @@ def test_masks_of_sites_that_were_asked_for_other_log_likelihoods_do_not_cancel(
 
     assert cancel("1" * 32, "log_likelihood_sum")
     assert not cancel("2" * 32, "log_likelihood_finer_sum")
+
+
+def test_recipes_in_another_order_are_no_other_order_of_draws(secure):
+    """Of two sums, in one of which a site has made its draws in another order, the difference is that site's alone.
+
+    Masks know the arrays of a message by their names, and not their order; two spellings of a number have one place.
+    """
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True, correct=True)
+    asked = next(each for each in map(unpack, network.sent) if each.header["kind"] == "after")
+    arrays = arrays_of(asked.body)
+    twice = {name.replace("recipes/0/", "recipes/00/"): array for name, array in arrays.items()}
+    message = pack({**asked.header, "ticket": "1" * 32}, encode({**arrays, **twice}))
+    assert unpack(world.site("ada").answer(message)).header["kind"] == "refusal"
+    message = pack({**asked.header, "ticket": "2" * 32}, encode(twice))
+    assert unpack(world.site("ada").answer(message)).header["kind"] == "refusal"
+    assert unpack(world.site("ada").answer(pack({**asked.header, "ticket": "3" * 32}, asked.body))).header["told"]
 
 
 def replies(codes, lost):
@@ -456,6 +514,21 @@ def test_a_sum_with_one_site_less_is_refused_in_the_run(secure):
     header = {**request.header, "charter": fewer, "ticket": "7" * 32}
     answer = unpack(world.site("ada").answer(pack(header, request.body)))
     assert answer.header["reason"] == "CHARTER"
+
+
+def test_a_site_that_was_told_of_other_rows_at_first_does_not_answer_as_one_that_was_not(secure):
+    """Under masks that cancel the others' weights would be next to nothing, and the sum one site's term."""
+    world = secure(fb.FedAvg(local_steps=2))
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    request = next(each for each in map(unpack, network.sent) if each.header.get("update") == "steps")
+    header, site = {**request.header, "run": "b" * 32, "ticket": "8" * 32}, world.site("bo")
+    (seat,) = [each.header["seat"] for each in map(unpack, network.sent) if each.header.get("update") == "steps"][1:2]
+    header["seat"] = seat
+    alone = {**header["charter"], "rows": [1e300, 1.0, 1.0]}
+    site.answer(pack({**header, "charter": alone, "kind": "conclude"}))  # a site that goes on remembers this
+    assert unpack(site.answer(pack(header, request.body))).header["reason"] == "CHARTER"
+    assert unpack(site.answer(pack({**header, "run": "c" * 32}, request.body))).header["kind"] == "round"
 
 
 def test_names_that_were_not_there_at_first_are_no_partners(secure):
