@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbayes.cli import network
+from fedbayes.cli import analysis, network
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -38,6 +38,8 @@ def main(
     """Federated Bayesian inference for NumPyro programs."""
 
 
+app.command()(analysis.fit)
+app.command()(analysis.describe)
 app.command()(network.new)
 app.command()(network.disclosure)
 app.command()(network.approve)

@@ -118,6 +118,11 @@ def _refused(fitted: Fitted) -> tuple[str, ...]:
         return ()
 
 
+def usable(fitted: Fitted) -> bool:
+    """Whether `fit.idata` can be used as it is, see :func:`summary`'s last line."""
+    return _conclusion(fitted).startswith("fit.idata can be used as it is")
+
+
 def _conclusion(fitted: Fitted) -> str:
     """Whether `fit.idata` can be used as it is, in words."""
     if fitted.unchecked or check_is_due(fitted):

@@ -24,7 +24,7 @@ from fedbayes.questions.predictive_check import predictive_check
 from fedbayes.questions.replicates import check
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
-from fedbayes.questions.summary import as_html, save, summary, trouble
+from fedbayes.questions.summary import as_html, save, summary, trouble, usable
 from fedbayes.results.corrected import correction, log_evidence, theta
 from fedbayes.results.exact import exact
 from fedbayes.results.fitted import Fitted, cost, labels, moments, rounds, verdict
@@ -118,6 +118,15 @@ class FederatedFit:
         error it says nothing: that is :attr:`error`, measured by the check after the rounds.
         """
         return verdict(self.fitted).converged
+
+    @property
+    def usable(self) -> bool:
+        """Whether :attr:`idata` can be used as it is, as the last line of the printed fit says: its error is known.
+
+        So it is where the check after the rounds has measured and corrected the error of their Gaussian, whether or not
+        they have converged; and where converged rounds need no check, as Markov chains.
+        """
+        return usable(self.fitted)
 
     @property
     def monte_carlo_error(self) -> float:

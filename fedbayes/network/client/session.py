@@ -93,6 +93,8 @@ class Session:
         """One round: the private state before it, the reply, the state after it."""
         header = message.header
         phase, order, oldest = int(header["phase"]), int(header["order"]), int(header["oldest"])
+        if phase < 0:
+            raise Refused(Refusal.FORMAT)
         noisy = self.programs.phases[phase].algorithm.released is not None
         check_asked(policy, noisy=noisy)
         if noisy:

@@ -1,0 +1,75 @@
+"""Tables of clients from files: CSV or Parquet, a file a client, or one file with a column that names the client."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbayes.errors import ClientDataError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_READS = (".csv", ".parquet", ".pq")
+
+
+def read_clients(paths: Sequence[Path], by: str | None, encoding: str) -> Any:
+    """The clients' tables, by the file's name without its ending; or one table, where ``by`` names its clients.
+
+    Raises
+    ------
+    ClientDataError
+        A file is missing, empty, of another kind, in another encoding, or no table; two files have one name; there is
+        no column ``by``.
+    """
+    if by is not None:
+        if len(paths) > 1:
+            raise ClientDataError(
+                f"`--by {by}` is for one file, and {len(paths)} are given. Leave it out, or join them."
+            )
+        table = _read(paths[0], encoding)
+        if by not in table.columns:
+            known = [str(name) for name in table.columns]
+            raise ClientDataError(
+                f"`--by {by}` names no column of {paths[0]}, which has {known[:20]}.{did_you_mean(by, known)}"
+            )
+        return table
+    names = [path.stem for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            both = " and ".join(str(path) for path in paths if path.stem == name)
+            raise ClientDataError(f"{both} are both the client '{name}'. Rename a file: its name is the client's.")
+    return {path.stem: _read(path, encoding) for path in paths}
+
+
+def _read(path: Path, encoding: str) -> "pd.DataFrame":
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ClientDataError(
+            "Files are read by pandas, which is not installed: `pip install 'fedbayes[formula]'`."
+        ) from None
+    if not path.is_file():
+        raise ClientDataError(f"There is no file {path}.")
+    if path.suffix.lower() not in _READS:
+        raise ClientDataError(f"{path} is no table that can be read: write a file that ends in {', '.join(_READS)}.")
+    try:
+        if path.suffix.lower() != ".csv":
+            return pd.read_parquet(path)
+        # separated by what its first line is separated by: commas, semicolons or tabs
+        return pd.read_csv(path, sep=_separator(path, encoding), encoding=encoding)
+    except ImportError:
+        raise ClientDataError(f"{path}: pandas needs pyarrow for Parquet. Install it, or write CSV.") from None
+    except (UnicodeError, LookupError) as error:
+        raise ClientDataError(
+            f"{path} is not in the encoding {encoding}: {error}. Write `--encoding`, such as `--encoding latin-1`."
+        ) from None
+    except pd.errors.EmptyDataError:
+        raise ClientDataError(f"{path} is empty.") from None
+    except (pd.errors.ParserError, ValueError, OSError) as error:
+        raise ClientDataError(f"{path} can't be read as a table: {str(error).strip()}") from None
+
+
+def _separator(path: Path, encoding: str) -> str:
+    with path.open(encoding=encoding) as file:
+        first = file.readline()
+    return max(",;\t", key=first.count)
