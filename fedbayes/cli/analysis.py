@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from fedbayes.formula.reading.estimates import Estimates
     from fedbayes.formula.regression import Regression
     from fedbayes.results.fit import FederatedFit
 
@@ -125,7 +126,7 @@ def _written(reg: "Regression", found: "FederatedFit", out: Path, level: float) 
     from fedbayes.formula.reading.effects import random_effects
     from fedbayes.formula.reading.spread import heterogeneity
 
-    tables = {"coefficients": summary_table(reg, found, level)}
+    tables: dict[str, Estimates] = {"coefficients": summary_table(reg, found, level)}
     if any("|" in name for name in reg.priors):
         tables |= {"effects": random_effects(reg, found, level), "heterogeneity": heterogeneity(reg, found, level)}
     part = out.with_name(f".{out.name}.part")
