@@ -27,6 +27,7 @@ FRAME = pd.DataFrame({
     "age": RNG.normal(55.0, 9.0, COUNT), "sex": RNG.choice(["f", "m"], COUNT), "sick": RNG.integers(0, 2, COUNT),
     "stage": RNG.choice(["I", "II", "III"], COUNT), "y": RNG.normal(3.0, 2.0, COUNT),
     "days": RNG.exponential(30.0, COUNT) + 0.1, "event": RNG.integers(0, 2, COUNT), "pay": RNG.normal(4e6, 1e6, COUNT),
+    "chol": np.where(RNG.random(COUNT) < 0.2, np.nan, RNG.normal(210.0, 30.0, COUNT)),
     "site": np.repeat(list(ROWS), list(ROWS.values())),
 })  # fmt: skip
 LEVELS = {"sex": ["f", "m"]}
@@ -43,6 +44,7 @@ CASES = {
     "groups": FormulaStudy("y ~ age + (1 + age | site) + (1 | stage)", levels={"stage": ["I", "II", "III"]}),
     "two formulas": FormulaStudy({"mu": "y ~ age", "sigma": "~ sex"}, levels=LEVELS),
     "large numbers": FormulaStudy("y ~ pay"),
+    "imputed": FormulaStudy("y ~ mi(chol) * sex", levels=LEVELS),
 }
 
 
