@@ -12,12 +12,13 @@ from jax import Array
 from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.fit import fit_federated
 from fedbayes.formula.agreed import Agreed
+from fedbayes.formula.design.agreement import check_declared
 from fedbayes.formula.design.everybody import Tables
 from fedbayes.formula.design.factors import numbers_of
 from fedbayes.formula.design.tables import Table, tables_of
 from fedbayes.formula.families import Family, family_of
-from fedbayes.formula.outcome import OutcomePlan, arguments_of
-from fedbayes.formula.planned import Plan, agree_on, groups_of, plan, read_formulas, settled
+from fedbayes.formula.outcome import OutcomePlan, arguments_of, plan_outcome
+from fedbayes.formula.planned import Plan, agree_on, columns_read, groups_of, plan, read_formulas, settled
 from fedbayes.formula.program.gaps import COUNT, Gaps
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.priors import Prior
@@ -325,6 +326,7 @@ def regression(
             raise FormulaError(f"`agreed` is a {type(agreed).__name__}; write `reg.agreed`, or the file where it is.")
         agreed = agreed if isinstance(agreed, Agreed) else Agreed.load(agreed)
         agreed.check(formulas.written, family_.name, options)
+        check_declared(levels or {}, columns_read(formulas, plan_outcome(formulas.texts[""], family_), agreed.site))
         agreed.check_declared(levels or {}, site, drop)
         tables = Tables({} if clients is None else tables_of(clients, agreed.site))
     found = plan(formulas, family_, agreed)

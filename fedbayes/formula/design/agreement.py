@@ -5,7 +5,7 @@ binned counts and powers, only for splines and polynomials without declared knot
 columns, for centring, default priors and the search for collinear columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -220,14 +220,18 @@ def _place(level: str) -> tuple[float, str]:
 
 
 def check_declared(declared: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse levels of a column that the formula does not name."""
+    """Refuse levels of a column that the formula does not name, and lists without any."""
     if not isinstance(declared, Mapping):
         raise FormulaError(f"`levels` is a {type(declared).__name__}; write `levels={{'ward': ['a', 'b']}}`.")
     known = list(known)
-    for name in declared:
+    for name, given in declared.items():
         if name not in known:
             raise FormulaError(
                 f"`levels` names '{name}', which is no column of the formula: {known}.{did_you_mean(str(name), known)}"
+            )
+        if isinstance(given, Sized) and not len(given):
+            raise FormulaError(
+                f"`levels[{name!r}]` is empty; write the levels, each once, or leave '{name}' out of it."
             )
 
 

@@ -125,8 +125,10 @@ class Table:
         )
 
     def is_true_or_false(self, name: str) -> bool:
-        """Whether a column holds yes and no."""
-        return bool(_pandas().api.types.is_bool_dtype(self._frame[name]))
+        """Whether a column holds yes and no, and nothing else where it has a value."""
+        series = self._frame[name]
+        kinds = {type(value) for value in series.dropna()} if series.dtype == object else set()
+        return bool(_pandas().api.types.is_bool_dtype(series)) or (bool(kinds) and kinds <= {bool, np.bool_})
 
     def numbers(self, name: str, used: str) -> np.ndarray:
         """A column as decimals, shape ``(n,)``.
@@ -209,6 +211,18 @@ def check_kinds(tables: Mapping[str, Table], name: str) -> bool:
             "way at all clients."
         )
     return next(iter(kinds.values()))
+
+
+def check_words(tables: Mapping[str, Table], name: str) -> None:
+    """Refuse levels that are True and False at some clients and numbers at others, where True and 1 would be two."""
+    kinds = {client: table.is_true_or_false(name) for client, table in tables.items()}
+    if len(set(kinds.values())) > 1:
+        words = next(client for client, found in kinds.items() if found)
+        others = next(client for client, found in kinds.items() if not found)
+        raise ClientDataError(
+            f"Column '{name}' holds True and False at client '{words}', and other values at client '{others}'. As "
+            "levels True and 1 are two: write it in the same way at all clients, such as `astype(int)`."
+        )
 
 
 def _by_client(frame: Any, site: str) -> dict[str, Any]:
