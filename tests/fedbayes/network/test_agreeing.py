@@ -101,9 +101,14 @@ def test_over_a_network_the_agreement_is_that_of_all_rows(case, network, tmp_pat
             np.testing.assert_allclose(arrays[key], array, rtol=1e-8, atol=1e-8)
 
 
-def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(network, tmp_path):
-    agreed = over(network())
-    reg = fb.regression(STUDY.formula, family=STUDY.family, agreed=agreed)
+FITTED = {"levels": ("age", "sex", "Intercept"), "imputed": ("mi(chol)", "mi(chol)_mean", "sigma", "Intercept")}
+
+
+@pytest.mark.parametrize("case", FITTED)
+def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(case, network, tmp_path):
+    agreeing = CASES[case]
+    agreed = over(network(agreeing), agreeing)
+    reg = fb.regression(agreeing.formula, family=agreeing.family, agreed=agreed)
     method = fb.EP(solver="laplace", num_replicates=1)
     study = Study(reg.model, method)
     sites = [
@@ -113,8 +118,8 @@ def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(network, tmp_p
     ]  # fmt: skip
     options = {"key": jax.random.key(0), "num_draws": 50, "correct": False, "progress": False}
     there = fit_over(Rehearsal(*sites), study, num_clients=3, join_timeout=2.0, **options)
-    alone = fb.fit_federated(here(STUDY).model, here(STUDY).clients, method=method, **options)
-    for name in ("age", "sex", "Intercept"):
+    alone = fb.fit_federated(here(agreeing).model, here(agreeing).clients, method=method, **options)
+    for name in FITTED[case]:
         np.testing.assert_allclose(
             there.idata.posterior[name].to_numpy(), alone.idata.posterior[name].to_numpy(), rtol=1e-6, atol=1e-8
         )
