@@ -15,6 +15,7 @@ from fedbayes.formula.agreed import Agreed
 from fedbayes.formula.design.agreement import Agreement, agree, check_columns, check_declared, expressions_of
 from fedbayes.formula.design.design import Design, design_of
 from fedbayes.formula.design.everybody import Everybody
+from fedbayes.formula.design.imputed import Imputed
 from fedbayes.formula.design.tables import Table, label_text
 from fedbayes.formula.families.family import Family, Summary
 from fedbayes.formula.families.gaussian import GAUSSIAN_WITH_ERRORS
@@ -22,6 +23,7 @@ from fedbayes.formula.grammar.expressions import Expression, read_expression
 from fedbayes.formula.grammar.terms import Terms, read_terms
 from fedbayes.formula.grammar.text import FormulaText, cut
 from fedbayes.formula.outcome import OutcomePlan, agree_on_outcome, plan_outcome, summarise
+from fedbayes.formula.program.gaps import Gaps, gaps_of
 from fedbayes.formula.program.groups import Group, Grouping, Kind, check_grouping, groupings_of
 from fedbayes.formula.program.predictor import Predictor, look_at
 from fedbayes.formula.program.source import argument
@@ -29,7 +31,7 @@ from fedbayes.formula.program.source import argument
 # Names that the program uses for something else.
 _TAKEN = (
     *("x", "y", "offset", "rows", "trials", "observed", "weights", "errors"),
-    *("eta", "beta", "level", "below", "above", "threshold", "expit", "model", "dist", "jnp", "fb", "numpyro"),
+    *("gap", "eta", "beta", "level", "below", "above", "threshold", "expit", "model", "dist", "jnp", "fb", "numpyro"),
 )
 
 
@@ -66,7 +68,9 @@ class Plan:
     summary
         What all outcomes together are like.
     reads
-        The columns of a table that the formulas read.
+        The columns of a table that the formulas read, and in which a row lacks nothing.
+    gaps
+        Covariates whose missing values are imputed.
     """
 
     formulas: Formulas
@@ -75,6 +79,7 @@ class Plan:
     predictors: tuple[Predictor, ...]
     summary: Summary
     reads: tuple[str, ...]
+    gaps: Gaps
 
 
 def read_formulas(formula: str | Mapping[str, str], family: Family) -> Formulas:
@@ -160,9 +165,10 @@ def agree_on(
         See :func:`fedbayes.regression`.
     """
     outcome, expressions = plan_outcome(formulas.texts[""], family), expressions_in(formulas)
+    check_imputed(formulas, family, outcome, site)
     left_out: list[str] = []
     if drop:
-        everybody, left_out = everybody.complete(columns_read(formulas, outcome, site))
+        everybody, left_out = everybody.complete(columns_needed(formulas, outcome, site))
     everybody.look(lambda table: _check_site(expressions, table, site))
     check_columns(everybody, expressions.values())
     check_declared(levels, columns_read(formulas, outcome, site))
@@ -196,23 +202,79 @@ def plan(formulas: Formulas, family: Family, agreed: Agreed) -> Plan:
     """
     read = plan_outcome(formulas.texts[""], family)
     outcome = replace(read, levels=agreed.outcome_levels, scales=agreed.outcome_scales)
+    check_imputed(formulas, family, outcome, agreed.site)
     found: list[Predictor] = []
     taken = list(_TAKEN)
-    for name, (design, groups) in _designs(formulas, agreed.columns, agreed.site, agreed.declared).items():
+    designs = _designs(formulas, agreed.columns, agreed.site, agreed.declared)
+    every = [factor for design, _ in designs.values() for factor in design.factors.values()]
+    gaps = gaps_of((factor for factor in every if isinstance(factor, Imputed)), taken)
+    for name, (design, groups) in designs.items():
         stems = []
         for group in groups:
             stems.append(argument(group.grouping.name + (f"_{name}" if name else ""), taken))
             taken.append(stems[-1])
         found.append(Predictor(name, design, groups, agreed.of_predictor(name, design, groups), tuple(stems)))
-    return Plan(
-        formulas, family, outcome, tuple(found), agreed.summary, tuple(columns_read(formulas, outcome, agreed.site))
-    )
+    needed = tuple(columns_needed(formulas, outcome, agreed.site))
+    return Plan(formulas, family, outcome, tuple(found), agreed.summary, needed, gaps)
 
 
 def columns_read(formulas: Formulas, outcome: OutcomePlan, site: str) -> list[str]:
     """The columns of a table that the formulas read, those that name groups last."""
     columns = [name for each in expressions_in(formulas).values() for name in each.columns]
     return list(dict.fromkeys([*outcome.columns, *columns, *_group_columns(formulas, site)]))
+
+
+def columns_needed(formulas: Formulas, outcome: OutcomePlan, site: str) -> list[str]:
+    """Those among the columns that the formulas read in which a row lacks nothing: all that are not imputed."""
+    imputed = columns_imputed(formulas)
+    return [name for name in columns_read(formulas, outcome, site) if name not in imputed]
+
+
+def columns_imputed(formulas: Formulas) -> list[str]:
+    """The columns whose missing values are imputed."""
+    return [each.inner for each in expressions_in(formulas).values() if each.kind == "mi"]
+
+
+def check_imputed(formulas: Formulas, family: Family, outcome: OutcomePlan, site: str) -> None:
+    """Refuse imputed columns where the program would be another one than the formula says.
+
+    Raises
+    ------
+    FormulaError
+        One is read elsewhere as it is, or in effects of groups; rows have weights or are no product.
+    """
+    imputed = columns_imputed(formulas)
+    if not imputed:
+        return
+    call = f"`mi({imputed[0]})`"
+    as_they_are = [each for each in expressions_in(formulas).values() if each.kind != "mi"]
+    others = {name: each.name for each in as_they_are for name in each.columns}
+    others |= dict.fromkeys([*outcome.columns, *_group_columns(formulas, site)], "")
+    for name in imputed:
+        if name in others:
+            where = f"in `{others[name]}`" if others[name] else "as an outcome or a group"
+            raise FormulaError(
+                f"`mi({name})` imputes what '{name}' lacks, and the column is read as it is {where}. Write "
+                f"`mi({name})` everywhere: by itself, or in products with other columns."
+            )
+    of_groups = [terms for effects in formulas.effects.values() for terms in effects]
+    offsets = [read_expression(text) for terms in formulas.terms.values() for text in terms.offsets]
+    if any(each.kind == "mi" for each in [*expressions_of(of_groups).values(), *offsets]):
+        raise FormulaError(
+            f"{call} stands in an offset, or in the effects of a group. Missing values are imputed in common terms "
+            "alone: write it as one of these."
+        )
+    if family.stratified:
+        raise FormulaError(
+            f"The family {family.name} has no imputed covariates: each row's term reads the rows at risk, so that "
+            f"every missing value would depend on all others. Write `missing='drop'` in place of {call}, or take "
+            "family='piecewise_exponential'."
+        )
+    if outcome.weights is not None:
+        raise FormulaError(
+            f"{call} and `weights(...)` stand in one formula: rows that are counted several times would share one "
+            "imputed value. Repeat such rows in place of the weights."
+        )
 
 
 def expressions_in(formulas: Formulas) -> dict[str, Expression]:

@@ -12,12 +12,14 @@ from jax import Array
 from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.fit import fit_federated
 from fedbayes.formula.agreed import Agreed
+from fedbayes.formula.design.agreement import check_declared
 from fedbayes.formula.design.everybody import Tables
 from fedbayes.formula.design.factors import numbers_of
 from fedbayes.formula.design.tables import Table, tables_of
 from fedbayes.formula.families import Family, family_of
-from fedbayes.formula.outcome import OutcomePlan, arguments_of
-from fedbayes.formula.planned import Plan, agree_on, groups_of, plan, read_formulas, settled
+from fedbayes.formula.outcome import OutcomePlan, arguments_of, plan_outcome
+from fedbayes.formula.planned import Plan, agree_on, columns_read, groups_of, plan, read_formulas, settled
+from fedbayes.formula.program.gaps import COUNT, Gaps
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.priors import Prior
 from fedbayes.formula.program.source import compiled
@@ -36,12 +38,15 @@ class Parts(NamedTuple):
         What is on the left of the formula, and its law.
     needs_rows
         Whether the program takes an argument that says how many rows there are.
+    gaps
+        Covariates whose missing values are imputed.
     """
 
     predictors: tuple[Predictor, ...]
     outcome: OutcomePlan
     family: Family
     needs_rows: bool
+    gaps: Gaps
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,12 @@ class Regression:
     _written: Mapping[str, Prior] = field(repr=False)
     _needs_rows: bool = field(repr=False)
     _reads: tuple[str, ...] = field(repr=False)
+    _gaps: Gaps = field(repr=False)
 
     @property
     def parts(self) -> Parts:
         """What it was made of, for whoever reads its fits."""
-        return Parts(self._predictors, self._outcome, self._family, self._needs_rows)
+        return Parts(self._predictors, self._outcome, self._family, self._needs_rows, self._gaps)
 
     def fit(self, *, key: Array, **options: Any) -> FederatedFit:
         """Fit it: ``fit_federated`` with this program, its data, and the names of coefficients.
@@ -175,11 +181,14 @@ class Regression:
         table = rows if isinstance(rows, Table) else Table(client, rows)
         if outcome and self.agreed.drop:
             table, _ = table.without_missing(self._reads)
-        table.check_there([name for predictor in self._predictors for name in predictor.reads])
+        # only an outcome tells of missing covariates: of rows without one they would be draws of the column's law
+        imputed = self._gaps.reads if outcome else ()
+        table.check_there([name for predictor in self._predictors for name in predictor.reads], imputed)
         groups = self.groups[client] if client in self.groups else groups_of(self._predictors, table)
         found: dict[str, Any] = {}
         for predictor in self._predictors:
             found |= predictor.arrays(table, groups)
+        found |= self._gaps.arrays(table, None if outcome else self.clients.get(client, {}).get(COUNT))
         if self._needs_rows:
             found["rows"] = np.ones(table.num_rows)
         if outcome:
@@ -235,7 +244,11 @@ def regression(
     intercept, and ``log``, ``exp``, ``sqrt``, ``I``, ``scale``, ``center``, ``bs``, ``poly``, ``C`` and ``offset`` for
     columns that are computed. No other call is ever run. ``scale`` and ``center`` use the mean and the sd of all
     clients' rows, which clients tell as sums. ``(1 + x | site)`` are effects of the client itself, which stay with it;
-    ``(1 | ward)`` those of groups within a client, whose labels stay with it, too. ``docs/formulas.md`` has all of it.
+    ``(1 | ward)`` those of groups within a client, whose labels stay with it, too. ``mi(x)`` is a column of numbers
+    whose missing values are imputed: ``x_i ~ Normal(m, s)`` in every row, with globals ``m`` and ``s``, so that a
+    missing one is a latent of the client. It is spelt as in brms, and a word of the formula and not an option because
+    it says which terms have a random factor, and so goes wherever the formula goes: into agreements, to sites of a
+    network, and into the program's text. ``docs/formulas.md`` has all of it.
 
     Parameters
     ----------
@@ -260,7 +273,8 @@ def regression(
     site
         The word that stands for the client in ``(1 | site)``; of one table the column that names the client.
     missing
-        ``"refuse"``, or ``"drop"``: leave out rows that lack a value which the formula reads.
+        ``"refuse"``, or ``"drop"``: leave out rows that lack a value which the formula reads. What ``mi(x)`` reads may
+        be missing in both cases.
     agreed
         What clients have agreed on before, or the file where it was saved by ``reg.agreed.save("agreed.json")``. The
         regression is then the same one, and no rows are needed: ``reg.arguments(site, table, outcome=True)`` makes a
@@ -312,6 +326,7 @@ def regression(
             raise FormulaError(f"`agreed` is a {type(agreed).__name__}; write `reg.agreed`, or the file where it is.")
         agreed = agreed if isinstance(agreed, Agreed) else Agreed.load(agreed)
         agreed.check(formulas.written, family_.name, options)
+        check_declared(levels or {}, columns_read(formulas, plan_outcome(formulas.texts[""], family_), agreed.site))
         agreed.check_declared(levels or {}, site, drop)
         tables = Tables({} if clients is None else tables_of(clients, agreed.site))
     found = plan(formulas, family_, agreed)
@@ -337,6 +352,6 @@ def _regression(
     reg = Regression(
         formula, found.family.name, found.family.link, compiled(program.text), program.text, {}, program.coords,
         program.dims, program.priors.distributions(), terms, groups, agreed.notes, agreed, found.predictors,
-        found.outcome, found.family, program.priors.all, program.needs_rows, found.reads,
+        found.outcome, found.family, program.priors.all, program.needs_rows, found.reads, found.gaps,
     )  # fmt: skip
     return replace(reg, clients={name: reg.arguments(name, table, outcome=True) for name, table in tables.items()})

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbayes.formula.families.family import Parameter, Scale, Summary, rounded
 from fedbayes.formula.planned import Plan
+from fedbayes.formula.program.gaps import write_gaps, write_products
 from fedbayes.formula.program.predictors import write_predictor
 from fedbayes.formula.program.priors import Priors
 from fedbayes.formula.program.source import Source, finished, plain, write_likelihood, write_parameter
@@ -40,6 +41,9 @@ def program_of(plan: Plan, given: Mapping[str, Any] | None) -> Program:
         plan.outcome.trials or plan.outcome.errors
     )
     of_others = {predictor.parameter: predictor for predictor in others}
+    write_gaps(source, plan.gaps)
+    for predictor in plan.predictors:
+        write_products(source, plan.gaps, predictor)
     write_predictor(source, main, family.scale(summary), family.intercept, needs_rows)
     for parameter in family.parameters:
         if parameter.name in of_others:
@@ -59,6 +63,7 @@ def program_of(plan: Plan, given: Mapping[str, Any] | None) -> Program:
 
 def _arguments(plan: Plan, needs_rows: bool) -> list[str]:
     found = [name for predictor in plan.predictors for name in predictor.names()]
+    found += plan.gaps.names()
     found += ["rows"] if needs_rows else []
     found += ["trials"] if plan.outcome.trials else []
     found += ["errors"] if plan.outcome.errors else []

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbayes.errors import ClientDataError, did_you_mean
 from fedbayes.formula.design.factors import Levels
-from fedbayes.formula.design.tables import Table, check_kinds, label_text, tables_of
+from fedbayes.formula.design.tables import Table, check_kinds, check_words, label_text, tables_of
 from fedbayes.formula.design.totals import binned, moments, quantiles, total
 from fedbayes.owner.rules import DisclosureRules
 from fedbayes.table_one.described import ALL, Description, LevelSummary, NumberSummary
@@ -16,6 +16,7 @@ from fedbayes.table_one.hiding import hidden_cells, hidden_clients
 
 OTHERS = "(other levels)"
 _HARDLY = 1e-8  # of the mean: an sd below is lost in the rounding of sums
+_ROUNDING = 1e-13  # of a sum of squares: what is left of rows that are all alike
 _QUARTILES = np.array([0.25, 0.5, 0.75])
 
 
@@ -40,7 +41,9 @@ def describe(
 
     Each client tells twice: first its rows, missing values, rows at each level, and sums and sums of squares of
     numbers; then, everybody's mean and sd being known, its rows in 402 bins of each number, from which quartiles are
-    read to a twentieth of an sd. Over all clients the sums of these are enough; a table by client shows each one's own.
+    read to a twentieth of everybody's sd. No smallest or largest value is told, so that a quartile of numbers from zero
+    on may lie a little below zero; where all rows of a client are alike, its quartiles are exact. Over all clients the
+    sums of these are enough; a table by client shows each one's own.
 
     Cells of fewer rows than ``rules.smallest_cell`` are hidden, and as many others as it takes so that no hidden one is
     found by subtraction: with the largest number ``u`` that a small cell may have for whoever knows all that is shown,
@@ -161,6 +164,7 @@ def _levels_of(column: _Column, declared: Sequence[Any] | None, rules: Disclosur
     if not tables:
         return None
     text = check_kinds(tables, name)
+    check_words(tables, name)
     rows = sum(table.num_rows for table in tables.values())
     own = {table.declared_levels(name) for table in tables.values()}
     if len(own) == 1 and (same := own.pop()) is not None:
@@ -241,11 +245,11 @@ def _numbers(column: _Column, shown: Sequence[str], rules: DisclosureRules) -> d
     found = {}
     for client, n, no in zip(told, rows, hidden, strict=True):
         if client in shown:
-            quartiles = _quartiles(bins.get(client), mean, width, told[client])
-            known = () if no or not n else (*_mean_and_sd(told[client], centre), quartiles)
+            own = _mean_and_sd(told[client], centre)
+            known = () if no or not n else (*own, _quartiles(bins.get(client), mean, width, own))
             found[client] = NumberSummary(int(n), column.missing[client], *known)
     sum_of_bins = total({"bins": each} for each in bins.values()).get("bins")
-    known = () if nothing or not rows.sum() else (mean, sd, _quartiles(sum_of_bins, mean, width, summed))
+    known = () if nothing or not rows.sum() else (mean, sd, _quartiles(sum_of_bins, mean, width, (mean, sd)))
     found[ALL] = NumberSummary(int(rows.sum()), sum(column.missing.values()), *known)
     return found
 
@@ -265,11 +269,22 @@ def _mean_and_sd(summed: np.ndarray, centre: float) -> tuple[float, float]:
     if not rows:
         return math.nan, math.nan
     mean = first / rows
-    return centre + mean, math.sqrt(max(second - rows * mean**2, 0.0) / (rows - 1.0)) if rows > 1 else math.nan
+    spread = second - rows * mean**2
+    spread = spread if spread > _ROUNDING * second else 0.0
+    return centre + mean, math.sqrt(spread / (rows - 1.0)) if rows > 1 else math.nan
 
 
-def _quartiles(counts: np.ndarray | None, mean: float, sd: float, summed: np.ndarray) -> tuple[float, float, float]:
-    if counts is None or not summed[0]:
+def _quartiles(
+    counts: np.ndarray | None, mean: float, sd: float, own: tuple[float, float]
+) -> tuple[float, float, float]:
+    """Quartiles from counts in bins, within what the rows' own mean and sd leave possible (Cantelli's inequality).
+
+    Both are shown beside them, so that this tells nothing more; rows that are all alike have their value as quartiles.
+    """
+    if counts is None or math.isnan(own[0]):
         return math.nan, math.nan, math.nan
-    low, median, high = quantiles(counts, _QUARTILES, mean, sd)
+    found = quantiles(counts, _QUARTILES, mean, sd)
+    centre, spread = own[0], 0.0 if math.isnan(own[1]) else own[1]  # one row by itself has no sd
+    below, above = np.sqrt((1.0 - _QUARTILES) / _QUARTILES), np.sqrt(_QUARTILES / (1.0 - _QUARTILES))
+    low, median, high = np.clip(found, centre - below * spread, centre + above * spread)
     return float(low), float(median), float(high)

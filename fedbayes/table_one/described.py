@@ -145,7 +145,7 @@ def _of_numbers(name: str, groups: list[NumberSummary]) -> list[tuple[str, ...]]
     places = _decimals([each.sd for each in groups])
     means, medians = [], []
     for each in groups:
-        mean, sd, low, median, high = (f"{value:,.{places}f}" for value in (each.mean, each.sd, *each.quartiles))
+        mean, sd, low, median, high = (f"{value:z,.{places}f}" for value in (each.mean, each.sd, *each.quartiles))
         shown, nothing = not math.isnan(each.mean), HIDDEN if each.rows else ""
         means.append(f"{mean} ({sd})" if shown and not math.isnan(each.sd) else mean if shown else nothing)
         medians.append(f"{median} [{low}, {high}]" if shown else nothing)

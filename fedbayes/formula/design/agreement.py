@@ -5,7 +5,7 @@ binned counts and powers, only for splines and polynomials without declared knot
 columns, for centring, default priors and the search for collinear columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.design.factors import Factor, Levels, Numbers, Polynomial, Scales, Spline, numbers_of
+from fedbayes.formula.design.imputed import Imputed, mean_and_sd_of_seen, numbers_to_impute
 from fedbayes.formula.design.tables import Table, label_text
 from fedbayes.formula.design.totals import binned, mean_and_sd, moments, orthonormal, powers, quantiles
 from fedbayes.formula.grammar.expressions import Expression, column, read_expression
@@ -58,6 +59,8 @@ class Agreement:
             if expression.name in self.levels:
                 return self._levels(expression.name, False, None)
             return Numbers(expression, self.scales)
+        if expression.kind == "mi":
+            return Imputed(expression.name, expression.inner, *self.scales[expression.name])
         return self.shapes[expression.name]
 
     def _levels(self, name: str, sums: bool, base: Any) -> Levels:
@@ -80,8 +83,10 @@ def expressions_of(terms: Iterable[Terms]) -> dict[str, Expression]:
 
 def check_columns(everybody: Everybody, expressions: Iterable[Expression]) -> None:
     """Refuse columns that a client lacks, or has with missing values or as another kind than the others."""
+    expressions = list(expressions)
     names = list(dict.fromkeys(name for each in expressions for name in each.columns))
-    everybody.look(lambda table: table.check_there(names))
+    imputed = [each.inner for each in expressions if each.kind == "mi"]
+    everybody.look(lambda table: table.check_there(names, imputed))
     for name in names:
         everybody.is_labels(name)
 
@@ -116,13 +121,15 @@ def agree(
     plain = [each for each in expressions.values() if each.kind == "numbers" and each.name not in text]
     scaled = {key: Expression(key, "numbers", tree, {}) for each in plain for key, tree in each.scaled}
     based = {name: each for name, each in expressions.items() if each.kind in ("bs", "poly")}
-    sums = everybody.total(f"{about}: levels and moments", lambda table: _tell(table, fixed, scaled, based))
+    imputed = {each.name: each.inner for each in expressions.values() if each.kind == "mi"}
+    sums = everybody.total(f"{about}: levels and moments", lambda table: _tell(table, fixed, scaled, based, imputed))
     rows, told, moved = int(sums["rows"]), sums.get("levels", {}), sums.get("moments", {})
     levels = {name: _agreed_levels(name, everybody, told[name], rows, given) for name, given in fixed.items()}
     counts = {
         name: {level: _rows_and_clients(told[name].get(level, (0, 0))) for level in levels[name]} for name in levels
     }
     scales = {key: _scale_of(key, each, moved[key]) for key, each in scaled.items()}
+    scales |= {name: mean_and_sd_of_seen(inner, moved[name]) for name, inner in imputed.items()}
     return Agreement(levels, counts, scales, _shapes(everybody, based, moved, about), rows)
 
 
@@ -140,10 +147,11 @@ def _tell(
     fixed: Mapping[str, Sequence[str] | None],
     scaled: Mapping[str, Expression],
     based: Mapping[str, Expression],
+    imputed: Mapping[str, str],
 ) -> dict[str, Any]:
     """A client's part of the first sum: rows, rows of each level and whether it has it, moments.
 
-    Of declared levels all are told, so that the keys are everybody's.
+    Of declared levels all are told, so that the keys are everybody's; of imputed columns the values that are there.
     """
     found: dict[str, Any] = {"rows": float(table.num_rows), "levels": {}, "moments": {}}
     for name, given in fixed.items():
@@ -156,6 +164,9 @@ def _tell(
         found["moments"][key] = moments(numbers_of(each, table, {}))
     for name, each in based.items():
         found["moments"][name] = moments(numbers_of(each, table, {}))
+    for name, inner in imputed.items():
+        values = numbers_to_impute(table, inner)
+        found["moments"][name] = moments(values[~np.isnan(values)])
     return found
 
 
@@ -209,14 +220,18 @@ def _place(level: str) -> tuple[float, str]:
 
 
 def check_declared(declared: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse levels of a column that the formula does not name."""
+    """Refuse levels of a column that the formula does not name, and lists without any."""
     if not isinstance(declared, Mapping):
         raise FormulaError(f"`levels` is a {type(declared).__name__}; write `levels={{'ward': ['a', 'b']}}`.")
     known = list(known)
-    for name in declared:
+    for name, given in declared.items():
         if name not in known:
             raise FormulaError(
                 f"`levels` names '{name}', which is no column of the formula: {known}.{did_you_mean(str(name), known)}"
+            )
+        if isinstance(given, Sized) and not len(given):
+            raise FormulaError(
+                f"`levels[{name!r}]` is empty; write the levels, each once, or leave '{name}' out of it."
             )
 
 

@@ -1,7 +1,7 @@
 """The columns of one linear predictor, the same at every client."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from fedbayes.errors import FormulaError
 from fedbayes.formula.design.agreement import Agreement
 from fedbayes.formula.design.coding import Block, blocks_of
 from fedbayes.formula.design.factors import Factor, numbers_of
+from fedbayes.formula.design.imputed import Imputed, LeftOut
 from fedbayes.formula.design.tables import Table
 from fedbayes.formula.grammar.expressions import Expression, column, read_expression
 from fedbayes.formula.grammar.terms import Terms
@@ -57,6 +58,34 @@ class Design:
         """The columns of a table that it reads."""
         found = [name for factor in self.factors.values() for name in factor.reads]
         return tuple(dict.fromkeys([*found, *(name for each in self.offsets for name in each.columns)]))
+
+    @property
+    def imputed(self) -> dict[str, np.ndarray]:
+        """By imputed factor, the places of the columns that it is in."""
+        of_columns = [block.factors for block in self.blocks for _ in block.labels]
+        return {
+            factor.name: np.array([place for place, names in enumerate(of_columns) if name in names])
+            for name, factor in self.factors.items()
+            if isinstance(factor, Imputed)
+        }
+
+    @property
+    def with_imputed(self) -> np.ndarray:
+        """The places of the columns that any imputed factor is in, in order."""
+        return np.unique(np.concatenate([*self.imputed.values(), np.zeros(0, int)])).astype(int)
+
+    def without_imputed(self) -> "Design":
+        """The same with ones in place of imputed factors."""
+        factors = {name: LeftOut() if isinstance(factor, Imputed) else factor for name, factor in self.factors.items()}
+        return replace(self, factors=factors)
+
+    def seen(self, table: Table) -> np.ndarray:
+        """Whether all imputed factors of the columns :attr:`with_imputed` have a value, shape ``(n, m)``."""
+        found = np.ones((table.num_rows, self.width), bool)
+        for factor in self.factors.values():
+            if isinstance(factor, Imputed):
+                found[:, self.imputed[factor.name]] &= factor.seen(table)[:, None]
+        return found[:, self.with_imputed]
 
     def values(self, table: Table) -> np.ndarray:
         """The columns of a client's rows, shape ``(n, width)``."""

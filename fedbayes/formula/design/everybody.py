@@ -7,7 +7,7 @@ from its own and is told the sums; at a server, which has none and asks for the 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from fedbayes.formula.design.tables import Table, check_kinds
+from fedbayes.formula.design.tables import Table, check_kinds, check_words
 from fedbayes.formula.design.totals import Tree, total
 
 Tell = Callable[[Table], Tree]
@@ -83,7 +83,8 @@ class Tables(dict[str, Table]):
         return check_kinds(self, column)
 
     def own_levels(self, column: str) -> tuple[str, ...] | None:
-        """See :class:`Everybody`."""
+        """See :class:`Everybody`; refused where one has True and False, and another numbers."""
+        check_words(self, column)
         own = {table.declared_levels(column) for table in self.values()}
         return own.pop() if len(own) == 1 else None
 

@@ -1,7 +1,7 @@
 """A client's table: columns as numbers or as labels, and what is wrong with them, in words with client and counts."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,18 +72,27 @@ class Table:
         frame[name] = values
         return Table(self.client, frame)
 
-    def check_there(self, columns: Iterable[str]) -> None:
-        """Refuse a formula that names columns which this client does not have, or has with missing values."""
+    def check_there(self, columns: Iterable[str], imputed: Collection[str] = ()) -> None:
+        """Refuse a formula that names columns which this client does not have, or has with missing values.
+
+        Parameters
+        ----------
+        columns
+            That the formula names.
+        imputed
+            Those among them that may lack values.
+        """
         for name in columns:
             if name not in self.names:
                 raise FormulaError(
                     f"The formula names '{name}', and client '{self.client}' has no such column; it has "
                     f"{_few(self.names, 20)}.{did_you_mean(name, self.names)}"
                 )
-            if missing := self.num_missing(name):
+            if (missing := self.num_missing(name)) and name not in imputed:
                 raise ClientDataError(
-                    f"Client '{self.client}': column '{name}' lacks {missing} of {self.num_rows} values. Impute them, "
-                    "or write `missing='drop'`, which leaves out rows that lack a value of the formula."
+                    f"Client '{self.client}': column '{name}' lacks {missing} of {self.num_rows} values. Write "
+                    "`missing='drop'`, which leaves out rows that lack a value of the formula; or, of a covariate of "
+                    f"numbers, `mi({name})` in its place, which imputes them; or impute them before."
                 )
 
     def is_labels(self, name: str) -> bool:
@@ -105,7 +114,7 @@ class Table:
             )
         if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
             return False
-        kinds = sorted({type(value).__name__ for value in series})
+        kinds = sorted({type(value).__name__ for value in series.dropna()})
         if kinds == ["str"]:
             return True
         if set(kinds) <= {"int", "float", "bool", "Decimal", "Fraction", "int64", "float64"}:
@@ -116,8 +125,10 @@ class Table:
         )
 
     def is_true_or_false(self, name: str) -> bool:
-        """Whether a column holds yes and no."""
-        return bool(_pandas().api.types.is_bool_dtype(self._frame[name]))
+        """Whether a column holds yes and no, and nothing else where it has a value."""
+        series = self._frame[name]
+        kinds = {type(value) for value in series.dropna()} if series.dtype == object else set()
+        return bool(_pandas().api.types.is_bool_dtype(series)) or (bool(kinds) and kinds <= {bool, np.bool_})
 
     def numbers(self, name: str, used: str) -> np.ndarray:
         """A column as decimals, shape ``(n,)``.
@@ -140,7 +151,7 @@ class Table:
                 f"Client '{self.client}': column '{name}' holds text ({shown}), and `{used}` needs numbers. Write the "
                 "column by itself, which makes a column of each level, or code it."
             )
-        found = self._frame[name].to_numpy(dtype=float)
+        found = self._frame[name].to_numpy(dtype=float, na_value=np.nan)
         if infinite := int(np.isinf(found).sum()):
             raise ClientDataError(
                 f"Client '{self.client}': column '{name}' has {infinite} infinite values. Correct them."
@@ -200,6 +211,18 @@ def check_kinds(tables: Mapping[str, Table], name: str) -> bool:
             "way at all clients."
         )
     return next(iter(kinds.values()))
+
+
+def check_words(tables: Mapping[str, Table], name: str) -> None:
+    """Refuse levels that are True and False at some clients and numbers at others, where True and 1 would be two."""
+    kinds = {client: table.is_true_or_false(name) for client, table in tables.items()}
+    if len(set(kinds.values())) > 1:
+        words = next(client for client, found in kinds.items() if found)
+        others = next(client for client, found in kinds.items() if not found)
+        raise ClientDataError(
+            f"Column '{name}' holds True and False at client '{words}', and other values at client '{others}'. As "
+            "levels True and 1 are two: write it in the same way at all clients, such as `astype(int)`."
+        )
 
 
 def _by_client(frame: Any, site: str) -> dict[str, Any]:

@@ -24,6 +24,8 @@ SCALES = ("center", "scale", "standardize")
 BASES = ("bs", "poly")
 """Functions that give several columns."""
 _CODES = ("C",)
+_IMPUTED = ("mi",)
+"""What stands for a column of which values are missing, and are latents."""
 _OPTIONS = {
     "bs": ("df", "knots", "degree", "lower_bound", "upper_bound", "include_intercept"),
     "poly": ("degree", "raw"),
@@ -51,7 +53,7 @@ class Expression:
     name
         As it is written in the formula.
     kind
-        ``"numbers"``, ``"bs"``, ``"poly"`` or ``"C"``.
+        ``"numbers"``, ``"bs"``, ``"poly"``, ``"C"`` or ``"mi"``.
     tree
         Of ``"numbers"`` the whole, of the others the first argument.
     options
@@ -96,6 +98,8 @@ def read_expression(text: str) -> Expression:
     name = _called(tree) if isinstance(tree, ast.Call) else ""
     if isinstance(tree, ast.Call) and name in (*BASES, *_CODES):
         return _with_options(text.strip(), tree, name)
+    if isinstance(tree, ast.Call) and name in _IMPUTED:
+        return _imputed(text.strip(), tree)
     _check(tree, text)
     if not columns_of(tree):
         raise FormulaError(f"The expression {text.strip()!r} names no column.")
@@ -211,12 +215,13 @@ def _check_power(power: ast.expr, text: str) -> None:
 
 def _check_call(call: ast.Call, text: str, scaled: bool) -> None:
     name = _called(call)
-    if name in (*BASES, *_CODES, "offset"):
+    if name in (*BASES, *_CODES, *_IMPUTED, "offset"):
         raise FormulaError(f"`{name}(...)` stands within {text.strip()!r}; it is a factor by itself.")
     if name not in FUNCTIONS and name not in SCALES:
+        known = (*FUNCTIONS, *SCALES, *BASES, *_CODES, *_IMPUTED)
         raise FormulaError(
             f"`{ast.unparse(call.func)}` in {text.strip()!r} is no function that formulas know: {_listed()}."
-            f"{did_you_mean(ast.unparse(call.func), (*FUNCTIONS, *SCALES, *BASES, *_CODES))} Nothing else is run; "
+            f"{did_you_mean(ast.unparse(call.func), known)} Nothing else is run; "
             "compute such a column before, in the same way at all clients."
         )
     if len(call.args) != 1 or call.keywords:
@@ -254,6 +259,17 @@ def _with_options(text: str, call: ast.Call, name: str) -> Expression:
     return Expression(text, name, inner, options)
 
 
+def _imputed(text: str, call: ast.Call) -> Expression:
+    """``mi(x)``: a column by itself, as a missing value has a law on the column's own scale."""
+    match call:
+        case ast.Call(args=[ast.Name() as inner], keywords=[]):
+            return Expression(f"mi({inner.id})", "mi", inner, {})
+    raise FormulaError(
+        f"`{text}`: `mi` takes a column's name alone, `mi(x)`, whose missing values are then latents with a normal "
+        "law. Compute another column before, in the same way at all clients, and impute that one."
+    )
+
+
 def _literal(tree: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(tree)
@@ -279,4 +295,4 @@ def _usage(name: str) -> str:
 
 
 def _listed() -> str:
-    return ", ".join(sorted((*FUNCTIONS, *SCALES, *BASES, *_CODES, "offset"), key=str.lower))
+    return ", ".join(sorted((*FUNCTIONS, *SCALES, *BASES, *_CODES, *_IMPUTED, "offset"), key=str.lower))

@@ -104,7 +104,7 @@ class Predictor:
         return tuple(found)
 
     def arrays(self, table: Table, groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """A client's arguments: columns ``(n, k)``, offset ``(n,)``, and each row's groups.
+        """A client's arguments: columns ``(n, k)`` without imputed factors, offset ``(n,)``, and each row's groups.
 
         Parameters
         ----------
@@ -115,8 +115,9 @@ class Predictor:
         """
         found: dict[str, Any] = {}
         if self.design.width:
-            values = self.design.values(table)
-            found[f"x{self.suffix}"] = values - self.columns.means if self.centred else values
+            values, means = self.design.without_imputed().values(table), self.columns.means.copy()
+            means[self.design.with_imputed] = 0.0  # these the program centres, once it has the imputed values
+            found[f"x{self.suffix}"] = values - means if self.centred else values
         offset = self.design.offset(table)
         if offset is not None:
             found[f"offset{self.suffix}"] = offset
@@ -161,6 +162,8 @@ def look_at(
     covariance = gram if within else gram - np.outer(means, means)
     squares = np.diag(covariance) + means**2
     sds = np.sqrt(np.where(np.diag(covariance) > 1e-9 * squares, np.diag(covariance), 0.0))
+    if len(places := design.with_imputed):
+        means[places], sds[places] = _of_seen(design, sums["seen"])
     kept, notes = _varying(design, sds, means, within)
     products = covariance if design.intercept else gram
     _check_apart(design, products[np.ix_(kept, kept)], kept, int(sums["rows"]), within)
@@ -177,7 +180,7 @@ def _tell(design: Design, groups: tuple[Group, ...], table: Table, within: bool)
     around = _around_own_means(values) if within else values
     each = {str(place): _within(group, table) if within else group.values(table) for place, group in enumerate(groups)}
     offset = design.offset(table)
-    return {
+    found = {
         "rows": float(table.num_rows),
         "total": values.sum(axis=0),
         "products": around.T @ around,
@@ -186,6 +189,19 @@ def _tell(design: Design, groups: tuple[Group, ...], table: Table, within: bool)
             name: np.array([np.full(x.shape[1], len(x)), x.sum(axis=0), (x**2).sum(axis=0)]) for name, x in each.items()
         },
     }
+    if len(design.with_imputed):
+        there = design.seen(table)
+        seen = values[:, design.with_imputed] * there
+        found["seen"] = np.array([there.sum(axis=0), seen.sum(axis=0), (seen**2).sum(axis=0)])
+    return found
+
+
+def _of_seen(design: Design, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means and sds of columns with imputed factors, over the rows in which these have values."""
+    if not sums[0].all():
+        name = design.names[design.with_imputed[np.flatnonzero(sums[0] == 0)[0]]]
+        raise ClientDataError(f"No row of any client has all values of `{name}`. Leave the term out.")
+    return sums[1] / sums[0], _sds(sums)
 
 
 def _around_own_means(values: np.ndarray) -> np.ndarray:

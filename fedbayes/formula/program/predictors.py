@@ -28,11 +28,6 @@ def write_predictor(source: Source, predictor: Predictor, scale: Scale, intercep
         Whether nothing else in the program says how many rows there are.
     """
     several = source.summary.levels[1:] if source.family.several and not predictor.parameter else None
-    if several is not None and predictor.groups:
-        raise FormulaError(
-            f"The family {source.family.name} has no effects of groups yet. Leave '(... | "
-            f"{predictor.groups[0].grouping.name})' out, or write a NumPyro program."
-        )
     terms = []
     if intercept and predictor.design.intercept:
         terms.append(_intercept(source, predictor, scale, several))
@@ -48,7 +43,7 @@ def write_predictor(source: Source, predictor: Predictor, scale: Scale, intercep
     written = " + ".join(terms or ["0.0"])
     source.add(f"{eta} = {written}")
     for group, stem, sds in zip(predictor.groups, predictor.stems, predictor.columns.of_groups, strict=True):
-        write_group(source, group, stem, _scales_of_effects(group, scale, sds), predictor)
+        write_group(source, group, stem, _scales_of_effects(group, scale, sds), predictor, several)
 
 
 def _coefficients(source: Source, predictor: Predictor, scale: Scale, several: tuple[str, ...] | None) -> str:
@@ -110,19 +105,38 @@ def _scales_of_effects(group: Group, scale: Scale, sds: np.ndarray) -> np.ndarra
     return np.asarray(found)
 
 
-def write_group(source: Source, group: Group, stem: str, scales: np.ndarray, predictor: Predictor) -> None:
-    """The effects of groups, not centred: each is a standard normal latent times an sd."""
-    number = len(scales)
+def write_group(
+    source: Source,
+    group: Group,
+    stem: str,
+    scales: np.ndarray,
+    predictor: Predictor,
+    several: tuple[str, ...] | None = None,
+) -> None:
+    """The effects of groups, not centred: each is a standard normal latent times an sd.
+
+    Where there is a linear predictor for each level of the outcome but the first, ``several``, each has effects and sds
+    of its own, which are independent of the others'.
+    """
+    number, joint = len(scales), group.joint and len(scales) > 1
+    if several is not None and joint:
+        raise FormulaError(
+            f"The family {source.family.name} has effects of groups for each level, and no correlations among them "
+            f"yet: write '({group.name.replace('|', ' || ')})' for effects that are independent."
+        )
     name = plain(predictor.prefix + group.name)
-    labels = [list(group.effects)] if number > 1 else []
-    shape = (number,) if number > 1 else ()
+    labels = ([list(group.effects)] if number > 1 else []) + ([list(several)] if several is not None else [])
+    shape = tuple(map(len, labels))
     sigma = source.site(f"{name}_sigma", *labels)
-    prior = source.priors.text(f"{name}_sigma", half_normal(scales), shape)
+    default = half_normal(scales)
+    if several is not None and default.batch_shape:
+        default = half_normal(np.broadcast_to(scales[:, None], shape))
+    prior = source.priors.text(f"{name}_sigma", default, shape)
     source.add(f"{stem}_sd = numpyro.sample({sigma}, {prior})")
-    if number > 1 and group.joint:
+    if joint:
         _write_correlation(source, group, name, stem)
-    _write_effects(source, group, name, stem, number, labels)
-    _write_sum(source, group, stem, number, f"eta{predictor.suffix}")
+    _write_effects(source, group, name, stem, joint, labels)
+    _write_sum(source, group, stem, number, f"eta{predictor.suffix}", several is not None)
 
 
 def _write_correlation(source: Source, group: Group, name: str, stem: str) -> None:
@@ -138,14 +152,14 @@ def _write_correlation(source: Source, group: Group, name: str, stem: str) -> No
     )
 
 
-def _write_effects(source: Source, group: Group, name: str, stem: str, number: int, labels: list[list[str]]) -> None:
+def _write_effects(source: Source, group: Group, name: str, stem: str, joint: bool, labels: list[list[str]]) -> None:
     kind = group.grouping.kind
     count = {Kind.CLIENT: None, Kind.WITHIN: f"{stem}_count", Kind.ACROSS: str(len(group.grouping.levels))}[kind]
-    sizes = [each for each in (count, str(number) if number > 1 else None) if each is not None]
+    sizes = ([] if count is None else [count]) + [str(len(axis)) for axis in labels]
     law = "dist.Normal(0.0, 1.0)" + (f".expand([{', '.join(sizes)}]).to_event({len(sizes)})" if sizes else "")
-    if number == 1:
+    if not labels:
         product = f"{stem}_sd * {stem}_offset"
-    elif not group.joint:
+    elif not joint:
         product = f"{stem}_offset * {stem}_sd"
     elif kind is Kind.CLIENT:
         product = f"({stem}_sd[:, None] * {stem}_factor) @ {stem}_offset"
@@ -163,14 +177,16 @@ def _write_effects(source: Source, group: Group, name: str, stem: str, number: i
         source.add("with fb.local():", *(f"    {line}" for line in lines))
 
 
-def _write_sum(source: Source, group: Group, stem: str, number: int, eta: str) -> None:
+def _write_sum(source: Source, group: Group, stem: str, number: int, eta: str, several: bool) -> None:
     """What the effects add to the linear predictor."""
     effect = f"{stem}_effect" if group.grouping.kind is Kind.CLIENT else f"{stem}_effect[{stem}_index]"
     if group.effects == ("1",):
         source.add(f"{eta} = {eta} + {effect}")
     elif number == 1:
-        source.add(f"{eta} = {eta} + {stem}_values[:, 0] * {effect}")
+        source.add(f"{eta} = {eta} + {stem}_values{'' if several else '[:, 0]'} * {effect}")
     elif group.grouping.kind is Kind.CLIENT:
         source.add(f"{eta} = {eta} + {stem}_values @ {effect}")
+    elif several:
+        source.add(f"{eta} = {eta} + ({stem}_values[:, :, None] * {effect}).sum(axis=1)")
     else:
         source.add(f"{eta} = {eta} + ({stem}_values * {effect}).sum(axis=-1)")

@@ -66,14 +66,14 @@ def summary_table(reg: Regression, fit: Any, level: float = 0.9) -> Coefficients
             axes = [reg.coords[dim] for dim in reg.dims.get(parameter.name, ())]
             found += entries_of(posterior, parameter.name, parameter.name, axes)
     for predictor in reg.parts.predictors:
-        found += _of_groups(posterior, predictor)
+        found += _of_groups(posterior, predictor, levels_of(reg, predictor))
     draws, reference = stacked(found, "coefficient", measure=[entry.what for entry in found])
     return Coefficients(draws, f"Coefficients of {reg.family}", level, reference)
 
 
 def _of_predictor(reg: Regression, posterior: Any, predictor: Predictor) -> list[Entry]:
-    reading, family = reading_of(reg, predictor), reg.parts.family
-    several = [list(reg.parts.outcome.levels[1:])] if family.several and not predictor.parameter else []
+    reading = reading_of(reg, predictor)
+    several = levels_of(reg, predictor)
     found: list[Entry] = []
     intercept = f"{predictor.prefix}Intercept"
     if shown(intercept) in posterior:
@@ -88,6 +88,12 @@ def _of_predictor(reg: Regression, posterior: Any, predictor: Predictor) -> list
     return [as_ratio(entry) for entry in found] if reading.ratio else found
 
 
+def levels_of(reg: Regression, predictor: Predictor) -> list[list[str]]:
+    """The further axis of coefficients and effects: the outcome's levels but the first, where each has its own."""
+    parts = reg.parts
+    return [list(parts.outcome.levels[1:])] if parts.family.several and not predictor.parameter else []
+
+
 def reading_of(reg: Regression, predictor: Predictor) -> Reading:
     """How the coefficients of a predictor are read."""
     family, name = reg.parts.family, predictor.parameter
@@ -98,12 +104,12 @@ def reading_of(reg: Regression, predictor: Predictor) -> Reading:
     return family.reading._replace(coefficient=words[0], intercept=words[1], ratio=True)
 
 
-def _of_groups(posterior: Any, predictor: Predictor) -> list[Entry]:
+def _of_groups(posterior: Any, predictor: Predictor, several: list[list[str]]) -> list[Entry]:
     """Sds and correlations of effects."""
     found = []
     for group in predictor.groups:
         name, effects = plain(predictor.prefix + group.name), list(group.effects)
-        axes = [effects] if len(effects) > 1 else [[""]]
+        axes = [effects if len(effects) > 1 else [""], *several]
         found += entries_of(posterior, f"{name}_sigma", "sd of effects", axes)
         if len(effects) > 1 and group.joint:
             pairs = [f"{effects[row]}, {effects[column]}" for row in range(len(effects)) for column in range(row)]

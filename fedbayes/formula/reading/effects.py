@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpyro.distributions import biject_to
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
-from fedbayes.formula.reading.coefficients import reading_of
+from fedbayes.formula.reading.coefficients import levels_of, reading_of
 from fedbayes.formula.reading.estimates import Estimates, check_level, named_draws
 from fedbayes.formula.reading.places import NO_ROWS, client_posterior, global_posterior
 from fedbayes.formula.regression import Regression
@@ -62,7 +63,7 @@ class RandomEffects(Estimates):
         first, second
             Units, as they are printed: ``"north"``, ``"north: ward 3"``, or a group's label alone.
         effect
-            ``"1"`` for the intercept, or the name of a slope.
+            ``"1"`` for the intercept, or the name of a slope; of a categorical outcome ``"1, level"``.
         term
             Such as ``"1|site"``, where several have these units.
         ratio
@@ -164,17 +165,21 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
     """
     level, posterior = check_level(level), global_posterior(reg, fit)
     groups = _groups(reg)
-    if not reg.clients and all(group.grouping.kind is not Kind.ACROSS for _, group in groups):
+    if not reg.clients and all(group.grouping.kind is not Kind.ACROSS for group, _ in groups.values()):
         raise ClientDataError("The effects of sites are not known here." + NO_ROWS)
     own: dict[str, Any] = {}
     reasons: dict[str, list[str]] = {}
-    for client in reg.clients if any(group.grouping.kind is not Kind.ACROSS for _, group in groups) else ():
+    for client in reg.clients if any(group.grouping.kind is not Kind.ACROSS for group, _ in groups.values()) else ():
         try:
             own[client] = client_posterior(fit, client)
         except ClientDataError as error:
             reasons.setdefault(str(error.__cause__), []).append(client)
     refused = [f"The effects of {', '.join(map(repr, who))} are not known: {why}" for why, who in reasons.items()]
-    found = [effect for name, group in groups for effect in _effects(reg, posterior, own, name, group)]
+    found = [
+        effect
+        for name, (group, levels) in groups.items()
+        for effect in _effects(reg, posterior, own, name, group, levels)
+    ]
     if not found:
         raise ClientDataError(" ".join(refused))
     variances = np.array([effect.draws.var() for effect in found])
@@ -196,19 +201,23 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
     )  # fmt: skip
 
 
-def _groups(reg: Regression) -> list[tuple[str, Group]]:
-    found = [
-        (plain(predictor.prefix + group.name), group)
+def _groups(reg: Regression) -> dict[str, tuple[Group, list[list[str]]]]:
+    """The terms of groups by name, each with the outcome's levels where it has effects for each."""
+    found = {
+        plain(predictor.prefix + group.name): (group, levels_of(reg, predictor))
         for predictor in reg.parts.predictors
         for group in predictor.groups
-    ]
+    }
     if not found:
         raise FormulaError("The formula has no effects of groups. Write `(1 | site)` in it, and fit it again.")
     return found
 
 
-def _effects(reg: Regression, posterior: Any, own: Mapping[str, Any], name: str, group: Group) -> Iterator[Effect]:
-    """All effects of one term."""
+def _effects(
+    reg: Regression, posterior: Any, own: Mapping[str, Any], name: str, group: Group, levels: list[list[str]]
+) -> Iterator[Effect]:
+    """All effects of one term; those for a level of the outcome are called ``1, level``."""
+    labels = [", ".join(each) for each in product(group.effects, *levels)]
     sds = np.asarray(posterior[shown(f"{name}_sigma")], float)
     taus = np.sqrt((sds.reshape(*sds.shape[:2], -1) ** 2).mean(axis=(0, 1)))
     kind, label = group.grouping.kind, group.grouping.name
@@ -216,9 +225,9 @@ def _effects(reg: Regression, posterior: Any, own: Mapping[str, Any], name: str,
     for site, values in where.items():
         units = {Kind.CLIENT: ("",), Kind.ACROSS: group.grouping.levels}.get(kind) or reg.groups[site][label]
         effects = np.asarray(values[shown(name)], float)
-        effects = effects.reshape(*effects.shape[:2], len(units), len(group.effects))
+        effects = effects.reshape(*effects.shape[:2], len(units), len(labels))
         for place, unit in enumerate(units):
-            for number, effect in enumerate(group.effects):
+            for number, effect in enumerate(labels):
                 yield Effect(name, site, unit, effect, effects[:, :, place, number], float(taus[number]))
 
 

@@ -157,8 +157,11 @@ def values_at(reg: Regression, place: Place, arguments: Mapping[str, Any], key: 
     """
     found = {}
     offsets = _offsets(reg)
+    idle = {shown(name) for name in reg.parts.gaps.offsets}  # rows that are read lack nothing
     for number, (name, latent) in enumerate(latents_of(reg, arguments).items()):
-        if latent.local and place.effects:
+        if name in idle:
+            found[name] = np.zeros((*_samples(place.posterior), *latent.shape))
+        elif latent.local and place.effects:
             if name not in offsets:
                 raise FormulaError(f"'{name}' is no effect of a group: `where` has to be a client's name.")
             shape = (*_samples(place.posterior), *latent.shape)

@@ -75,6 +75,7 @@ class Reader:
         found: dict[str, Any] = {}
         for predictor in parts.predictors:
             found |= predictor.arrays(table, groups)
+        found |= parts.gaps.arrays(table)
         found |= {"rows": ones} if parts.needs_rows else {}
         found |= {"trials": np.ones(table.num_rows, int)} if parts.outcome.trials else {}
         found |= {"errors": ones} if parts.outcome.errors else {}

@@ -9,6 +9,7 @@ from fedbayes.errors import FormulaError
 from fedbayes.formula.program.groups import Group
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.source import plain
+from fedbayes.formula.reading.coefficients import levels_of
 from fedbayes.formula.reading.entries import Entry, entries_of, stacked
 from fedbayes.formula.reading.estimates import Estimates, check_level
 from fedbayes.formula.reading.places import NO_ROWS, global_posterior
@@ -62,7 +63,7 @@ def heterogeneity(reg: Regression, fit: Any, level: float = 0.9) -> Heterogeneit
     for predictor in reg.parts.predictors:
         for group in predictor.groups:
             name = plain(predictor.prefix + group.name)
-            axes = [list(group.effects)] if len(group.effects) > 1 else [[""]]
+            axes = [list(group.effects) if len(group.effects) > 1 else [""], *levels_of(reg, predictor)]
             taus = entries_of(posterior, f"{name}_sigma", "tau", axes)
             found += [entry._replace(name="tau of " + entry.name.replace("_sigma", "", 1)) for entry in taus]
     if not found:

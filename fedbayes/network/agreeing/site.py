@@ -136,8 +136,10 @@ class AgreeingSite(AnsweringSite):
     def _disclosed(self, table: Table, rules: DisclosureRules) -> Disclosure:
         study, outcome = self.study, self.study.outcome
         if study.missing == "drop":
+            table, _ = table.without_missing([name for name in study.reads if name not in study.imputed])
+        table.check_there(study.reads, study.imputed)
+        if any(table.num_missing(name) for name in study.imputed):  # rules are about rows that lack nothing
             table, _ = table.without_missing(study.reads)
-        table.check_there(study.reads)
         arrays: dict[str, np.ndarray] = {}
         for name in study.told:
             if name in study.levels:

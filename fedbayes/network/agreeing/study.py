@@ -11,7 +11,16 @@ from fedbayes.formula.agreed import Agreed
 from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.families import Family, family_of
 from fedbayes.formula.outcome import OutcomePlan, plan_outcome
-from fedbayes.formula.planned import Formulas, agree_on, columns_read, expressions_in, read_formulas, settled
+from fedbayes.formula.planned import (
+    Formulas,
+    agree_on,
+    check_imputed,
+    columns_imputed,
+    columns_read,
+    expressions_in,
+    read_formulas,
+    settled,
+)
 from fedbayes.formula.program.groups import Kind, groupings_of
 from fedbayes.network.study import digest_of
 
@@ -52,6 +61,8 @@ class FormulaStudy:
             raise FormulaError(f"`missing` is {self.missing!r}; write 'refuse' or 'drop'.")
         self._check_levels()
         self._check_groups()
+        family, formulas = self._read
+        check_imputed(formulas, family, self.outcome, self.site)
 
     def agree(self, everybody: Everybody) -> Agreed:
         """Agree on it.
@@ -74,6 +85,11 @@ class FormulaStudy:
     def reads(self) -> tuple[str, ...]:
         """The columns of a site's table that the formulas read."""
         return tuple(columns_read(self._read[1], self.outcome, self.site))
+
+    @cached_property
+    def imputed(self) -> tuple[str, ...]:
+        """Those among them whose missing values are imputed."""
+        return tuple(columns_imputed(self._read[1]))
 
     @cached_property
     def told(self) -> tuple[str, ...]:

@@ -143,6 +143,8 @@ def test_bad_rows_are_refused_at_the_site_by_count(case, saved):
 OTHER = {
     "formula": ({"formula": "y ~ x"}, "The formula is 'y ~ x', and was 'y ~ x \\+ sex' when the clients agreed"),
     "family": ({"family": "student"}, "The family is student, and was gaussian"),
+    "levels of no column": ({"levels": {"zzz": []}}, "`levels` names 'zzz', which is no column of the formula"),
+    "no levels": ({"levels": {"sex": []}}, r"`levels\['sex'\]` is empty"),
     "levels": ({"levels": {"sex": ["m", "f"]}}, r"The levels of 'sex' are \['m', 'f'\], and were \['f', 'm'\]"),
     "site": ({"site": "hospital"}, "`site` is 'hospital', and was 'site'"),
     "missing": ({"missing": "drop"}, "`missing` is 'drop', and was 'refuse'"),

@@ -83,6 +83,19 @@ DATA = {
         "names 'sexx', which is no column.*Did you mean",
     ),
     "levels as text": ("y ~ sex", {"levels": {"sex": "fm"}}, two(), "write a list of levels"),
+    "an empty list of levels": ("y ~ sex", {"levels": {"sex": []}}, two(), r"`levels\['sex'\]` is empty"),
+    "True at one client and 1 at another": (
+        "y ~ C(flag)",
+        {},
+        {"north": table(flag=np.arange(20) % 2 == 0), "south": table(flag=np.arange(20) % 2)},
+        "'flag' holds True and False at client 'north', and other values at client 'south'",
+    ),
+    "outcomes that are True at one client and 1 at another": (
+        "flag ~ x",
+        {"family": "categorical"},
+        {"north": table(flag=np.arange(20) % 2), "south": table(flag=(np.arange(20) % 2 == 0).astype(object))},
+        "'flag' holds True and False at client 'south', and other values at client 'north'",
+    ),
     "levels twice": ("y ~ sex", {"levels": {"sex": ["f", "f"]}}, two(), "each once"),
     "levels that are no mapping": ("y ~ sex", {"levels": ["f"]}, two(), "`levels` is a list"),
     "many levels": (
@@ -234,6 +247,16 @@ def test_rows_that_lack_a_value_are_left_out_and_counted():
     reg = fb.regression("y ~ x", clients=clients, missing="drop")
     assert len(reg.clients["south"]["y"]) == 18
     assert reg.notes == ("Rows that lack a value are left out: 2 of 'south'.",)
+
+
+def test_true_and_one_are_the_same_number():
+    """As a number, and not as a level, True is one whatever the other clients write."""
+    flag = np.arange(20) % 2
+    clients = two(flag=flag)
+    clients["north"]["flag"] = flag == 1
+    same = fb.regression("y ~ flag", clients=clients)
+    clients["north"]["flag"] = flag
+    assert same.source == fb.regression("y ~ flag", clients=clients).source
 
 
 def test_what_the_formula_does_not_read_may_be_missing():

@@ -2,6 +2,8 @@
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pandas as pd
 import pytest
 from numpyro.handlers import seed, trace
@@ -123,8 +125,6 @@ def test_clients_with_other_numbers_of_groups_have_other_numbers_of_effects():
 
 def test_the_program_is_that_of_a_random_intercept_written_by_hand():
     """With an intercept, a slope and a client's own effect, none of them centred."""
-    import numpyro
-    import numpyro.distributions as dist
 
     def by_hand(x, y=None):
         level = numpyro.sample("level", dist.Normal(0.0, 2.0))
@@ -164,6 +164,63 @@ def test_groups_that_mean_nothing_are_refused(formula):
         fb.regression(formula, clients=FRAME)
 
 
-def test_a_categorical_outcome_has_no_groups_yet():
-    with pytest.raises(fb.FormulaError, match="has no effects of groups yet"):
-        fb.regression("drug ~ x + (1 | site)", family="categorical", clients=FRAME)
+GRADES = FRAME.assign(grade=RNG.choice(["a", "b", "c"], 90))
+OF_LEVELS = {  # kind of group, its effects, and their number
+    "(1 | site)": ("1|site", 1), "(0 + x | site)": ("x|site", 1), "(1 + x || site)": ("1 + x|site", 2),
+    "(1 | own)": ("1|own", 1), "(0 + x | own)": ("x|own", 1), "(1 + x || own)": ("1 + x|own", 2),
+    "(1 | drug)": ("1|drug", 1), "(1 + x || drug)": ("1 + x|drug", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("written", OF_LEVELS)
+def test_a_categorical_outcome_has_effects_of_each_level_but_the_first(written):
+    """The whole density, latents and sds included, against NumPy row by row."""
+    levels = {"drug": ["p", "q"]} if "drug" in written else {}
+    reg = fb.regression(f"grade ~ x + {written}", family="categorical", clients=GRADES, levels=levels)
+    name, number = OF_LEVELS[written]
+    with jax.enable_x64(True):
+        for client, data in reg.clients.items():
+            rows = GRADES[GRADES["site"] == client]
+            labels = {"own": reg.groups[client].get("own", ()), "drug": ("p", "q"), "site": (client,)}
+            group = name.split("|")[1]
+            units = len(labels[group])
+            rng = np.random.default_rng(3)
+            shape = (number, 2) if number > 1 else (2,)
+            sd, offset = rng.uniform(0.5, 2.0, shape), rng.normal(size=(*((units,) if group != "site" else ()), *shape))
+            values = {"Intercept_centred": np.array([0.3, -0.2]), "x": np.array([0.6, -0.9])}
+            found, _ = log_density(reg.model, (), dict(data), {**values, f"{name}_sigma": sd, f"{name}_offset": offset})
+            effects = (sd * offset).reshape(units, number, 2)
+            places = {"1": [0], "x": [1]}.get(name.split("|")[0], [0, 1])
+            columns = np.column_stack([np.ones(len(rows)), rows["x"]])[:, places]
+            expected = -0.5 * (offset**2 + np.log(2.0 * np.pi)).sum()
+            expected += sum(
+                float(reg.priors[each].log_prob(value).sum())
+                for each, value in {
+                    "Intercept": values["Intercept_centred"],
+                    "x": values["x"],
+                    f"{name}_sigma": sd,
+                }.items()
+            )
+            for row, (x, grade, unit) in enumerate(zip(rows["x"], rows["grade"], rows[group], strict=True)):
+                eta = values["Intercept_centred"] + (x - FRAME["x"].mean()) * values["x"]
+                eta = eta + columns[row] @ effects[labels[group].index(unit)]
+                logits = np.append(0.0, eta)
+                expected += logits["abc".index(grade)] - np.log(np.exp(logits).sum())
+            assert float(found) == pytest.approx(expected, rel=1e-6), client
+
+
+def test_effects_of_levels_are_named_by_level():
+    reg = fb.regression("grade ~ x + (1 + x || site)", family="categorical", clients=GRADES)
+    assert reg.dims["1 + x|site_sigma"] == ["1 + x|site_sigma_dim_0", "1 + x|site_sigma_dim_1"]
+    assert reg.coords["1 + x|site_sigma_dim_0"] == ["1", "x"]
+    assert reg.coords["1 + x|site_sigma_dim_1"] == ["b", "c"]
+    assert local(sites(reg)) == {"1 + x|site_offset"}
+    given = fb.regression(
+        "grade ~ x + (1 | site)", family="categorical", clients=GRADES, priors={"1|site_sigma": dist.HalfNormal(0.4)}
+    )
+    assert given.priors["1|site_sigma"].event_shape == (2,)
+
+
+def test_effects_of_levels_are_not_correlated_yet():
+    with pytest.raises(fb.FormulaError, match=r"no correlations among them yet: write '\(1 \+ x \|\| site\)'"):
+        fb.regression("grade ~ x + (1 + x | site)", family="categorical", clients=GRADES)

@@ -26,6 +26,7 @@ FRAME = pd.DataFrame({
     "age": RNG.normal(55.0, 9.0, COUNT), "sex": RNG.choice(["f", "m"], COUNT), "sick": RNG.integers(0, 2, COUNT),
     "stage": RNG.choice(["I", "II", "III"], COUNT), "y": RNG.normal(3.0, 2.0, COUNT),
     "days": RNG.exponential(30.0, COUNT) + 0.1, "event": RNG.integers(0, 2, COUNT), "pay": RNG.normal(4e6, 1e6, COUNT),
+    "chol": np.where(RNG.random(COUNT) < 0.2, np.nan, RNG.normal(210.0, 30.0, COUNT)),
     "site": np.repeat(list(ROWS), list(ROWS.values())),
 })  # fmt: skip
 LEVELS = {"sex": ["f", "m"]}
@@ -42,6 +43,7 @@ CASES = {
     "groups": FormulaStudy("y ~ age + (1 + age | site) + (1 | stage)", levels={"stage": ["I", "II", "III"]}),
     "two formulas": FormulaStudy({"mu": "y ~ age", "sigma": "~ sex"}, levels=LEVELS),
     "large numbers": FormulaStudy("y ~ pay"),
+    "imputed": FormulaStudy("y ~ mi(chol) * sex", levels=LEVELS),
 }
 
 
@@ -89,9 +91,14 @@ def test_over_a_network_the_agreement_is_that_of_all_rows(case, network, tmp_pat
             np.testing.assert_allclose(arrays[key], array, rtol=1e-8, atol=1e-8)
 
 
-def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(network, tmp_path):
-    agreed = over(network())
-    reg = fb.regression(STUDY.formula, family=STUDY.family, agreed=agreed)
+FITTED = {"levels": ("age", "sex", "Intercept"), "imputed": ("mi(chol)", "mi(chol)_mean", "sigma", "Intercept")}
+
+
+@pytest.mark.parametrize("case", FITTED)
+def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(case, network, tmp_path):
+    agreeing = CASES[case]
+    agreed = over(network(agreeing), agreeing)
+    reg = fb.regression(agreeing.formula, family=agreeing.family, agreed=agreed)
     method = fb.EP(solver="laplace", num_replicates=1)
     study = Study(reg.model, method)
     sites = [
@@ -101,8 +108,8 @@ def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(network, tmp_p
     ]  # fmt: skip
     options = {"key": jax.random.key(0), "num_draws": 50, "correct": False, "progress": False}
     there = fit_over(Rehearsal(*sites), study, num_clients=3, join_timeout=2.0, **options)
-    alone = fb.fit_federated(here(STUDY).model, here(STUDY).clients, method=method, **options)
-    for name in ("age", "sex", "Intercept"):
+    alone = fb.fit_federated(here(agreeing).model, here(agreeing).clients, method=method, **options)
+    for name in FITTED[case]:
         np.testing.assert_allclose(
             there.idata.posterior[name].to_numpy(), alone.idata.posterior[name].to_numpy(), rtol=1e-6, atol=1e-8
         )

@@ -49,6 +49,34 @@ def test_quartiles_are_those_of_pandas_to_a_bin():
             assert low - FRAME["age"].std() / 20 <= quartile <= high + FRAME["age"].std() / 20
 
 
+def test_quartiles_are_within_what_mean_and_sd_leave_possible():
+    """Rows that are all alike have their value, where a bin's ends would give numbers a little below and above."""
+    alike = {"x": np.zeros(30)}
+    described = fb.describe({"alike": alike, "other": {"x": RNG.exponential(40.0, 60)}})
+    assert "-0" not in repr(described)
+    found = described.numbers["x"]
+    assert found["alike"].sd == 0.0
+    assert found["alike"].quartiles == pytest.approx((0.0, 0.0, 0.0), abs=1e-12)
+    rare = {"x": np.where(np.arange(1000) < 6, 90.0, 7.0) + 1e-3 * np.arange(1000)}
+    summary = fb.describe({"rare": rare, "other": {"x": RNG.normal(0.0, 500.0, 60)}}, rules=OPEN).numbers["x"]["rare"]
+    truth = np.quantile(rare["x"], (0.25, 0.5, 0.75))
+    sd = summary.sd
+    assert (np.abs(np.asarray(summary.quartiles) - summary.mean) <= np.array([3.0**0.5, 1.0, 3.0**0.5]) * sd).all()
+    assert (np.abs(truth - summary.quartiles) < 500.0 / 20).all()
+
+
+def test_one_row_is_its_own_quartiles():
+    found = fb.describe({"one": {"x": [3.7]}, "other": {"x": RNG.normal(size=40)}}, rules=OPEN).numbers["x"]["one"]
+    assert found.quartiles == pytest.approx((3.7, 3.7, 3.7))
+
+
+def test_levels_that_are_true_here_and_one_there_are_not_counted_apart():
+    flag = np.arange(40) % 2
+    clients = {"a": {"flag": flag == 1}, "b": {"flag": flag}}
+    with pytest.raises(fb.ClientDataError, match="'flag' holds True and False at client 'a', and other values at"):
+        fb.describe(clients, columns=["flag"])
+
+
 def test_counts_of_levels_are_those_of_pandas():
     found = fb.describe(tables(), rules=OPEN)
     for group, rows in groups().items():

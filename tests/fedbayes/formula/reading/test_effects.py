@@ -30,6 +30,40 @@ def test_every_effect_is_there_under_its_name(many):
     np.testing.assert_array_equal(found[..., 8], fit.idata.posterior["1|sex"].values[..., 0])
 
 
+def test_effects_for_each_level_of_a_categorical_outcome(tables, made):
+    clients = tables(np.arange(40) % 3)
+    reg = fb.regression("y ~ x + (1 + x || site) + (1 | site:ward)", family="categorical", clients=clients)
+    fit = made(reg)
+    found = fb.random_effects(reg, fit)
+    shown = found.to_pandas()
+    assert shown["effect"].tolist() == ["1, 1", "1, 2", "x, 1", "x, 2"] * 2 + ["1, 1", "1, 2"] * 4
+    own = fit.client_posterior("b").posterior
+    np.testing.assert_array_equal(found.draws.values[..., 6], own["1 + x|site"].values[..., 1, 0])
+    np.testing.assert_array_equal(found.draws.values[..., 15], own["1|site:ward"].values[..., 1, 1])
+    squared = (fit.idata.posterior["1 + x|site_sigma"].values[..., 1, 0] ** 2).mean()
+    assert shown.loc[6, "tau"] == pytest.approx(np.sqrt(squared))
+    assert found.contrast("b: 1", "b: 2", effect="1, 2", ratio=True).reference == 1.0
+    names = fb.summary_table(reg, fit).to_pandas()["coefficient"].tolist()
+    assert {"1 + x|site_sigma[x, 2]", "1|site:ward_sigma[1]"} <= set(names)
+    quantities = fb.heterogeneity(reg, fit).to_pandas()["quantity"].tolist()
+    assert "tau of 1 + x|site[1, 2]" in quantities
+
+
+def test_probabilities_of_levels_at_a_site_have_its_effects(tables, made):
+    clients = tables(np.arange(40) % 3)
+    reg = fb.regression("y ~ x + (1 | site:ward)", family="categorical", clients=clients)
+    fit = made(reg)
+    own, rows = fit.client_posterior("b").posterior, {"x": [0.3, 1.4], "ward": ["2", "1"]}
+    x = np.concatenate([table["x"] for table in clients.values()])
+    centred = (np.asarray(rows["x"]) - x.mean())[:, None]
+    eta = own["Intercept_centred"].values[..., None, :] + centred * own["x"].values[..., None, :]
+    eta = eta + own["1|site:ward"].values[:, :, [1, 0]]
+    logits = np.concatenate([np.zeros((*eta.shape[:-1], 1)), eta], axis=-1)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    found = fb.predictions(reg, fit, rows, where="b").draws.values
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_shrinkage_is_the_variance_beside_that_of_the_group(many):
     reg, fit = many
     shown = fb.random_effects(reg, fit).to_pandas()
