@@ -126,9 +126,12 @@ def _measured(known: dict[str, Any]) -> str:
 
 
 def _without_groups(known: dict[str, Any]) -> str:
-    """Which of the programs in the second table have no effect of the client, and why."""
-    why = {"categorical": "takes no effects of groups", "cox": "has baselines that hold the client's effect"}
-    return "".join(f"`{name}` {why[name]}: its formula is `y ~ x`. " for name in _against_nuts(known) if name in why)
+    """Which of the programs in the second table has no effect of the client, and why."""
+    return (
+        "The baselines of `cox` hold the client's effect: its formula is `y ~ x`. "
+        if "cox" in _against_nuts(known)
+        else ""
+    )
 
 
 def _listed(names: list[str]) -> str:
