@@ -64,7 +64,7 @@ class Site(AnsweringSite):
         self._greeting: str | None = None  # for which they were read
         self._passed: tuple[str, DisclosureRules] | None = None  # the data, and the rules that let this study out
         self._owns: dict[str, OwnProblem] = {}
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[tuple[str, bool], Session] = {}
 
     def _obeyed(self, message: Message, policy: Policy) -> bytes:
         """See :class:`~fedbayes.network.answering.AnsweringSite`."""
@@ -161,13 +161,13 @@ class Site(AnsweringSite):
 
     def session(self, header: Mapping[str, Any], private: bool = False) -> Session:
         """The client in the run of a message; with a budget nothing of its rows but noisy answers is told."""
-        run = str(header["run"])
-        if run in self._sessions:
-            self._sessions[run].check_told(header)
+        key = str(header["run"]), private  # one from before there was a budget has looked at the rows
+        if key in self._sessions:
+            self._sessions[key].check_told(header)
         else:
             own = self._own(Seat.read(header["seat"]), private)
-            self._sessions = {run: Session(self.study, self.name, own, header, self.vault)}
-        return self._sessions[run]
+            self._sessions = {key: Session(self.study, self.name, own, header, self.vault)}
+        return self._sessions[key]
 
     def _conclude(self, session: Session, message: Message, policy: Policy) -> bytes:
         """The last message of a run: keep what the client's own posterior is computed from.

@@ -65,10 +65,13 @@ class _Drawing:
     num_kept: int
 
     def init(self, client: Client, shared: Shared, key: Array) -> Summary:
-        """Nothing is known yet but where the search for the mode begins."""
+        """Nothing is known yet but where the search for the mode begins, and no delta can be made of these draws.
+
+        Of noughts one could: a server that asks all sites but one for it has that one's delta in a secure sum.
+        """
         size = self.roster.size
         start = cold_start(size + client.num_locals)
-        draws = jnp.zeros((self.num_kept, size))
+        draws = jnp.full((self.num_kept, size), jnp.nan)
         return Summary(Gaussian.neutral(size), draws, jnp.zeros(()), jnp.zeros(()), jnp.array(True), start)
 
     def inputs(self, sampler: Sampler, key: Array, shared: Shared, num_locals: int) -> Any:

@@ -179,11 +179,14 @@ class AgreeingSite(AnsweringSite):
         return self._reply(header, {**sent.told, "layout": layout(asked.tree)}, sent.body)
 
     def _check_run(self, header: dict[str, Any]) -> None:
-        """In one run a site has one table, and the same others: two sums over different sites differ by one's part."""
+        """In one run a site has one table, and the same others: two sums over different sites differ by one's part.
+
+        It is a run of one study, too: runs are counted by study, and one that was counted for another is not counted.
+        """
         kept = self.vault.run(str(header["run"]))
         if not kept.same_data(self._digest):
             raise Refused(Refusal.CHANGED)
-        charter = json.dumps(header["charter"], sort_keys=True)
+        charter = json.dumps([self.study.digest, header["charter"]], sort_keys=True)
         if not kept.same_charter(hashlib.sha256(charter.encode()).hexdigest()):
             raise Refused(Refusal.CHARTER)
 

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _TICKET = re.compile(r"[0-9a-f]{32}")
 # what all sites of a sum are told alike: by what is addressed to one alone its term could be changed, and so be seen
 _WORDS = ("kind", "order", "phase", "begins")
+_SEAT = ("kinds", "template")  # as all sites read their data; rows are padded at each in its own way
 _ARRAYS = ("shared", "recipes", "places", "key", "phase_key", "first", "personal")
 _IDLE = (ResultCode.LOST, ResultCode.NO_CAVITY)  # replies that count and hold nothing of the data
 
@@ -211,6 +212,7 @@ def _digest(message: Message, about: str, arrays: Sequence[str] = _ARRAYS) -> by
     """What stands for a request: all that the sites of a sum are told alike."""
     header = message.header
     words = [about, *(header.get(name) for name in _WORDS), header["charter"]]
+    words += [header["seat"][name] for name in _SEAT if "seat" in header]
     if header["kind"] == "after":  # in a round each site has a solver of its own
         words.append(header["update"])
     if header["kind"] == "sum":  # which numbers are asked for, and of which sums the arrays are

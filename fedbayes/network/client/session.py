@@ -65,6 +65,7 @@ class Session:
             log.error("The server gives site %s the place %d among %s.", name, self.place, roster.names)
             raise Refused(Refusal.FORMAT)
         self.roster, self.problem = roster, own.problem(roster)
+        self._check_own()
         after = updates_after(study.configured, roster)
         self.programs: Programs = programs_for(study.configured, roster, self.problem.programs, after)
         self._secret, self._impl, self._ledger = vault.secret(run, data), str(charter["impl"]), Ledger(vault.folder)
@@ -74,6 +75,26 @@ class Session:
         self._templates: dict[int, tuple[Any, Any]] = {}
         for warning in self.programs.warnings:
             log.warning("%s", warning)
+
+    def _check_own(self) -> None:
+        """That the server tells of this site's rows and locals as they are.
+
+        Every site's term is weighed by what is told of all of them. Told alike of one site with next to no rows, sites
+        had masks that cancelled, and the sum was that site's term: each can say what is wrong of its own.
+
+        Raises
+        ------
+        Refused
+            It does not.
+        """
+        name, place = self.roster.names[self.place], self.place
+        told = float(self.roster.rows[place]), int(self.roster.num_locals[place])
+        known = float(self.problem.num_rows()[place]), self.problem.program(name).locals.size
+        if told != known:
+            log.error(
+                "The server tells of site %s that it has %g rows and %d locals; it has %g and %d.", name, *told, *known
+            )
+            raise Refused(Refusal.FORMAT)
 
     def check_told(self, header: Mapping[str, Any]) -> None:
         """That a message tells of the same sites as the first of the run, from which this session was made.
@@ -283,8 +304,12 @@ _FAR = (
 
 
 def _digest_of_told(header: Mapping[str, Any]) -> str:
-    """What stands for all that a message tells of the sites of its run, and of this one's seat among them."""
-    return hashlib.sha256(json.dumps([header["charter"], header["seat"]], sort_keys=True).encode()).hexdigest()
+    """What stands for the study of a run, and all that a message tells of its sites and of this one's seat among them.
+
+    A private state from another study would else be one that masks know nothing of: histories name no study.
+    """
+    told = [header["study"], header["charter"], header["seat"]]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def _nothing(reply: Reply) -> Reply:

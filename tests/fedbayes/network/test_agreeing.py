@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import fedbayes as fb
+from fedbayes.network.agreeing.site import AgreeingSite
 from fedbayes.network.agreeing.study import FormulaStudy
 from fedbayes.network.client.masks import Masks
 from fedbayes.network.fit import fit_over
@@ -390,6 +391,17 @@ def test_in_one_run_a_site_answers_to_the_same_others_alone(network):
         recorded.sites[1].answer(pack({**message.header, "ticket": "0" * 32, "charter": fewer}, message.body))
     )
     assert answer.header["reason"] == "CHARTER"
+
+
+def test_a_run_is_one_of_one_study(network):
+    """A run that was counted for one study would not be counted for another, which so had more than its number."""
+    recorded = network()
+    over(recorded)
+    message = unpack(next(each for each in recorded.sent if unpack(each).header["kind"] == "sum"))
+    site = recorded.sites[1]
+    other = AgreeingSite(FormulaStudy("sick ~ age * sex", "bernoulli", LEVELS), site._load_data, site._config)
+    header = {**message.header, "study": other.study.digest, "ticket": "0" * 32}
+    assert unpack(other.answer(pack(header, message.body))).header["reason"] == "CHARTER"
 
 
 def test_the_same_masks_are_not_used_twice(network):

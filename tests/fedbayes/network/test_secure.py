@@ -20,6 +20,8 @@ from fedbayes.network.client.vault import Vault
 from fedbayes.network.fixed_point import cancelled, fits, largest, negative, plus, to_integers, to_numbers, unknown
 from fedbayes.network.messages import Message, pack, unpack
 from fedbayes.network.server.remote import Patience
+from fedbayes.network.site import Site
+from fedbayes.network.study import Study
 from fedbayes.rounds.wire import arrays_of, encode
 
 STRICT = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"
@@ -124,8 +126,6 @@ def secure(federation):
         load = lambda config: world.data[config["site-id"]]  # noqa: E731
 
         def site(name, folder=None):
-            from fedbayes.network.site import Site
-
             return Site(world.study, load, {"site-id": name, "state-dir": str(folder or world.folder / name)})
 
         world.site = site
@@ -529,6 +529,69 @@ def test_a_site_that_was_told_of_other_rows_at_first_does_not_answer_as_one_that
     site.answer(pack({**header, "charter": alone, "kind": "conclude"}))  # a site that goes on remembers this
     assert unpack(site.answer(pack(header, request.body))).header["reason"] == "CHARTER"
     assert unpack(site.answer(pack({**header, "run": "c" * 32}, request.body))).header["kind"] == "round"
+
+
+def test_a_site_knows_what_it_is_told_of_itself(secure):
+    """With next to no rows, by what all sites are told alike, one site's term would be all of a sum: FA-LD divides by
+    weights, and masks cancel."""
+    world = secure()
+    server = Server(world)
+    charter = server.charter()
+    assert charter["rows"] == [4.0, 7.0, 9.0]
+    lies = {"rows": [1e-9, 7.0, 9.0]}, {"rows": [4.5, 7.0, 9.0]}, {"num_locals": [2, *charter["num_locals"][1:]]}
+    for number, lie in enumerate(lies):
+        run = f"{number:016x}"
+        answer = server.answered(world.site("ada"), run=run, ticket="5" * 32, charter={**charter, **lie})
+        assert answer.get("reason") == "FORMAT"
+    answer = server.answered(world.site("ada"), run="f" * 16, ticket="5" * 32)
+    assert answer["kind"] == "round"
+
+
+def test_a_private_state_is_of_one_study(secure):
+    """The history on which masks depend names no study: one site alone could go on from another study's state."""
+    world = secure()
+    server = Server(world)
+    other = Study(world.model, fb.EP(solver="laplace", num_replicates=1, tolerance=1e-6))
+    config = {"site-id": "ada", "state-dir": str(world.folder / "ada")}
+    site = Site(other, lambda config: world.data["ada"], config)
+    assert server.answered(site, study=other.digest, ticket="5" * 32)["reason"] == "CHARTER"
+    assert server.answered(site, study=other.digest, ticket="5" * 32, run="f" * 16)["kind"] == "round"
+
+
+def test_masks_of_sites_whose_data_are_of_other_kinds_do_not_cancel(secure):
+    """Of two runs, in one of which a site reads its data in another way, the difference would be that site's alone."""
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    first = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][:3]
+
+    def cancel(run, template) -> bool:
+        found = []
+        for name, each in zip(world.data, first, strict=True):
+            seat = {**each.header["seat"], "template": template if name == "ada" else each.header["seat"]["template"]}
+            told = Message({**each.header, "run": run, "seat": seat}, each.body)
+            found.append(words_of(world.site(name), told, "5" * 32)[0])
+        return cancelled(reduce(plus, found), 3)
+
+    assert cancel("a" * 16, first[0].header["seat"]["template"])
+    assert not cancel("b" * 16, {"y": [[11], "<f8"]})
+
+
+def test_a_site_without_draws_has_nothing_to_keep(secure):
+    """Asked for draws that it has never made, a site would add what the server knows: the sum would be over the others.
+
+    In a round sites may be asked for different updates, of which masks do not know.
+    """
+    options = {"covariance": "shrinkage", "init": "zero", "preconditioner": "none", "num_replicates": 1}
+    world = secure(fb.FedPA(**options))
+    network = world.network(disturb=lambda count, sender, answer: b"?" if b'"round"' in answer else answer)
+    with pytest.raises(FederatedError):
+        world.fit(network, secure_sums=True, patience=Patience(round_timeout=1.0, min_clients=1, give_up_after=0.3))
+    request = next(each for each in map(unpack, network.sent) if each.header["kind"] == "round")
+    assert request.header["update"] == "importance"
+    kept = Message({**request.header, "update": "kept", "run": "a" * 16}, request.body)
+    _, is_open = words_of(world.site("ada"), kept, "5" * 32)
+    assert is_open
 
 
 def test_names_that_were_not_there_at_first_are_no_partners(secure):
