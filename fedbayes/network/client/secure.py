@@ -25,10 +25,11 @@ from fedbayes.rounds.wire import arrays_of, encode
 log = logging.getLogger(__name__)
 
 _TICKET = re.compile(r"[0-9a-f]{32}")
-# what all sites of a sum are told alike: by what is addressed to one alone its term could be changed, and so be seen
-_WORDS = ("kind", "order", "phase", "begins")
+# All that a message tells has to be told to all sites of a sum alike, but for this: by what is addressed to one alone
+# its term could be changed, and so be seen. Draws to record, and which states may go, change no term.
+_OWN_WORDS = ("ticket", "oldest", "records", "seat")
+_OWN_ARRAYS = ("recorded",)
 _SEAT = ("kinds", "template")  # as all sites read their data; rows are padded at each in its own way
-_ARRAYS = ("shared", "recipes", "places", "key", "phase_key", "first", "personal")
 _IDLE = (ResultCode.LOST, ResultCode.NO_CAVITY)  # replies that count and hold nothing of the data
 
 
@@ -204,21 +205,18 @@ def history_after(message: Message, before: str) -> str:
 
     Where no masks were asked for, what is addressed to this site alone is left out: it may differ.
     """
-    arrays = _ARRAYS if "ticket" in message.header else _ARRAYS[:-1]
-    return _digest(message, before, arrays).hex()
+    own = _OWN_ARRAYS if "ticket" in message.header else (*_OWN_ARRAYS, "personal")
+    return _digest(message, before, own).hex()
 
 
-def _digest(message: Message, about: str, arrays: Sequence[str] = _ARRAYS) -> bytes:
-    """What stands for a request: all that the sites of a sum are told alike."""
+def _digest(message: Message, about: str, own_arrays: Sequence[str] = _OWN_ARRAYS) -> bytes:
+    """What stands for a request: all of it that the sites of a sum are told alike."""
     header = message.header
-    words = [about, *(header.get(name) for name in _WORDS), header["charter"]]
-    words += [header["seat"][name] for name in _SEAT if "seat" in header]
-    if header["kind"] == "after":  # in a round each site has a solver of its own
-        words.append(header["update"])
-    if header["kind"] == "sum":  # which numbers are asked for, and of which sums the arrays are
-        words += [header["update"], header["known"]]
-    found = hashlib.sha256(json.dumps(words, sort_keys=True).encode())
+    own_words = (*_OWN_WORDS, "update") if header["kind"] == "round" else _OWN_WORDS  # each site has its solver
+    words = {name: each for name, each in header.items() if name not in own_words}
+    seat = [header["seat"][name] for name in _SEAT if "seat" in header]
+    found = hashlib.sha256(json.dumps([about, words, seat], sort_keys=True).encode())
     for name, array in sorted(arrays_of(message.body).items()):
-        if name.split("/")[0] in arrays:
+        if name.split("/")[0] not in own_arrays:
             found.update(repr((name, array.shape, array.dtype.str)).encode() + array.tobytes())
     return found.digest()

@@ -640,6 +640,20 @@ def test_masks_of_sites_that_were_asked_different_things_do_not_cancel(secure):
     assert not cancelled(reduce(plus, [words for words, _ in (first, *others)]), 3)
 
 
+def test_masks_depend_on_whatever_a_message_tells(secure):
+    """On what nobody has thought of, too: a later version may read it. An array that is not expected is refused."""
+    world = secure(Laplace())
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    asked = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][:3]
+    told = Message({**asked[0].header, "more": 1}, asked[0].body)
+    others = [words_of(world.site(name), each, "b" * 32)[0] for name, each in zip(("bo", "cy"), asked[1:], strict=True)]
+    assert not cancelled(reduce(plus, [words_of(world.site("ada"), told, "b" * 32)[0], *others]), 3)
+    body = encode({**arrays_of(asked[0].body), "more": np.ones(1)})
+    answer = unpack(world.site("ada").answer(pack({**asked[0].header, "ticket": "c" * 32}, body)))
+    assert answer.header["kind"] == "refusal"
+
+
 def test_where_a_site_has_nothing_to_add_there_is_no_sum(secure, caplog):
     """The others' masks stay on, honest server or not: the sum would be one over fewer sites."""
     world = secure(Laplace())
