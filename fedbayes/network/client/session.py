@@ -32,6 +32,10 @@ from fedbayes.rounds.wire import arrays_of, encode, from_arrays
 
 log = logging.getLogger(__name__)
 
+# Kinds of keys. JAX's `unsafe_rbg` adds up what a key is made of, so that a server could have the same random numbers
+# beside two questions.
+_IMPLS = ("threefry2x32", "rbg")
+
 
 class Session:
     """A client in one run: its code, and where it stands.
@@ -63,6 +67,9 @@ class Session:
         self.study, self.place = study, own.seat.place
         if not 0 <= self.place < roster.num_clients or roster.names[self.place] != name:
             log.error("The server gives site %s the place %d among %s.", name, self.place, roster.names)
+            raise Refused(Refusal.FORMAT)
+        if str(charter["impl"]) not in _IMPLS:
+            log.error("The server's keys are of the kind '%s'; answered are %s.", charter["impl"], ", ".join(_IMPLS))
             raise Refused(Refusal.FORMAT)
         self.roster, self.problem = roster, own.problem(roster)
         self._check_own()

@@ -95,7 +95,7 @@ def test_over_a_network_the_agreement_is_that_of_all_rows(case, network, tmp_pat
 FITTED = {"levels": ("age", "sex", "Intercept"), "imputed": ("mi(chol)", "mi(chol)_mean", "sigma", "Intercept")}
 
 
-@pytest.mark.parametrize("case", FITTED)
+@pytest.mark.parametrize("case", ["levels", pytest.param("imputed", marks=pytest.mark.slow)])
 def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(case, network, tmp_path):
     agreeing = CASES[case]
     agreed = over(network(agreeing), agreeing)

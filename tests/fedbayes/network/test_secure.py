@@ -605,6 +605,17 @@ def test_names_that_were_not_there_at_first_are_no_partners(secure):
     assert set(answer["found"]) == {"x", "y"}
 
 
+@pytest.mark.parametrize("impl", ["unsafe_rbg", "none"])
+def test_keys_that_do_not_mix_what_they_are_made_of_are_refused(secure, impl):
+    """By `unsafe_rbg` the numbers that hide curvatures would be the same at two points."""
+    world = secure()
+    server = Server(world)
+    answer = server.answered(
+        world.site("ada"), run="a" * 16, ticket="5" * 32, charter={**server.charter(), "impl": impl}
+    )
+    assert answer["reason"] == "FORMAT"
+
+
 def words_of(site, request, ticket, **arrays):
     """A site's hidden term for a request with other arrays, and whether it is open."""
     body = encode({**arrays_of(request.body), **arrays})
