@@ -1,7 +1,7 @@
 """A client's table: columns as numbers or as labels, and what is wrong with them, in words with client and counts."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -202,27 +202,29 @@ def tables_of(clients: Any, site: str) -> dict[str, Table]:
 
 def check_kinds(tables: Mapping[str, Table], name: str) -> bool:
     """Whether a column holds labels at all clients; refused where it does at some."""
-    kinds = {client: table.is_labels(name) for client, table in tables.items()}
-    if len(set(kinds.values())) > 1:
-        text = next(client for client, labels in kinds.items() if labels)
-        numbers = next(client for client, labels in kinds.items() if not labels)
+    labels, numbers = _split(tables, lambda table: table.is_labels(name))
+    if labels and numbers:
         raise ClientDataError(
-            f"Column '{name}' holds text at client '{text}', and numbers at client '{numbers}'. Write it in the same "
-            "way at all clients."
+            f"Column '{name}' holds text at client '{labels[0]}', and numbers at client '{numbers[0]}'. Write it in "
+            "the same way at all clients."
         )
-    return next(iter(kinds.values()))
+    return bool(labels)
 
 
 def check_words(tables: Mapping[str, Table], name: str) -> None:
     """Refuse levels that are True and False at some clients and numbers at others, where True and 1 would be two."""
-    kinds = {client: table.is_true_or_false(name) for client, table in tables.items()}
-    if len(set(kinds.values())) > 1:
-        words = next(client for client, found in kinds.items() if found)
-        others = next(client for client, found in kinds.items() if not found)
+    words, others = _split(tables, lambda table: table.is_true_or_false(name))
+    if words and others:
         raise ClientDataError(
-            f"Column '{name}' holds True and False at client '{words}', and other values at client '{others}'. As "
-            "levels True and 1 are two: write it in the same way at all clients, such as `astype(int)`."
+            f"Column '{name}' holds True and False at client '{words[0]}', and other values at client '{others[0]}'. "
+            "As levels True and 1 are two: write it in the same way at all clients, such as `astype(int)`."
         )
+
+
+def _split(tables: Mapping[str, Table], is_so: Callable[[Table], bool]) -> tuple[list[str], list[str]]:
+    """The clients of whose table something holds, and the others."""
+    holds = {client: is_so(table) for client, table in tables.items()}
+    return [client for client, so in holds.items() if so], [client for client, so in holds.items() if not so]
 
 
 def _by_client(frame: Any, site: str) -> dict[str, Any]:
