@@ -2,13 +2,14 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedbayes.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from fedbayes.formula.reading.estimates import Estimates
@@ -40,7 +41,7 @@ def describe(
 
     Example: fedbayes describe north.csv south.csv --columns age,sex,sick
     """
-    with _plain_errors():
+    with plain_errors(BAD_INPUT):
         from fedbayes.cli.files import read_clients
         from fedbayes.table_one.describe import describe as table_one
 
@@ -79,7 +80,7 @@ def fit(
 
     Example: fedbayes fit north.csv south.csv --formula "sick ~ age + (1 | site)" --family bernoulli --out result
     """
-    with _plain_errors():
+    with plain_errors(BAD_INPUT):
         from fedbayes.cli.files import read_clients
         from fedbayes.formula.regression import regression
         from fedbayes.runtime.compiling import cache_programs
@@ -173,15 +174,3 @@ def _levels(texts: Sequence[str] | None) -> dict[str, list[str]]:
             raise FormulaError(f"`--levels {text}` names no levels. Write `--levels stage=I,II,III`.")
         found[name.strip()] = [level.strip() for level in levels.split(",")]
     return found
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What the user can put right is said in words, without a traceback, and nothing is written."""
-    from fedbayes.errors import FedbayesError, FederatedError
-
-    try:
-        yield
-    except (FedbayesError, ImportError, OSError) as error:
-        typer.secho(str(error) or type(error).__name__, fg="red", err=True)
-        raise typer.Exit(1 if isinstance(error, FederatedError) else BAD_INPUT) from None

@@ -1,11 +1,11 @@
 """The commands of ``fedbayes`` for fits over a network; they need the extra ``flower``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedbayes.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from fedbayes.network.client.vault import Vault
@@ -18,7 +18,7 @@ NodeConfig = Annotated[
 
 def new(folder: Annotated[Path, typer.Argument(help="A folder that is empty or not there yet.")]) -> None:
     """Write a project for a fit over a network: the heart study of four hospitals, to run and then to edit."""
-    with _plain_errors():
+    with plain_errors():
         from fedbayes.flower.project import write_project
 
         written = write_project(folder)
@@ -38,7 +38,7 @@ def client_posterior(
 
     It is computed from the site's data and from what the site has kept; nothing is sent.
     """
-    with _plain_errors():
+    with plain_errors():
         from fedbayes.flower.sites import open_site, read_config
         from fedbayes.network.conclusion import client_posterior as own_posterior
         from fedbayes.runtime.compiling import cache_programs
@@ -63,7 +63,7 @@ def disclosure(
 
     Nothing is sent. It ends with status 1 where the site would not take part.
     """
-    with _plain_errors():
+    with plain_errors():
         from fedbayes.flower.sites import load_site, read_config
         from fedbayes.network.client.policy import read_policy
 
@@ -87,7 +87,7 @@ def approve(
 
     What is approved is the code in this folder. A run whose code differs in a letter is refused by the site.
     """
-    with _plain_errors():
+    with plain_errors():
         from fedbayes.flower.approval import Approvals, code_digest
         from fedbayes.flower.sites import load_site, modules_of, read_config
         from fedbayes.network.client.naming import site_folder
@@ -146,7 +146,7 @@ def keys(
 
     A site's owner compares them with what the other owners see, by another way than through the server.
     """
-    with _plain_errors():
+    with plain_errors():
         from fedbayes.flower.sites import read_config
         from fedbayes.network.client.masks import fingerprint
         from fedbayes.network.client.naming import site_folder, site_name
@@ -178,7 +178,7 @@ def check_node(
 
     It is for before a node starts, as `node.sh` uses it: a node that runs already counts as an earlier one.
     """
-    with _plain_errors():
+    with plain_errors():
         from fedbayes.flower.node.admission import Admission
 
         Admission(site, server, certificate, key or Path("certificates") / site).ask()
@@ -220,7 +220,7 @@ def log(
     last: Annotated[int, typer.Option(min=1, help="How many of the latest requests are shown.")] = 40,
 ) -> None:
     """At a site: what it was asked, what it has answered, and how many numbers have left it."""
-    with _plain_errors():
+    with plain_errors():
         from fedbayes.flower.sites import read_config
         from fedbayes.network.client.journal import Journal, as_text
         from fedbayes.network.client.naming import site_folder, site_name
@@ -243,7 +243,7 @@ def privacy(config: NodeConfig) -> None:
 
 def _where_the_budget_stands(config: str) -> list[str]:
     """What the site's noisy answers have told, in lines; none where there are none, and no budget."""
-    with _plain_errors():
+    with plain_errors():
         from fedbayes.flower.sites import read_config
         from fedbayes.network.client.journal import Journal, exact_numbers
         from fedbayes.network.client.ledger import Ledger, as_text
@@ -265,28 +265,3 @@ def _tell(site: "Site", idata: object, path: Path) -> None:
         mean, sd = values.mean(("chain", "draw")), values.std(("chain", "draw"))
         numbers = f"mean {float(mean):.3g}, sd {float(sd):.3g}" if not shape else f"shape {shape}"
         typer.echo(f"  {name}: {numbers}")
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What the user can put right is said in words, without a traceback."""
-    import logging
-
-    from fedbayes.errors import ClientDataError, FederatedError, ModelError
-
-    logging.getLogger("fedbayes").addHandler(logging.NullHandler())  # it is said below, and only once
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        _fail(error if error.name == "flwr" else ModuleNotFoundError(f"{error}: install it in this environment"))
-    except (ClientDataError, FederatedError, ModelError, OSError) as error:
-        _fail(error)
-    except Exception as error:
-        if type(error).__name__ != "Refused":
-            raise
-        _fail(error.__cause__ or error)
-
-
-def _fail(error: BaseException) -> None:
-    typer.secho(str(error) or type(error).__name__, fg="red", err=True)
-    raise typer.Exit(1) from None

@@ -1,0 +1,42 @@
+"""What the user can put right, said by the commands of ``fedbayes`` without a traceback."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+
+@contextmanager
+def plain_errors(bad_input: int = 1) -> Iterator[None]:
+    """What the user can put right is said in words, without a traceback.
+
+    Parameters
+    ----------
+    bad_input
+        The exit code of bad input; of a run that failed for another reason it is 1.
+    """
+    import logging
+
+    from fedbayes.errors import FedbayesError, FederatedError
+
+    logging.getLogger("fedbayes").addHandler(logging.NullHandler())  # it is said below, and only once
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        _fail(
+            error if error.name == "flwr" else ModuleNotFoundError(f"{error}: install it in this environment"),
+            bad_input,
+        )
+    except FederatedError as error:
+        _fail(error)
+    except (FedbayesError, ImportError, OSError) as error:
+        _fail(error, bad_input)
+    except Exception as error:
+        if type(error).__name__ != "Refused":
+            raise
+        _fail(error.__cause__ or error)
+
+
+def _fail(error: BaseException, code: int = 1) -> None:
+    typer.secho(str(error) or type(error).__name__, fg="red", err=True)
+    raise typer.Exit(code) from None
