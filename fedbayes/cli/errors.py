@@ -30,11 +30,9 @@ def plain_errors(bad_input: int = 1) -> Iterator[None]:
     except FederatedError as error:
         _fail(error)
     except (FedbayesError, ImportError, OSError) as error:
-        _fail(error, bad_input)
-    except Exception as error:
-        if type(error).__name__ != "Refused":
-            raise
-        _fail(error.__cause__ or error)
+        # A site's own no is worded for the server; here its owner reads, who may see the cause.
+        cause = error.__cause__ if type(error).__name__ == "Refused" else None
+        _fail(cause or error, bad_input)
 
 
 def _fail(error: BaseException, code: int = 1) -> None:

@@ -4,13 +4,17 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+import typer
 import xarray as xr
 from typer.testing import CliRunner
 
 import fedbayes
 from fedbayes.cli import demo
+from fedbayes.cli.errors import plain_errors
 from fedbayes.cli.main import app, comparison_table, rounds_table, summary_table
+from fedbayes.errors import ClientDataError
 from fedbayes.models import linear
+from fedbayes.network.messages import Refusal, Refused
 from fedbayes.questions.comparison import compare
 from fedbayes.results.arviz import to_arviz
 
@@ -49,6 +53,12 @@ def test_an_unknown_command_is_refused():
     result = run("nosuchcommand")
     assert result.exit_code == 2
     assert "nosuchcommand" in result.output
+
+
+def test_what_a_site_keeps_from_the_server_is_told_to_its_owner(capsys):
+    with pytest.raises(typer.Exit), plain_errors():
+        raise Refused(Refusal.DATA) from ClientDataError("'cleveland.csv' is not there")
+    assert capsys.readouterr().err == "'cleveland.csv' is not there\n"
 
 
 def test_without_matplotlib_the_demo_says_what_to_install(monkeypatch, tmp_path):

@@ -1,9 +1,8 @@
-"""Notebooks run in full by Jupyter or small in this process; what two runs print is compared.
+"""Notebooks run by Jupyter; what two runs print is compared.
 
 `make notebooks` runs this file as a script: it executes the notebooks named, or all, and writes them in place.
 """
 
-import ast
 import os
 import re
 import sys
@@ -55,41 +54,8 @@ def executed(path, optimised=None):
     return notebook
 
 
-def run_small(notebook, settings):
-    """Run the cells not tagged `full` in this process, with these settings for those of the cell tagged `parameters`.
-
-    Every cell draws as many pictures as are stored in the notebook. Returns the number of its assertions that held.
-    """
-    import matplotlib.pyplot as plt
-
-    plt.close("all")  # what others have left open
-    namespace, asserted = {"__name__": "__main__"}, 0
-    for number, cell in enumerate(code_cells(notebook), start=1):
-        tags = cell.metadata.get("tags", [])
-        if "full" in tags:
-            continue
-        where, body = f"cell {number}", ast.parse(cell.source).body
-        asserted += sum(isinstance(node, ast.Assert) for statement in body for node in ast.walk(statement))
-        shown = body.pop() if isinstance(body[-1], ast.Expr) else None
-        before = set(namespace)
-        exec(compile(ast.Module(body, []), where, "exec"), namespace)
-        if shown:
-            repr(eval(compile(ast.Expression(shown.value), where, "eval"), namespace))
-        if "parameters" in tags:
-            unknown = set(settings) - (set(namespace) - before)
-            assert not unknown, f"the cell of parameters has no {unknown}"
-            namespace |= settings
-        assert len(plt.get_fignums()) == pictures(cell), where
-        plt.close("all")
-    return asserted
-
-
 def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def pictures(cell):
-    return sum("image/png" in output.get("data", {}) for output in cell.outputs)
 
 
 def kinds(cell):

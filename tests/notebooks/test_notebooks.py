@@ -1,37 +1,17 @@
 """Every notebook runs from top to bottom, its own assertions hold, and it prints what is stored in it."""
 
-import os
-from unittest import mock
-
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
-plt = pytest.importorskip("matplotlib.pyplot")
+pytest.importorskip("matplotlib.pyplot")
 pytest.importorskip("nbclient")
 
-from execution import FOLDER, code_cells, differences, executed, run_small  # noqa: E402  (after what it needs)
+from execution import FOLDER, code_cells, differences, executed  # noqa: E402  (after what it needs)
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
-# What a small run puts in place of a notebook's parameters. The other notebooks run in full alone, in the slow lane:
-# what they take is the compilation of their fits, which smaller sizes leave as it is.
-SMALL = {
-    "fairness": {"HOSPITALS": ["switzerland", "va"], "METHOD": "laplace", "MAX_ROUNDS": 20, "FRACTIONS": (0.95,)},
-    "fed_ensemble": {"NUM_MODES": 4, "MAX_ROUNDS": 20, "NUM_RANDOMISED": 8, "RANDOMISED_ROUNDS": 20},
-    "langevin_gaussian": {"REPEATS": 20, "CHAINS": 50, "LONGEST": 100},
-    "multi_fidelity": {"TOY_ROUNDS": 2, "ROUNDS": 2, "NUM_DRAWS": 50},
-}
-
 pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="these tests run away from a checkout")
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-
-@pytest.mark.filterwarnings("ignore")  # with so few draws a fit rightly warns
-@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem in SMALL], ids=lambda path: path.stem)
-def test_a_notebook_runs_with_small_settings(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with mock.patch.dict(os.environ), plt.rc_context():
-        assert run_small(nbformat.read(path, as_version=4), SMALL[path.stem]) > 0
 
 
 # Most of their time is compilation, and no number that they print is a chain's that another rounding leads elsewhere:
@@ -81,8 +61,8 @@ def test_a_notebook_is_committed_as_it_ran(path):
     assert "assert" in cells[-1].source
 
 
-def cell(source, *outputs, tags=()):
-    return nbformat.v4.new_code_cell(source, outputs=list(outputs), metadata={"tags": list(tags)})
+def cell(source, *outputs):
+    return nbformat.v4.new_code_cell(source, outputs=list(outputs))
 
 
 def notebook_of(*cells):
@@ -122,18 +102,3 @@ def test_a_missing_picture_or_output_is_found():
     assert not differences(stored, stored)
     assert differences(stored, lost)
     assert differences(stored, notebook_of(cell("plot()")))
-
-
-def test_a_small_run_replaces_parameters_and_leaves_out_full_cells():
-    picture = nbformat.v4.new_output("display_data", data={"image/png": ""})
-    sizes = cell("import matplotlib.pyplot as plt\nNUM = 1000", tags=["parameters"])
-    small = cell("assert NUM == 2\nplt.plot([NUM]);", picture)
-    full = cell("assert NUM == 1000", tags=["full"])
-    notebook = notebook_of(sizes, small, full)
-    assert run_small(notebook, {"NUM": 2}) == 1
-    with pytest.raises(AssertionError, match=r"no \{'NUN'\}"):
-        run_small(notebook, {"NUN": 2})
-    small.outputs.clear()
-    with pytest.raises(AssertionError, match="cell 2"):
-        run_small(notebook, {"NUM": 2})
-    plt.close("all")

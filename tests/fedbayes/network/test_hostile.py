@@ -429,9 +429,9 @@ def test_mutated_answers_never_raise_at_the_server(server):
 
 
 @pytest.mark.slow
-def test_a_million_mutated_answers_never_raise_at_the_server(server):
+def test_many_mutated_answers_never_raise_at_the_server(server):
     before = resident()
-    let_in = read_many(server, seed=1, num=1_000_000)
+    let_in = read_many(server, seed=1, num=100_000)
     assert let_in["read"] > 0
     assert resident() - before < 5e8
 
