@@ -113,6 +113,7 @@ class ResultCode(IntEnum):
     LOST = 10
     NO_CAVITY = 11
     NOT_SUMMED = 12
+    IN_PART = 13
 
     @property
     def meaning(self) -> str:
@@ -129,7 +130,13 @@ def are_codes(codes: Any) -> bool:
 def usable(codes: Any) -> Any:
     """Whether messages with these codes count; ``codes`` is an array of NumPy or JAX, and so is the result."""
     found = codes == ResultCode.OK
-    for code in (ResultCode.UNRELIABLE, ResultCode.NOISY, ResultCode.LOST, ResultCode.NO_CAVITY):
+    for code in (
+        ResultCode.UNRELIABLE,
+        ResultCode.NOISY,
+        ResultCode.LOST,
+        ResultCode.NO_CAVITY,
+        ResultCode.IN_PART,
+    ):
         found = found | (codes == code)
     return found
 
@@ -144,6 +151,7 @@ _MEANINGS = {
     ResultCode.LOST: "it has lost what it kept, with its disk or its process: the clients' sites are counted anew",
     ResultCode.NO_CAVITY: "the others' sites leave it an improper cavity: it proposes no change, and its site stays",
     ResultCode.NOT_SUMMED: "another site had nothing to add to the secure sum: dropped, its last message stays",
+    ResultCode.IN_PART: "some modes' messages not finite: those are dropped, the others used",
     ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",
     ResultCode.NO_REPLY: "did not answer before the deadline; its last message stays",
     ResultCode.FAILED: "its program failed, and its own log says why; its last message stays",

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Reply, Update, no_inputs
-from fedbayes.errors import usable
+from fedbayes.errors import ResultCode, usable
 from fedbayes.problem.client import Client
 
 
@@ -32,7 +32,9 @@ def _run(
     # a mode whose steps are no good gets nothing from this client; the other modes' replies count all the same
     fine = usable(reply.code)
     total = jax.tree.map(lambda leaf: jnp.where(_along(fine, leaf), leaf, 0), reply.total)
-    return Reply(total=total, code=jnp.min(reply.code), info=jax.tree.map(jnp.mean, reply.info)), own
+    worst = reply.code[jnp.argmin(fine)]
+    code = jnp.where(jnp.any(fine) & ~jnp.all(fine), int(ResultCode.IN_PART), worst)
+    return Reply(total=total, code=code, info=jax.tree.map(jnp.mean, reply.info)), own
 
 
 def _inputs(update: Update, num: int, key: Array, shared: Any, num_locals: int) -> Any:

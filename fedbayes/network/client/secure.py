@@ -169,6 +169,8 @@ class Sums:
                 limit,
             )
             return reply._replace(code=jnp.full_like(reply.code, int(ResultCode.NOT_FINITE)))
+        in_part = jnp.equal(reply.code, int(ResultCode.IN_PART))  # its noughts are places with one term less
+        reply = reply._replace(code=jnp.where(in_part, int(ResultCode.NOT_FINITE), reply.code))
         used, idle = np.asarray(usable(reply.code)), np.isin(reply.code, _IDLE)
         if np.all(used) and not np.any(idle):
             return reply

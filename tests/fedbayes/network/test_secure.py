@@ -427,8 +427,10 @@ def replies(codes, lost):
         ([0, 2], [0.0, 0.0], [12, 2], [0.0] * 4),
         ([2, 3], [0.0, 0.0], [2, 3], [0.0] * 4),
         ([10, 0], [7.0, 0.0], [12, 12], [0.0] * 4),
+        ([0, 13], [0.0, 0.0], [12, 2], [0.0] * 4),
+        ([13, 13], [0.0, 0.0], [2, 2], [0.0] * 4),
     ],
-    ids=["sound", "one lost", "lost", "one not finite", "useless", "no count"],
+    ids=["sound", "one lost", "lost", "one not finite", "useless", "no count", "one in part", "in part"],
 )
 def test_a_term_is_hidden_in_all_replicates_or_open_in_all(tmp_path, codes, lost, leave, numbers):
     """In some of them alone the sum would be one over fewer sites; and what is open holds nothing of the data."""

@@ -497,6 +497,7 @@ def test_a_mode_that_fails_leaves_the_others_alone() -> None:
     fit = fitted(counts, clients, 60, **options)
     np.testing.assert_allclose(modes(fit, "rate")[inside], 0.3, atol=1e-3)
     np.testing.assert_array_equal(modes(fit, "rate")[~inside], starts[~inside])
+    assert np.all(fit.rounds["code"] == fb.ResultCode.IN_PART)
     assert not fit.converged
     assert "could take no finite step" in fit.trouble()
 
