@@ -76,12 +76,18 @@ class FedEnsemble(Options, Method):
     'latin'
     """
 
-    single_messages: ClassVar[str] = (
-        "The largest curvature of any client bounds the steps, and a largest one is no sum. The rounds "
-        "themselves are sums."
-    )
     progress: ClassVar[tuple[str, ...]] = ("left", "objective")
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
+
+    @property
+    def single_messages(self) -> str:
+        """Modes that are trained by some of the clients are averages over few."""
+        if self.assignment == "all":
+            return ""
+        return (
+            "A mode is averaged over those clients that train it in a round, often one alone. With `assignment=\"all\"` "
+            "sums are enough."
+        )
 
     @property
     def num_replicates(self) -> int:

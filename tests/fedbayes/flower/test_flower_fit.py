@@ -80,13 +80,12 @@ def forms(secure) -> set[str]:
     ("method", "expected"),
     [
         (EP, {"hidden"}),
-        ("'laplace'", {"hidden"}),
         ('fb.OneShot(combine="laplace", num_replicates=1)', {"answered", "hidden"}),
-        ("fb.FedAvg(max_rounds=4)", {"hidden"}),
     ],
-    ids=["EP", "Laplace", "a merge", "FedAvg"],
+    ids=["EP", "a merge"],
 )
-def test_other_methods_give_the_answer_of_one_process(method, expected, secure, recorded, tmp_path, summaries):
+def test_whole_fits_give_the_answer_of_one_process(method, expected, secure, recorded, tmp_path, summaries):
+    """Of other methods only the messages differ: those are asked in one process (`test_laws.py`, `test_secure.py`)."""
     app, folder = recorded(method)
     run = secure.run(app, settings(THREE, tmp_path / "fit"))
     assert run.wait(LONG) == "finished:completed", run.log()

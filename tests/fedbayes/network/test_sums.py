@@ -66,6 +66,7 @@ RUNS = {
     "Laplace": (model, Laplace()),
     "FA-LD": (model, fb.FALD(num_chains=2, num_warmup=2, thinning=1)),
     "FedAvg": (model, fb.FedAvg(local_steps=2)),
+    "Fed-ensemble": (model, fb.FedEnsemble(num_modes=2, assignment="all")),
     "one shot": (model, fb.OneShot(combine="laplace", num_replicates=1)),
     "leaky": (model, Leaky(**ONE)),
 }

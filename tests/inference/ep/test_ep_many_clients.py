@@ -16,7 +16,7 @@ def model(x, y=None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.optimised
-def test_hundred_rounds_over_a_thousand_clients(rounds) -> None:
+def test_thirty_rounds_over_a_thousand_clients(rounds) -> None:
     """The mean stays within 0.1 posterior sds (rms) of the pooled mode: with 10,000 rows the two differ by less."""
     rng = np.random.default_rng(0)
     beta = rng.normal(size=20) / 4
@@ -25,7 +25,7 @@ def test_hundred_rounds_over_a_thousand_clients(rounds) -> None:
         x = rng.normal(size=(rng.integers(5, 16), 20))
         clients[f"client{k}"] = {"x": x, "y": (rng.logistic(size=len(x)) < x @ beta).astype(float)}
     method = fb.EP(num_samples=64, num_replicates=1, init="prior", solver="importance")
-    run = rounds(model, clients, method).run(100)
+    run = rounds(model, clients, method).run(30)
     x = np.concatenate([data["x"] for data in clients.values()])
     y = np.concatenate([data["y"] for data in clients.values()])
     mode = np.zeros(20)
@@ -39,4 +39,4 @@ def test_hundred_rounds_over_a_thousand_clients(rounds) -> None:
     np.testing.assert_allclose(covariance, np.linalg.inv(curvature), rtol=0.1, atol=0.05 * np.max(covariance))
     used = (ResultCode.OK, ResultCode.UNRELIABLE, ResultCode.NOISY)
     assert all(np.all(np.isin(record["code"], used)) for record in run.current.history)
-    assert len(run.current.history) == 100
+    assert len(run.current.history) == 30
