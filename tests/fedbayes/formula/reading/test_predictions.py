@@ -162,13 +162,10 @@ def test_the_average_site_has_no_effects(tables, made, predictor_by_hand):
 @pytest.fixture(scope="module")
 def wide(tables, made):
     """A fit whose draws are many copies of one, so that draws of a new site are all that varies."""
-    import xarray as xr
-
     clients = tables(np.random.default_rng(0).normal(size=40))
     reg = fb.regression("y ~ x + sex + (1 + x | site)", clients=clients)
     fit = made(reg)
-    one = fit.idata.posterior.isel(chain=[0], draw=[0])
-    fit.idata.posterior = xr.concat([one] * 20_000, dim="draw")
+    fit.idata.posterior = fit.idata.posterior.isel(chain=[0], draw=[0] * 20_000)
     return reg, fit
 
 
@@ -190,13 +187,11 @@ def test_a_new_site_has_the_sds_and_correlations_of_the_sites(wide):
 @pytest.mark.statistical(key=0, numbers=1, errors=5.0)
 def test_the_mean_over_new_sites_is_the_integral_of_the_response(tables, made):
     """Of counts ``exp(eta + tau^2 / 2)``, and not ``exp(eta)``, which is that of the average site."""
-    import xarray as xr
-
     reg = fb.regression("y ~ x + (1 | site)", family="poisson", clients=tables(np.arange(40) % 5))
     fit = made(reg)
-    one = fit.idata.posterior.isel(chain=[0], draw=[0])
-    one["1|site_sigma"] = one["1|site_sigma"] * 0.0 + 0.5
-    fit.idata.posterior = xr.concat([one] * 20_000, dim="draw")
+    many = fit.idata.posterior.isel(chain=[0], draw=[0] * 20_000)
+    many["1|site_sigma"] = many["1|site_sigma"] * 0.0 + 0.5
+    fit.idata.posterior = many
     average = float(fb.predictions(reg, fit, {"x": [1.0]}).draws[0, 0, 0])
     found = fb.predictions(reg, fit, {"x": [1.0]}, where="new").draws.values
     expected = average * np.exp(0.5**2 / 2.0)
