@@ -85,7 +85,7 @@ class FedEnsemble(Options, Method):
         if self.assignment == "all":
             return ""
         return (
-            "A mode is averaged over those clients that train it in a round, often one alone. With `assignment=\"all\"` "
+            'A mode is averaged over those clients that train it in a round, often one alone. With `assignment="all"` '
             "sums are enough."
         )
 
