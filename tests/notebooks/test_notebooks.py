@@ -20,6 +20,7 @@ COMPILED = {
     "fairness": False,
     "hospitals_by_formula": True,
     "meta_analysis": True,
+    "multi_fidelity": True,
     "related_engines": False,
     "survival": True,
     "variable_selection": True,
