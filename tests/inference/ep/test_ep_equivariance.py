@@ -135,8 +135,8 @@ def oblique(size: int) -> np.ndarray:
     return left @ np.diag(np.geomspace(1.0 / 3.0, 3.0, size)) @ right
 
 
-def fit(problem: Problem, basis: np.ndarray) -> fb.FederatedFit:
-    method = fb.EP(init=problem.init)
+def fit(problem: Problem, basis: np.ndarray, damping: float | None = None) -> fb.FederatedFit:
+    method = fb.EP(init=problem.init, damping=damping)
     return fb.fit_federated(problem.model(basis), problem.clients, method=method, key=jax.random.key(0), progress=False)
 
 
@@ -176,3 +176,12 @@ def test_a_linear_change_of_the_globals_changes_nothing(make) -> None:
     np.testing.assert_allclose(np.sqrt(np.diagonal(spread.mean(axis=0))) / sd, 1.0, atol=error)
     end_together(plain, turned)
     np.testing.assert_allclose(last(turned, "monte_carlo_noise"), last(plain, "monte_carlo_noise"), rtol=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.optimised
+def test_planted_bug_steps_that_depend_on_the_coordinates_are_seen() -> None:
+    """Damped in one of the two systems of coordinates, EP needs six rounds and not four."""
+    problem = heart()
+    with pytest.raises(AssertionError):
+        end_together(fit(problem, np.eye(problem.size)), fit(problem, oblique(problem.size), damping=0.7))
