@@ -25,30 +25,32 @@ SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 # The older code generator, one thread, and less of LLVM: programs compile in about half the time.
 # All runs have the same, and so have the processes that tests start, so that one can read what another has compiled.
 QUICK = (
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 --xla_backend_optimization_level=1"
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_backend_optimization_level=1",
 )
 
 
-def accepted(flags: str) -> bool:
-    """Whether the installed JAX starts with `flags`: XLA aborts the process on one it doesn't know."""
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+def accepted(flag: str) -> bool:
+    """Whether the installed JAX starts with `flag`: XLA aborts the process on one it doesn't know."""
+    environment = {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", "import jax; jax.devices()"]
     return subprocess.run(command, env=environment, capture_output=True).returncode == 0
 
 
-def add_flags(flags: str) -> None:
-    """Add what the installed JAX takes. The workers of pytest-xdist inherit it, and so ask no second time."""
+def add_flag(flag: str) -> None:
+    """Add it if the installed JAX takes it. The workers of pytest-xdist inherit it, and so ask no second time."""
     present = os.environ.get("XLA_FLAGS", "")
-    if flags not in present and accepted(flags):
-        os.environ["XLA_FLAGS"] = f"{present} {flags}".strip()
+    if flag not in present and accepted(flag):
+        os.environ["XLA_FLAGS"] = f"{present} {flag}".strip()
 
 
 def set_environment() -> None:
     """Before the first import of JAX."""
     if DEVICES not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=2".strip()
-    add_flags(SCHEDULER)
-    add_flags(QUICK)
+    for flag in (SCHEDULER, *QUICK):
+        add_flag(flag)
     os.environ["MPLBACKEND"] = "Agg"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax-cache"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
