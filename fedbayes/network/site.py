@@ -167,7 +167,9 @@ class Site(AnsweringSite):
         else:
             own = self._own(Seat.read(header["seat"]), private)
             self._sessions = {key: Session(self.study, self.name, own, header, self.vault)}
-        return self._sessions[key]
+        session = self._sessions[key]
+        session.go_back(header)
+        return session
 
     def _conclude(self, session: Session, message: Message, policy: Policy) -> bytes:
         """The last message of a run: keep what the client's own posterior is computed from.

@@ -117,6 +117,22 @@ class Session:
         if _digest_of_told(header) != self._told:
             raise Refused(Refusal.CHARTER)
 
+    def go_back(self, header: Mapping[str, Any]) -> None:
+        """Give up what came of orders in which there was no secure sum, of which a message tells all sites alike.
+
+        One whose answer was its own, while the others had nothing to add, would else have moved on alone, and have its
+        change beside theirs in the next sum. Without being told so, their histories differ from then on.
+
+        Raises
+        ------
+        Refused
+            These are no orders.
+        """
+        void = header.get("void", [])
+        if not isinstance(void, list) or any(type(order) is not int for order in void):
+            raise Refused(Refusal.FORMAT)
+        self.vault.forget_orders(void)
+
     def round(self, message: Message, policy: Policy) -> Sent:
         """One round: the private state before it, the reply, the state after it."""
         header = message.header
@@ -139,10 +155,10 @@ class Session:
         reply = self.executor.reply(self._round(phase, told, str(header["update"])), secret)
         if self._is_far(phase, told, policy):
             reply = _nothing(reply)
-        self.vault.keep_history(phase, order, history_after(message, history))
+        sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
+        self.vault.keep_history(phase, order, history_after(message, history, is_open=sent.told.get("open", False)))
         self.vault.keep_state(phase, order, self.executor.states(), oldest)
         self.at = (phase, order)
-        sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
         return sent._replace(told={**sent.told, "noisy": True}) if noisy else sent
 
     def _charged(self, phase: int, shared: Any, budget: Budget) -> str:

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedbayes.errors import ClientDataError
@@ -152,6 +152,13 @@ class RunVault:
         before = max(((at, seq) for at, seq, _ in self._states() if seq <= oldest), default=(0, 0))
         for at, seq, file in self._states():
             if seq > order or (at, seq) < before:
+                file.unlink(missing_ok=True)
+
+    def forget_orders(self, orders: Sequence[int]) -> None:
+        """Forget the states after some orders, as if they had not been given."""
+        void = set(orders)
+        for _, order, file in self._states() if void else ():
+            if order in void:
                 file.unlink(missing_ok=True)
 
     def history_before(self, phase: int, order: int) -> str:

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -101,6 +101,7 @@ class Remote(Executor):
     ) -> None:
         self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
         self._secure_sums, self._rounds_idle = secure_sums, 0
+        self._void: list[int] = []  # orders since the last sum that some sites could answer and others not
         self.run_name = secrets.token_hex(8)
         self._order = self._saved = self._phase = 0
         self._first: Shared = ()
@@ -160,7 +161,8 @@ class Remote(Executor):
             "unrecorded": np.asarray(pending, np.int64).reshape(-1, 2),
             "broadcasts": [self._broadcasts[number] for number in sorted(self._broadcasts)],
         }
-        return encode({"run": known, "order": np.asarray(self._order), "begun": begun, "first": self._first, **draws})
+        about = {"run": known, "order": np.asarray(self._order), "void": np.asarray(self._void, np.int64)}
+        return encode({**about, "begun": begun, "first": self._first, **draws})
 
     def restore(self, saved: bytes) -> None:
         """See :class:`~fedbayes.rounds.executors.Executor`."""
@@ -174,6 +176,7 @@ class Remote(Executor):
             self._unrecorded.setdefault(place, []).append(number)
         self.run_name = arrays["run"].tobytes().hex()
         self._order = self._saved = int(arrays["order"])
+        self._void = arrays["void"].tolist()
         self._begun = set(arrays["begun"].tolist())
 
     def run(self, order: Round) -> Heard:
@@ -195,32 +198,45 @@ class Remote(Executor):
         self._no_sum = self._hindrance or secure.no_sum(order, list(templates.values()))
         hidden = self._secure_sums and not self._no_sum
         answers = self._terms(order, templates) if hidden else self._answers(order, templates)
-        if order.phase is not None:
-            self._heard_of({place for place in active if not isinstance(answers[place], ResultCode)})
         terms = {place: answer for place, answer in answers.items() if isinstance(answer, secure.Term)}
         if hidden and len(terms) == len(active):
             return self._added(order, terms, templates[active[0]])
+        self._heard_of(order, {place for place in active if not isinstance(answers[place], ResultCode)})
         return self._collected(order, answers, templates)
 
     def _added(self, order: Round, answers: Mapping[int, secure.Term], template: Reply) -> Heard:
         """The sum of what all sites have hidden; where some have nothing to add, theirs alone.
 
-        Without them the sum would be over fewer sites, and its difference from another sum a single site's message.
+        Without them the sum would be over fewer sites, and its difference from another sum a single site's message. So
+        nobody's reply counts then, and all sites go back to where they were before: those that had something to add
+        have moved on alone.
         """
         heard, places = Collected(order, len(self._problem.names)), np.asarray(sorted(answers))
         terms = [answers[place] for place in places]
-        idle = [term for term in terms if term.is_open]
-        if idle:
-            self._tell_idle(place for place in places if answers[place].is_open)
-        self._rounds_idle = self._rounds_idle + 1 if idle else 0
+        idle = {self._problem.names[place]: answers[place] for place in places if answers[place].is_open}
         unused = np.full_like(terms[0].code, int(ResultCode.NOT_SUMMED))
         codes: Any = np.stack([unused if idle and not term.is_open else term.code for term in terms])
-        heard.add(places, Reply(total=secure.total(idle or terms, template), code=codes))
-        return heard.finish()._replace(bytes_up=num_bytes(terms[0][:2]))
+        total = secure.total(list(idle.values()) or terms, template)
+        self._rounds_idle = self._rounds_idle + 1 if idle else 0
+        if idle:
+            self._tell_idle(idle)
+        is_void = 0 < len(idle) < len(terms)
+        self._void = [*self._void, self._order] if is_void else []
+        if not is_void:
+            self._heard_of(order, set(answers))
+        heard.add(places, Reply(total=total, code=codes))
+        found = heard.finish()._replace(bytes_up=num_bytes(terms[0][:2]))
+        used = found.replies.used & (not is_void)
+        return found._replace(replies=found.replies._replace(used=used))
 
-    def _tell_idle(self, places: Iterable[int]) -> None:
-        """Say why there is no sum; end a fit that has had none for many rounds."""
-        names = [self._problem.names[place] for place in places]
+    def _tell_idle(self, idle: Mapping[str, secure.Term]) -> None:
+        """Say why there is no sum; end a fit that has had none for many rounds, or can have none any more."""
+        if lost := [name for name, term in idle.items() if np.any(np.equal(term.code, int(ResultCode.LOST)))]:
+            raise FederatedError(
+                f"The sites {lost} have lost what they kept of this run: it was in their state folders. No secure sum "
+                "comes out without it. Begin a new run."
+            )
+        names = list(idle)
         log.warning("The sites %s have nothing to add to the sum, so there is none in this round.", names)
         if self._rounds_idle >= _MOST_IDLE:
             raise FederatedError(
@@ -238,8 +254,10 @@ class Remote(Executor):
             heard.add(places, alone._replace(total=summed(alone, np.ones(1, bool), order.shared, places)))
         return heard.finish()
 
-    def _heard_of(self, places: set[int]) -> None:
-        """These clients have begun the phase, and know of all draws."""
+    def _heard_of(self, order: Round, places: set[int]) -> None:
+        """After a round these clients have begun the phase, and know of all draws."""
+        if order.phase is None:
+            return
         self._begun |= places
         self._unrecorded = {place: numbers for place, numbers in self._unrecorded.items() if place not in places}
         waiting = {number for numbers in self._unrecorded.values() for number in numbers}
@@ -292,7 +310,8 @@ class Remote(Executor):
     def _about(self, place: int) -> dict[str, Any]:
         seat = asdict(self._seats[place])
         study = self._register.study.digest
-        return {"study": study, "run": self.run_name, "order": self._order, "seat": seat, "charter": self._charter}
+        about = {"study": study, "run": self.run_name, "order": self._order, "seat": seat, "charter": self._charter}
+        return {**about, "void": self._void}
 
     def _request(self, order: Round, place: int, ticket: str | None = None) -> bytes:
         """All that a client needs for a round, also one that has just been started."""

@@ -6,6 +6,7 @@ import shutil
 from fractions import Fraction
 from functools import reduce
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import fedbayes as fb
 from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
 from fedbayes.inference.mode import Laplace
+from fedbayes.network.client.alone import Alone
 from fedbayes.network.client.masks import Masks, fingerprint, public_key
 from fedbayes.network.client.secure import Hiding, Sums
 from fedbayes.network.client.vault import Vault
@@ -268,7 +270,7 @@ def test_answers_that_can_not_be_used_end_the_fit_by_name(secure):
 
 
 def test_a_site_that_loses_its_states_ends_the_fit(secure):
-    """It would be told something else than the others, and single terms could be seen by that."""
+    """Its past is another than the others', so no sum comes out any more; nobody is asked for more."""
     world = secure()
     network = world.network()
 
@@ -279,10 +281,10 @@ def test_a_site_that_loses_its_states_ends_the_fit(secure):
             network.sites[1] = world.site("ada")
 
     network.before = lose
-    with pytest.raises(FederatedError, match=r"told different things in this round, as after one.*Begin a new run"):
+    with pytest.raises(FederatedError, match=r"The sites \['ada'\] have lost what they kept of this run.*new run"):
         world.fit(network, secure_sums=True)
-    refused = {unpack(each).header.get("reason") for each in network.answered}
-    assert refused == {None, "SINGLE"}
+    assert len(network.sent) == 6 * 3  # the round that was under way is the last one
+    assert all(unpack(each).header.get("reason") is None for each in network.answered)
 
 
 @pytest.mark.parametrize(
@@ -740,6 +742,76 @@ def test_keys_are_asked_for_in_the_order_of_the_run():
     assert not np.any(to_numbers(reduce(plus, hidden)) == 3.0)  # the fourth site's masks are missing
     mine, yours = agreed()[0].hide(terms[0], ASKED), agreed()[1].hide(terms[1], ASKED)
     assert not np.any(to_numbers(plus(mine, yours)) == 2.0)
+
+
+def a_round_that_one_site_alone_can_answer(world, sites, asked, order):
+    """A global so wide that two of three cavities are improper, and what is told in that round."""
+    everybody = {name: array for name, array in arrays_of(asked[0].body).items() if name == "shared/global_/precision"}
+    for share in np.linspace(0.9, 0.1, 30):
+        wide = {name: share * array for name, array in everybody.items()}
+        order += 1
+        messages = [Message({**each.header, "order": order, "oldest": 0}, each.body) for each in asked]
+        answers = [
+            words_of(site, each, secrets.token_hex(16), **wide) for site, each in zip(sites, messages, strict=True)
+        ]
+        if sum(is_open for _, is_open in answers) == 2:
+            return order
+        void = [each for each in range(asked[0].header["order"], order + 1)]
+        for each in asked:
+            each.header["void"] = void
+    raise AssertionError("every cavity became improper at once")
+
+
+def test_a_round_that_one_site_alone_can_answer_moves_nobody(secure):
+    """Else the next sum would have this site's new message beside the others' old ones."""
+    world = secure()
+    network = world.network()
+    world.fit(network, secure_sums=True)
+    asked = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][-3:]
+    sites, first = [world.site(name) for name in world.data], asked[0].header["order"]
+
+    def total(order, void):
+        messages = [Message({**each.header, "order": order, "oldest": 0, "void": void}, each.body) for each in asked]
+        ticket = secrets.token_hex(16)
+        found = reduce(plus, [words_of(site, each, ticket)[0] for site, each in zip(sites, messages, strict=True)])
+        return to_numbers(found) if cancelled(found, 3) else None
+
+    honest = total(first, [])
+    made_up = a_round_that_one_site_alone_can_answer(world, sites, asked, first)
+    void = list(range(first, made_up + 1))
+    assert total(made_up + 1, void[:-1]) is None
+    np.testing.assert_array_equal(total(made_up + 2, [*void, made_up + 1]), honest)
+
+
+@pytest.mark.parametrize(
+    ("method", "code"),
+    [(EP, ResultCode.NO_CAVITY), (EP, ResultCode.NOT_FINITE), (Laplace(tolerance=1e-7), ResultCode.NOT_FINITE)],
+)
+def test_a_site_that_has_nothing_to_add_once_costs_a_round_and_not_the_fit(secure, monkeypatch, method, code):
+    """Site and server go back alike: a server that counts the round of a site that does not would find it lost."""
+    world, reply, asked = secure(method), Alone.reply, []
+
+    def once_nothing(alone, order, secret=None):
+        found = reply(alone, order, secret)
+        asked.append(alone)
+        if len(asked) != 12:  # the last site in the fourth round
+            return found
+        total = jax.tree.map(np.zeros_like, found.total)
+        if code == ResultCode.NO_CAVITY:
+            total = total._replace(improper=np.ones_like(total.improper))
+        return found._replace(total=total, code=np.full_like(found.code, int(code)))
+
+    undisturbed = world.fit(secure_sums=True)
+    monkeypatch.setattr(Alone, "reply", once_nothing)
+    network = world.network()
+    for name in world.data:
+        shutil.rmtree(world.folder / name / "runs")
+    fit = world.fit(network, secure_sums=True)
+    void = [unpack(each).header["void"] for each in network.sent if unpack(each).header["kind"] == "round"]
+    assert [len(each) for each in void[::3]] == [0, 0, 0, 0, 1, *[0] * (len(void) // 3 - 5)]
+    one, two = fit.fitted.answer.posterior, undisturbed.fitted.answer.posterior
+    np.testing.assert_allclose(one.precision, two.precision, rtol=1e-5)
+    assert fit.converged
 
 
 def test_a_site_that_never_has_anything_to_add_ends_the_fit_by_name(secure, monkeypatch):
