@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         MergeWarning,
         ModelError,
         NotConvergedWarning,
+        ReportError,
         ResultCode,
         UnreliableWarning,
     )
@@ -95,6 +96,7 @@ __all__ = [
     "NotConvergedWarning",
     "OneShot",
     "Regression",
+    "ReportError",
     "ResultCode",
     "UnreliableWarning",
     "cache_programs",
@@ -135,6 +137,7 @@ _HOMES = {
         "MergeWarning",
         "ModelError",
         "NotConvergedWarning",
+        "ReportError",
         "ResultCode",
         "UnreliableWarning",
     ],

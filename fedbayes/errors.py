@@ -59,6 +59,10 @@ class NotDrawableError(ModelError, NotImplementedError):
     """A site of the program can't be drawn, as predictions and replicates are; the message names it."""
 
 
+class ReportError(FedbayesError, ValueError):
+    """A report can't be written where it was asked for, or of what was given; the message says what to give instead."""
+
+
 class FederatedError(FedbayesError, RuntimeError):
     """A fit broke down; the message names the round, the clients and what to try."""
 

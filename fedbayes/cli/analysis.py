@@ -1,8 +1,9 @@
-"""The commands of ``fedbayes`` for tables in files: a table 1, and a regression by a formula."""
+"""The commands of ``fedbayes`` for files: a table 1, a regression by a formula, and the report of a fit."""
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from fedbayes.formula.reading.estimates import Estimates
     from fedbayes.formula.regression import Regression
     from fedbayes.results.fit import FederatedFit
+    from fedbayes.results.saved.folder import Saved
 
 BAD_INPUT, NOT_USABLE = 2, 3  # exit codes
 
@@ -106,6 +108,50 @@ def fit(
         raise typer.Exit(NOT_USABLE)
 
 
+def report(
+    fit: Annotated[Path, typer.Argument(help="A folder that `fedbayes fit --out` or `fit.save` wrote.")],
+    out: Annotated[Path, typer.Option(help="The file; one that is there is replaced.")] = Path("report.html"),
+    question: Annotated[str, typer.Option(help="What was asked, for the report's first section.")] = "",
+) -> None:
+    """A report of a saved fit by the steps of the Bayesian analysis reporting guidelines: one HTML file, no scripts.
+
+    Exit codes: 0 done; 2 bad input, and nothing is written; 3 the report is written, but the fit should not be relied
+    on.
+
+    Example: fedbayes report result --out report.html --question "Does age matter?"
+    """
+    with plain_errors(BAD_INPUT):
+        from fedbayes.report.writing import checked_path, judged, report_saved
+
+        checked_path(out)  # before the folder is read, which takes longer
+        folder, source = _saved_fit(fit)
+        with _quiet():
+            path, found = report_saved(folder, _read(folder), out, question=question, source=source)
+    typer.echo(f"  {path!s:<30} {found.conclusion}")
+    if not found.usable:
+        typer.secho(found.trouble or judged(found), fg="red", err=True)
+        raise typer.Exit(NOT_USABLE)
+
+
+def _saved_fit(folder: Path) -> tuple[Path, str]:
+    """The folder of a saved fit, and the text of its program where it is a regression's that has it beside the fit."""
+    if not (folder / "fit.json").is_file() and (folder / "fit" / "fit.json").is_file():
+        folder = folder / "fit"
+    beside = folder.absolute().parent
+    is_regression = folder.name == "fit" and (beside / "agreed.json").is_file() and (beside / "model.py").is_file()
+    return folder, (beside / "model.py").read_text(encoding="utf-8") if is_regression else ""
+
+
+def _read(folder: Path) -> "Saved":
+    from fedbayes.errors import ReportError
+    from fedbayes.results.saved.folder import read_meta
+
+    try:
+        return read_meta(folder)
+    except ValueError as error:
+        raise ReportError(str(error)) from error
+
+
 def _fitted(reg: "Regression", seed: int, draws: int) -> "FederatedFit":
     import sys
 
@@ -113,12 +159,19 @@ def _fitted(reg: "Regression", seed: int, draws: int) -> "FederatedFit":
 
     from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
+    with _quiet():
         warnings.simplefilter("ignore", NotConvergedWarning)  # said by the printed fit, and by the exit code
         warnings.simplefilter("ignore", UnreliableWarning)
         key = jax.random.key(seed)
         return reg.fit(key=key, num_draws=draws, progress=sys.stderr.isatty())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without ArviZ's announcement of its next version."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
+        yield
 
 
 def _written(reg: "Regression", found: "FederatedFit", out: Path, level: float) -> dict[str, str]:

@@ -40,6 +40,7 @@ def main(
 
 app.command()(analysis.fit)
 app.command()(analysis.describe)
+app.command()(analysis.report)
 app.command()(network.new)
 app.command()(network.disclosure)
 app.command()(network.approve)

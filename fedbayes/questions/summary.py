@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FAR = 1e-6  # adjusted p-value of a client's disagreement that may keep rounds from converging
 _LABEL = len("  globals   ")
+CAN_BE_USED = "fit.idata can be used as it is"
 _KEPT = (
     "`fit.idata` has the answer of the rounds without correction: its error is not known, and there are no "
     "log-likelihoods."
@@ -120,7 +121,7 @@ def _refused(fitted: Fitted) -> tuple[str, ...]:
 
 def usable(fitted: Fitted) -> bool:
     """Whether `fit.idata` can be used as it is, see :func:`summary`'s last line."""
-    return _conclusion(fitted).startswith("fit.idata can be used as it is")
+    return _conclusion(fitted).startswith(CAN_BE_USED)
 
 
 def _conclusion(fitted: Fitted) -> str:
@@ -134,9 +135,7 @@ def _conclusion(fitted: Fitted) -> str:
     if check is not None:
         but = ", but for the sds of long tails" if long_tailed(fitted) else ""
         # weights measure and correct the error of any Gaussian, wherever the rounds have stopped
-        return f"fit.idata can be used as it is{but}" + (
-            "" if converged else ": its draws were checked, whatever the rounds did"
-        )
+        return f"{CAN_BE_USED}{but}" + ("" if converged else ": its draws were checked, whatever the rounds did")
     is_point = fitted.posterior is None
     if not converged:
         which = ", a point that says nothing of uncertainty" if is_point else ""
@@ -145,7 +144,7 @@ def _conclusion(fitted: Fitted) -> str:
         return "fit.idata is a point: it says nothing of uncertainty"
     if isinstance(fitted.posterior, Gaussian) and correctable(fitted.answer):
         return "fit.idata has a Gaussian's draws, whose error is not known; `correct=True` measures it"
-    return "fit.idata can be used as it is"
+    return CAN_BE_USED
 
 
 def _checked_lines(fitted: Fitted) -> list[str]:
@@ -254,10 +253,10 @@ def save(fitted: Fitted, path: str | os.PathLike) -> None:
         fitted.unchecked,
         said,
     )
-    write_fit(Path(path), posterior, _tables(fitted), saved, problem.description(), fitted.run, fitted.executor)
+    write_fit(Path(path), posterior, tables(fitted), saved, problem.description(), fitted.run, fitted.executor)
 
 
-def _tables(fitted: Fitted) -> dict[str, "xr.Dataset"]:
+def tables(fitted: Fitted) -> dict[str, "xr.Dataset"]:
     """What is known of the fit beside its posterior, without asking anybody."""
     found = {"rounds": rounds(fitted)}
     if is_checked(fitted) and not fitted.unchecked and was_asked(fitted, weighed):

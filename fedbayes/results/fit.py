@@ -25,6 +25,7 @@ from fedbayes.questions.replicates import check
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
 from fedbayes.questions.summary import as_html, save, summary, trouble, usable
+from fedbayes.report.writing import report
 from fedbayes.results.corrected import correction, log_evidence, theta
 from fedbayes.results.exact import exact
 from fedbayes.results.fitted import Fitted, cost, labels, moments, rounds, verdict
@@ -328,6 +329,9 @@ class FederatedFit:
 
     save = _asks(save)
     """Write the fit to a folder, for `load_fit`."""
+
+    report = _asks(report)
+    """Write a report of the fit, one HTML file without scripts."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -114,8 +114,9 @@ FLOORS = [
     {"rounds"},
     {"correction"},
     {"results"},
-    {"questions"},
-    {"results.fit"},  # the face, whose methods are the questions
+    {"questions", "pictures.drawing"},
+    {"report"},
+    {"results.fit", "results.saved.fit"},  # the faces, whose methods are the questions, and the report
     {"pictures", "questions.fairness"},  # what compares several fits takes faces
     {"inference.local.density", "inference.options"},
     {"inference.local.sampling", "inference.local.steps"},

@@ -1,9 +1,11 @@
 """A saved fit without its model and the clients' data: what its files tell."""
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fedbayes.report.writing import report_saved
 from fedbayes.results.rounds import Communication
 from fedbayes.results.saved.folder import Said, Saved, SavedPosterior, read_table
 
@@ -55,6 +57,32 @@ class SavedFit:
     def trouble(self) -> str:
         """What is wrong with the fit, in words, and what to try; empty if nothing is."""
         return self._said.trouble
+
+    def report(self, path: str | os.PathLike, *, question: str = "", source: str = "") -> Path:
+        """Write a report of the fit as :meth:`fedbayes.FederatedFit.report` does; it says what needs model and data.
+
+        Parameters
+        ----------
+        path
+            The file; one that is there is replaced by a whole one, or stays as it is.
+        question
+            What was asked, for the preamble.
+        source
+            The program's text, which was not saved.
+
+        Returns
+        -------
+        pathlib.Path
+            The file.
+
+        Raises
+        ------
+        ReportError
+            The path is a folder, or lies in one that does not exist.
+        FileNotFoundError
+            The fit's folder holds no posterior.
+        """
+        return report_saved(self._folder, self._saved, path, question=question, source=source)[0]
 
     @property
     def converged(self) -> bool:

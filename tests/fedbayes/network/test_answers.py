@@ -96,3 +96,11 @@ def test_what_is_said_of_an_error_is_no_finer_than_the_values(alone):
         np.testing.assert_allclose(numbers / step, np.round(numbers / step), atol=1e-6)
     assert np.all((noise + unit <= told["noise"]) & (told["noise"] < noise + 2.0 * unit))
     np.testing.assert_allclose(told["halved"], -halved, atol=0.51 * unit)
+
+
+def test_a_report_of_a_finished_fit_asks_nobody(federation, tmp_path):
+    fit = federation().fit(correct=False)
+    before = fit.communication
+    found = fit.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert fit.communication == before
+    assert "in other processes, and the server has seen no row of them" in found

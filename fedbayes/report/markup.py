@@ -1,0 +1,88 @@
+"""HTML by small functions: each takes texts, which it escapes, and gives markup that is well-formed XML too."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import NewType
+from unicodedata import category
+
+Markup = NewType("Markup", str)
+
+UNKNOWN = "\N{EN DASH}"
+_REVERSING = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}  # a name could turn the line around
+
+
+def words(text: object) -> Markup:
+    """A text as markup."""
+    return Markup(escape(cleaned(str(text))))
+
+
+def cleaned(text: str) -> str:
+    """A text in which characters that no HTML may hold, or that change the order of others, are replaced."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_unfit(each) else each for each in text)
+
+
+def _is_unfit(character: str) -> bool:
+    if character in _REVERSING:
+        return True
+    return category(character) in ("Cc", "Cs", "Cn") and character not in "\n\t"
+
+
+def element(tag: str, *inside: Markup, **attributes: str) -> Markup:
+    """An element; a trailing underscore in an attribute's name is dropped, and others are hyphens."""
+    named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
+    given = "".join(f' {name}="{words(value)}"' for name, value in named.items())
+    return Markup(f"<{tag}{given}>{''.join(inside)}</{tag}>")
+
+
+def paragraph(text: str) -> Markup:
+    """A paragraph; what stands between backticks is code."""
+    return element("p", marked(text))
+
+
+def marked(text: str) -> Markup:
+    """A text in which backticks mark code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a lone backtick means itself
+        return words(text)
+    return Markup("".join(element("code", words(part)) if i % 2 else words(part) for i, part in enumerate(parts)))
+
+
+def code(text: str, label: str) -> Markup:
+    """A listing, whose long lines can be scrolled to by keys."""
+    return element("pre", element("code", words(text.strip("\n"))), tabindex="0", role="region", aria_label=label)
+
+
+def pairs(rows: Sequence[tuple[str, str]], label: str) -> Markup:
+    """A table of two columns: what it is, and what there is to say of it."""
+    lines = [element("tr", element("th", words(name), scope="row"), element("td", marked(said))) for name, said in rows]
+    return element("table", element("tbody", *lines), class_="pairs", aria_label=label)
+
+
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], num_words: int = 1) -> Markup:
+    """A table that is scrolled sideways where it is too wide; the first ``num_words`` columns are words."""
+
+    def kind(place: int) -> dict[str, str]:
+        return {} if place < num_words else {"class_": "number"}
+
+    top = element("tr", *(element("th", words(name), scope="col", **kind(i)) for i, name in enumerate(head)))
+    lines = [
+        element(
+            "tr",
+            element("th", words(row[0]), scope="row"),
+            *(element("td", words(cell), **kind(i)) for i, cell in enumerate(row[1:], start=1)),
+        )
+        for row in rows
+    ]
+    whole = element("table", element("caption", words(caption)), element("thead", top), element("tbody", *lines))
+    return element("div", whole, class_="wide", tabindex="0", role="region", aria_label=caption)
+
+
+def figure(picture: Markup, caption: str) -> Markup:
+    """A picture with its caption."""
+    return element("figure", picture, element("figcaption", marked(caption)))
+
+
+def section(anchor: str, title: str, *inside: Markup) -> Markup:
+    """A section of the report."""
+    return element("section", element("h2", words(title), id=f"{anchor}-title"), *inside, id=anchor,
+                   aria_labelledby=f"{anchor}-title")  # fmt: skip
