@@ -1,8 +1,8 @@
-"""The commands of ``fedbayes`` for files: a table 1, a regression by a formula, and the report of a fit."""
+"""The commands of ``fedbayes`` for files: a table 1; a fit by a formula or a study, a check before, a report after."""
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbayes.cli.errors import plain_errors
+from fedbayes.cli.files import Asked
+from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of
+from fedbayes.cli.studies import StudyJob, check_method, study_job
+from fedbayes.errors import ClientDataError, FormulaError
+from fedbayes.owner.text import aligned
 
 if TYPE_CHECKING:
-    from fedbayes.formula.reading.estimates import Estimates
-    from fedbayes.formula.regression import Regression
     from fedbayes.results.fit import FederatedFit
     from fedbayes.results.saved.folder import Saved
 
@@ -22,6 +25,31 @@ BAD_INPUT, NOT_USABLE = 2, 3  # exit codes
 
 Data = Annotated[
     list[Path], typer.Argument(help="Tables, CSV or Parquet: a file for each client, or one file with `--by`.")
+]
+StudyAndData = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="STUDY.py DATA...",
+        help="A study file, or none with `--formula`; then tables, CSV or Parquet: a file for each client, or one file "
+        "with `--by`.",
+    ),
+]
+Formula = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="`sick ~ age * sex + (1 | site)`. Repeated, for further parameters of the family: `sigma ~ group`."
+    ),
+]
+Family = Annotated[
+    str | None,
+    typer.Option(help="What law the outcome has, such as bernoulli, poisson or weibull; by default gaussian."),
+]
+DropMissing = Annotated[
+    bool, typer.Option("--drop-missing", help="Leave out rows that lack a value which the formula or the study reads.")
+]
+MethodName = Annotated[
+    str | None,
+    typer.Option(help="Its name, as for `fedbayes.fit_federated`; by default the study's own, or that function's."),
 ]
 By = Annotated[str | None, typer.Option(help="Of one file, the column that names each row's client.")]
 Levels = Annotated[
@@ -49,58 +77,50 @@ def describe(
 
         wanted = None if columns is None else [name.strip() for name in columns.split(",")]
         clients = read_clients(data, by, encoding)
-        typer.echo(table_one(clients, columns=wanted, levels=_levels(levels), site=by or "site", by_client=by_client))
+        typer.echo(table_one(clients, columns=wanted, levels=levels_of(levels), site=by or "site", by_client=by_client))
 
 
 def fit(
-    data: Data,
-    formula: Annotated[
-        list[str],
-        typer.Option(
-            help="`sick ~ age * sex + (1 | site)`. Repeated, for further parameters of the family: `sigma ~ group`."
-        ),
-    ],
-    family: Annotated[
-        str, typer.Option(help="What law the outcome has, such as bernoulli, poisson or weibull.")
-    ] = "gaussian",
+    data: StudyAndData,
+    formula: Formula = None,
+    family: Family = None,
     by: By = None,
     levels: Levels = None,
-    drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Leave out rows that lack a value which the formula reads.")
-    ] = False,
+    drop_missing: DropMissing = False,
+    method: MethodName = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="A folder that is empty or not there yet.")] = Path(
         "fedbayes-fit"
     ),
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Folder for the state after each round: the same fit goes on from there."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
     draws: Annotated[int, typer.Option(min=2, help="Of each of four chains.")] = 1000,
     level: Annotated[float, typer.Option(min=0.01, max=0.99, help="Probability of the intervals.")] = 0.9,
     encoding: Encoding = "utf-8",
 ) -> None:
-    """A regression by a formula, on tables in files; all clients are in this process.
+    """A regression by a formula, or a study file with a model of its own, on tables in files, all in this process.
+
+    Tables are CSV or Parquet: a file for each client, or one file with --by. The study file is the one that serves a
+    network, app/study.py of `fedbayes new`: it defines model, method and load_data, which maps columns to arguments.
 
     Exit codes: 0 done; 2 bad input, and nothing is written; 3 the fit is written, but should not be relied on.
 
     Example: fedbayes fit north.csv south.csv --formula "sick ~ age + (1 | site)" --family bernoulli --out result
+
+    Example: fedbayes fit app/study.py data/cleveland.csv data/budapest.csv --out result
     """
     with plain_errors(BAD_INPUT):
-        from fedbayes.cli.files import read_clients
-        from fedbayes.formula.regression import regression
         from fedbayes.runtime.compiling import cache_programs
 
         _check_folder(out)
         cache_programs()
-        reg = regression(
-            _formulas(formula),
-            family=family,
-            clients=read_clients(data, by, encoding),
-            levels=_levels(levels),
-            site=by or "site",
-            missing="drop" if drop_missing else "refuse",
-        )
-        typer.echo(f"{reg}\n")
-        found = _fitted(reg, seed, draws)
+        job = _job(Asked(data, formula or [], family, by, levels_of(levels), drop_missing, method, encoding))
+        typer.echo(f"{job}\n")
+        found = _fitted(job, seed, draws, checkpoint)
         typer.echo(f"{found}\n")
-        written = _written(reg, found, out, level)
+        written = _written(job, found, out, level)
     for name, what in written.items():
         typer.echo(f"  {out / name!s:<30} {what}")
     if not found.usable:
@@ -152,7 +172,60 @@ def _read(folder: Path) -> "Saved":
         raise ReportError(str(error)) from error
 
 
-def _fitted(reg: "Regression", seed: int, draws: int) -> "FederatedFit":
+def check(
+    data: StudyAndData,
+    formula: Formula = None,
+    family: Family = None,
+    by: By = None,
+    levels: Levels = None,
+    drop_missing: DropMissing = False,
+    method: MethodName = None,
+    encoding: Encoding = "utf-8",
+) -> None:
+    """Before a fit: whether data and model go together, and what the owners' disclosure rules find in each client.
+
+    Nothing is fitted or written, and no time is estimated. The limits are the defaults of the rules; a site of a
+    network has its own, which `fedbayes disclosure` applies there.
+
+    Exit codes: 0 the rules find nothing; 2 bad input; 3 a client would not take part.
+
+    Example: fedbayes check app/study.py data/cleveland.csv data/budapest.csv
+    """
+    with plain_errors(BAD_INPUT):
+        job = _job(Asked(data, formula or [], family, by, levels_of(levels), drop_missing, method, encoding))
+        typer.echo(f"{job}\n")
+        found = job.disclosure()
+    rows = [(name, f"{rows:,}", _in_words(found.counts(name))) for name, rows in found.rows.items()]
+    typer.echo("\n".join(aligned([("client", "rows", "the rules find"), *rows])))
+    typer.echo(f"\n{found!r}\n")
+    typer.echo(
+        f"The model was run on every client's data: {found.num_globals} globals. Nothing was compiled for a fit, whose "
+        "time is not known before its first rounds."
+    )
+    if found.refused:
+        raise typer.Exit(NOT_USABLE)
+
+
+def _in_words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{what} ({times})" for what, times in counts.items()) or "nothing"
+
+
+def _job(asked: Asked) -> FormulaJob | StudyJob:
+    """Read everything that a fit needs."""
+    if asked.method is not None:
+        check_method(asked.method)
+    if asked.data[0].suffix.lower() == ".py":
+        return study_job(asked)
+    if strange := [path for path in asked.data if path.suffix.lower() == ".py"]:
+        raise ClientDataError(f"{strange[0]} is a study. Write it first, before the tables.")
+    if not asked.formula:
+        raise FormulaError(
+            "`--formula` is missing. Write `--formula 'sick ~ age'`, or a study file (.py) before the tables."
+        )
+    return formula_job(asked)
+
+
+def _fitted(job: FormulaJob | StudyJob, seed: int, draws: int, checkpoint: Path | None) -> "FederatedFit":
     import sys
 
     import jax
@@ -162,8 +235,12 @@ def _fitted(reg: "Regression", seed: int, draws: int) -> "FederatedFit":
     with _quiet():
         warnings.simplefilter("ignore", NotConvergedWarning)  # said by the printed fit, and by the exit code
         warnings.simplefilter("ignore", UnreliableWarning)
-        key = jax.random.key(seed)
-        return reg.fit(key=key, num_draws=draws, progress=sys.stderr.isatty())
+        return job.fit(
+            key=jax.random.key(seed),
+            num_draws=draws,
+            progress=sys.stderr.isatty(),
+            checkpoint=None if checkpoint is None else checkpoint / "checkpoint",
+        )
 
 
 @contextmanager
@@ -174,56 +251,18 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _written(reg: "Regression", found: "FederatedFit", out: Path, level: float) -> dict[str, str]:
+def _written(job: FormulaJob | StudyJob, found: "FederatedFit", out: Path, level: float) -> dict[str, str]:
     """Print what people read, and write all of it to a folder, which is there whole or not at all."""
-    from fedbayes.formula.reading.coefficients import summary_table
-    from fedbayes.formula.reading.effects import random_effects
-    from fedbayes.formula.reading.spread import heterogeneity
-
-    tables: dict[str, Estimates] = {"coefficients": summary_table(reg, found, level)}
-    if any("|" in name for name in reg.priors):
-        tables |= {"effects": random_effects(reg, found, level), "heterogeneity": heterogeneity(reg, found, level)}
     part = out.with_name(f".{out.name}.part")
     rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    for name, table in tables.items():
-        typer.echo(f"{table}\n")
-        table.to_pandas().to_csv(part / f"{name}.csv", index=False)
-    found.save(part / "fit")
-    reg.agreed.save(part / "agreed.json")
-    (part / "model.py").write_text(reg.source, encoding="utf-8")
+    written = job.write(found, part, level)
     if out.exists():
         out.rmdir()  # it is empty
     os.replace(part, out)
-    return {f"{name}.csv": "the table above" for name in tables} | {
-        "fit": "fedbayes.load_fit(...), whose .idata is for ArviZ",
-        "agreed.json": "fedbayes.regression(..., agreed=...): the same regression without rows",
-        "model.py": "the NumPyro program of one client",
-    }
+    return written
 
 
 def _check_folder(out: Path) -> None:
-    from fedbayes.errors import ClientDataError
-
     if out.exists() and any(out.iterdir()):
         raise ClientDataError(f"`--out {out}` is not empty, and nothing in it is overwritten. Name another folder.")
-
-
-def _formulas(texts: Sequence[str]) -> str | dict[str, str]:
-    """The outcome's formula first; of the others, by the parameter on the left."""
-    if len(texts) == 1:
-        return texts[0]
-    others = {name.strip(): f"~{text}" for name, _, text in (each.partition("~") for each in texts[1:])}
-    return {"mu": texts[0]} | others
-
-
-def _levels(texts: Sequence[str] | None) -> dict[str, list[str]]:
-    from fedbayes.errors import FormulaError
-
-    found = {}
-    for text in texts or ():
-        name, equals, levels = text.partition("=")
-        if not equals:
-            raise FormulaError(f"`--levels {text}` names no levels. Write `--levels stage=I,II,III`.")
-        found[name.strip()] = [level.strip() for level in levels.split(",")]
-    return found

@@ -1,8 +1,9 @@
 """Tables of clients from files: CSV or Parquet, a file a client, or one file with a column that names the client."""
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedbayes.errors import ClientDataError, did_you_mean
 
@@ -10,6 +11,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _READS = (".csv", ".parquet", ".pq")
+_WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how files of 16-bit characters begin
+
+
+class Asked(NamedTuple):
+    """What the command was given.
+
+    Attributes
+    ----------
+    data, formula, family, by, levels, drop_missing, method, encoding
+        Arguments and options of the command; ``levels`` by column.
+    """
+
+    data: Sequence[Path]
+    formula: Sequence[str]
+    family: str | None
+    by: str | None
+    levels: Mapping[str, list[str]]
+    drop_missing: bool
+    method: str | None
+    encoding: str
 
 
 def read_clients(paths: Sequence[Path], by: str | None, encoding: str) -> Any:
@@ -33,12 +54,41 @@ def read_clients(paths: Sequence[Path], by: str | None, encoding: str) -> Any:
                 f"`--by {by}` names no column of {paths[0]}, which has {known[:20]}.{did_you_mean(by, known)}"
             )
         return table
+    check_names(paths)
+    return {path.stem: _read(path, encoding) for path in paths}
+
+
+def check_names(paths: Sequence[Path]) -> None:
+    """Refuse two files of one name, which would be one client.
+
+    Raises
+    ------
+    ClientDataError
+        There are two.
+    """
     names = [path.stem for path in paths]
     for name in names:
         if names.count(name) > 1:
             both = " and ".join(str(path) for path in paths if path.stem == name)
             raise ClientDataError(f"{both} are both the client '{name}'. Rename a file: its name is the client's.")
-    return {path.stem: _read(path, encoding) for path in paths}
+
+
+def by_file(paths: Sequence[Path], found: Any, by: str | None) -> dict[str, tuple[Path, "pd.DataFrame"]]:
+    """Each client's file and table, of what :func:`read_clients` has found.
+
+    Raises
+    ------
+    ClientDataError
+        Rows of the one table name no client.
+    """
+    from fedbayes.formula.design.tables import label_text
+
+    if by is None:
+        return {path.stem: (path, found[path.stem]) for path in paths}
+    if missing := int(found[by].isna().sum()):
+        raise ClientDataError(f"{paths[0]}: column '{by}' names the clients, and lacks {missing} values. Fill them in.")
+    groups = found.groupby(by, sort=False, observed=True)
+    return {label_text(name): (paths[0], rows) for name, rows in groups}
 
 
 def _read(path: Path, encoding: str) -> "pd.DataFrame":
@@ -56,15 +106,16 @@ def _read(path: Path, encoding: str) -> "pd.DataFrame":
         if path.suffix.lower() != ".csv":
             return pd.read_parquet(path)
         # separated by what its first line is separated by: commas, semicolons or tabs
-        return pd.read_csv(path, sep=_separator(path, encoding), encoding=encoding)
+        return pd.read_csv(path, sep=_separator(path, encoding), encoding=encoding, skipinitialspace=True)
     except ImportError:
         raise ClientDataError(f"{path}: pandas needs pyarrow for Parquet. Install it, or write CSV.") from None
     except (UnicodeError, LookupError) as error:
+        other = "utf-16" if path.read_bytes()[:2] in _WIDE else "latin-1"
         raise ClientDataError(
-            f"{path} is not in the encoding {encoding}: {error}. Write `--encoding`, such as `--encoding latin-1`."
+            f"{path} is not in the encoding {encoding}: {error}. Write `--encoding`, such as `--encoding {other}`."
         ) from None
     except pd.errors.EmptyDataError:
-        raise ClientDataError(f"{path} is empty.") from None
+        raise ClientDataError(f"{path} is empty. Leave it out, or write a header and rows.") from None
     except (pd.errors.ParserError, ValueError, OSError) as error:
         raise ClientDataError(f"{path} can't be read as a table: {str(error).strip()}") from None
 

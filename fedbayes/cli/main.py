@@ -39,6 +39,7 @@ def main(
 
 
 app.command()(analysis.fit)
+app.command()(analysis.check)
 app.command()(analysis.describe)
 app.command()(analysis.report)
 app.command()(network.new)

@@ -3,6 +3,7 @@
 import importlib
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +18,40 @@ Arrays = dict[str, Any]
 _SETTING = "data-path"
 
 
-def columns(**arguments: str | Sequence[str]) -> Callable[[Config], Arrays]:
+@dataclass(frozen=True)
+class Columns:
+    """A ``load_data`` that says which columns it reads: whoever has read the table already may give that.
+
+    Parameters
+    ----------
+    wanted
+        From the model's arguments to names of columns.
+    """
+
+    wanted: Wanted
+
+    def __call__(self, config: Config) -> Arrays:
+        """The model's arguments from the file that a node's configuration names."""
+        path = _path(config)
+        reader = _READERS.get(path.suffix.lower())
+        if reader is None:
+            raise ClientDataError(
+                f"The file '{path}' ends in '{path.suffix}'; files are read that end in {', '.join(_READERS)}. "
+                "Write one of these, or a function `load_data(config)` that reads yours."
+            )
+        return reader(path, self.wanted)
+
+    def of_table(self, frame: Any, path: Path) -> Arrays:
+        """The same from a table of pandas; ``path`` is for messages alone."""
+        return _of_frame(frame, path, self.wanted)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns, each once."""
+        return tuple(_names(self.wanted))
+
+
+def columns(**arguments: str | Sequence[str]) -> Columns:
     """A ``load_data`` that reads the columns of a table from the file ``data-path`` of the node's configuration.
 
     The file is a table (``.csv``, ``.parquet``) or holds arrays by name (``.npz``). Tables need pandas, and Parquet
@@ -33,8 +67,8 @@ def columns(**arguments: str | Sequence[str]) -> Callable[[Config], Arrays]:
 
     Returns
     -------
-    Callable
-        From the node's configuration to the model's keyword arguments. It raises
+    Columns
+        A function from the node's configuration to the model's keyword arguments. It raises
         :class:`~fedbayes.errors.ClientDataError` where the configuration names no file, or the file is not there, is of
         another kind, or lacks a column. Missing values are refused later, by the fit.
 
@@ -56,17 +90,7 @@ def columns(**arguments: str | Sequence[str]) -> Callable[[Config], Arrays]:
             f'`columns({empty[0]}=["age", "bmi"])`.'
         )
 
-    def load_data(config: Config) -> Arrays:
-        path = _path(config)
-        reader = _READERS.get(path.suffix.lower())
-        if reader is None:
-            raise ClientDataError(
-                f"The file '{path}' ends in '{path.suffix}'; files are read that end in {', '.join(_READERS)}. "
-                "Write one of these, or a function `load_data(config)` that reads yours."
-            )
-        return reader(path, wanted)
-
-    return load_data
+    return Columns(wanted)
 
 
 def _path(config: Config) -> Path:
@@ -103,6 +127,10 @@ def _from_table(read: Callable[[], Any], path: Path, wanted: Wanted) -> Arrays:
         frame = read()
     except (ValueError, OSError) as error:  # what pandas and pyarrow raise derives from these
         _unreadable(path, error)
+    return _of_frame(frame, path, wanted)
+
+
+def _of_frame(frame: Any, path: Path, wanted: Wanted) -> Arrays:
     known = [str(name) for name in frame.columns]
     if not wanted:
         raise ClientDataError(
@@ -110,7 +138,7 @@ def _from_table(read: Callable[[], Any], path: Path, wanted: Wanted) -> Arrays:
             'arguments are: `columns(x=["age", "bmi"], y="sick")`.'
         )
     _refuse_missing(path, wanted, known, "column")
-    frame.columns = known
+    frame = frame.set_axis(known, axis=1)
     return _arranged({name: _numbers(frame[name], name, path) for name in _names(wanted)}, wanted)
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbayes as fb
-from fedbayes.cli import analysis
+from fedbayes.cli import analysis, formulas
 from fedbayes.cli.files import read_clients
 from fedbayes.cli.main import app
 from fedbayes.models import tables
@@ -112,8 +112,8 @@ def test_a_fit_not_to_be_relied_on_is_written_and_ends_with_code_3(files, monkey
 
 
 def test_formulas_of_further_parameters_are_told_apart():
-    assert analysis._formulas(["y ~ x"]) == "y ~ x"
-    assert analysis._formulas(["y ~ x", "sigma ~ 0 + z"]) == {"mu": "y ~ x", "sigma": "~ 0 + z"}
+    assert formulas._formulas(["y ~ x"]) == "y ~ x"
+    assert formulas._formulas(["y ~ x", "sigma ~ 0 + z"]) == {"mu": "y ~ x", "sigma": "~ 0 + z"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,122 @@
+"""``fedbayes fit`` and ``check`` on a formula."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedbayes.cli.columns import check_columns, reads_of_formulas
+from fedbayes.cli.files import Asked, read_clients
+from fedbayes.cli.studies import disclosed
+from fedbayes.cli.study import refusing
+from fedbayes.errors import FormulaError
+
+if TYPE_CHECKING:
+    from fedbayes.formula.reading.estimates import Estimates
+    from fedbayes.formula.regression import Regression
+    from fedbayes.owner.disclosure import Disclosure
+    from fedbayes.results.fit import FederatedFit
+
+
+@dataclass(frozen=True)
+class FormulaJob:
+    """A regression by a formula."""
+
+    reg: "Regression"
+    method: str | None
+
+    @property
+    def chosen(self) -> Any:
+        """The method by which it is fitted."""
+        from fedbayes.fit import DEFAULT_METHOD
+
+        return self.method or DEFAULT_METHOD
+
+    def __repr__(self) -> str:
+        return repr(self.reg)
+
+    def fit(self, **options: Any) -> "FederatedFit":
+        """As :func:`fedbayes.fit_federated`."""
+        with refusing():
+            return self.reg.fit(method=self.chosen, **options)
+
+    def disclosure(self) -> "Disclosure":
+        """What the default rules find in the clients' data."""
+        reg = self.reg
+        with refusing():
+            return disclosed(reg.model, reg.clients, self.chosen, reg.coords, reg.dims)
+
+    def write(self, found: "FederatedFit", folder: Path, level: float) -> dict[str, str]:
+        """Print what people read, and write all of it; from the files' names to what they are."""
+        from fedbayes.formula.reading.coefficients import summary_table
+        from fedbayes.formula.reading.effects import random_effects
+        from fedbayes.formula.reading.spread import heterogeneity
+
+        reg = self.reg
+        tables: dict[str, Estimates] = {"coefficients": summary_table(reg, found, level)}
+        if any("|" in name for name in reg.priors):
+            tables |= {"effects": random_effects(reg, found, level), "heterogeneity": heterogeneity(reg, found, level)}
+        for name, table in tables.items():
+            typer.echo(f"{table}\n")
+            table.to_pandas().to_csv(folder / f"{name}.csv", index=False)
+        found.save(folder / "fit")
+        reg.agreed.save(folder / "agreed.json")
+        (folder / "model.py").write_text(reg.source, encoding="utf-8")
+        return {f"{name}.csv": "the table above" for name in tables} | {
+            "fit": "fedbayes.load_fit(...), whose .idata is for ArviZ",
+            "agreed.json": "fedbayes.regression(..., agreed=...): the same regression without rows",
+            "model.py": "the NumPyro program of one client",
+        }
+
+
+def formula_job(asked: Asked) -> FormulaJob:
+    """The regression of the files that the command was given.
+
+    Raises
+    ------
+    ClientDataError, FormulaError
+        What is wrong, the value seen, and what to write instead.
+    """
+    from fedbayes.formula.regression import regression
+
+    formulas, family, site = _formulas(asked.formula), asked.family or "gaussian", asked.by or "site"
+    reads = reads_of_formulas(formulas, family, site, asked.levels)
+    clients = read_clients(asked.data, asked.by, asked.encoding)
+    tables = {asked.data[0]: clients} if asked.by else dict(zip(asked.data, clients.values(), strict=True))
+    check_columns(tables, reads, "The formula", dropped=asked.drop_missing)
+    reg = regression(
+        formulas,
+        family=family,
+        clients=clients,
+        levels=asked.levels,
+        site=site,
+        missing="drop" if asked.drop_missing else "refuse",
+    )
+    return FormulaJob(reg, asked.method)
+
+
+def _formulas(texts: Sequence[str]) -> str | dict[str, str]:
+    """The outcome's formula first; of the others, by the parameter on the left."""
+    if len(texts) == 1:
+        return texts[0]
+    others = {name.strip(): f"~{text}" for name, _, text in (each.partition("~") for each in texts[1:])}
+    return {"mu": texts[0]} | others
+
+
+def levels_of(texts: Sequence[str] | None) -> dict[str, list[str]]:
+    """The levels of columns, from ``stage=I,II,III``.
+
+    Raises
+    ------
+    FormulaError
+        A text has no equals sign.
+    """
+    found = {}
+    for text in texts or ():
+        name, equals, levels = text.partition("=")
+        if not equals:
+            raise FormulaError(f"`--levels {text}` names no levels. Write `--levels stage=I,II,III`.")
+        found[name.strip()] = [level.strip() for level in levels.split(",")]
+    return found
