@@ -2,15 +2,14 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbayes.cli.errors import plain_errors
+from fedbayes.cli.errors import plain_errors, quiet
 from fedbayes.cli.files import Asked
 from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of
 from fedbayes.cli.studies import StudyJob, check_method, study_job
@@ -145,7 +144,7 @@ def report(
 
         checked_path(out)  # before the folder is read, which takes longer
         folder, source = _saved_fit(fit)
-        with _quiet():
+        with quiet():
             path, found = report_saved(folder, _read(folder), out, question=question, source=source)
     typer.echo(f"  {path!s:<30} {found.conclusion}")
     if not found.usable:
@@ -232,7 +231,7 @@ def _fitted(job: FormulaJob | StudyJob, seed: int, draws: int, checkpoint: Path 
 
     from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 
-    with _quiet():
+    with quiet():
         warnings.simplefilter("ignore", NotConvergedWarning)  # said by the printed fit, and by the exit code
         warnings.simplefilter("ignore", UnreliableWarning)
         return job.fit(
@@ -241,14 +240,6 @@ def _fitted(job: FormulaJob | StudyJob, seed: int, draws: int, checkpoint: Path 
             progress=sys.stderr.isatty(),
             checkpoint=None if checkpoint is None else checkpoint / "checkpoint",
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without ArviZ's announcement of its next version."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
-        yield
 
 
 def _written(job: FormulaJob | StudyJob, found: "FederatedFit", out: Path, level: float) -> dict[str, str]:

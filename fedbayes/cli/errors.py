@@ -1,5 +1,6 @@
 """What the user can put right, said by the commands of ``fedbayes`` without a traceback."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,14 @@ def plain_errors(bad_input: int = 1) -> Iterator[None]:
         # A site's own no is worded for the server; here its owner reads, who may see the cause.
         cause = error.__cause__ if type(error).__name__ == "Refused" else None
         _fail(cause or error, bad_input)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without ArviZ's announcement of its next version."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
+        yield
 
 
 def _fail(error: BaseException, code: int = 1) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbayes.cli import analysis, network
+from fedbayes.cli import analysis, comparing, network
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -42,6 +42,7 @@ app.command()(analysis.fit)
 app.command()(analysis.check)
 app.command()(analysis.describe)
 app.command()(analysis.report)
+app.command()(comparing.compare)
 app.command()(network.new)
 app.command()(network.disclosure)
 app.command()(network.approve)
