@@ -52,11 +52,11 @@ same data, key and number of rounds:
 None of them is run to an accurate posterior: this page is about time and memory.
 
 *s a round* is the median over the second call's rounds, of FA-LD's over its blocks of rounds; the *second call* also
-has the checks of the data, what brings them to the device, the answer and, but for the merge, the estimate of its error.
-*Compiled in them*: programs that XLA
-compiled in the first and in the second call; where the second is not zero, the second call is not warm, and *(cold)*
-marks a single round that may have compiled. No compilation cache on disk. *Host peak* is the largest resident memory of
-the process, in brackets what it was with JAX started and the data made; *device peak* is JAX's `peak_bytes_in_use`.
+has the checks of the data, what brings them to the device, the answer and, but for the merge, the estimate of its
+error. *Compiled in them*: programs that XLA compiled in the first and in the second call; where the second is not zero,
+the second call is not warm, and *(cold)* marks a single round that may have compiled. No compilation cache on disk.
+*Host peak* is the largest resident memory of the process, in brackets what it was with JAX started and the data made;
+*device peak* is JAX's `peak_bytes_in_use`.
 *Means apart*: the largest difference between the posterior means of the two platforms, in posterior sds. Both draw the
 same random numbers, so only rounding should differ. Ratios are of one run on one machine; a cell's limit counts from
 the start of its process. *Over* so many seconds, or *not run*: the seconds that the run was given were spent.

@@ -89,7 +89,7 @@ def test_a_study_is_fitted_as_in_python_and_written_whole(files):
         study.model, clients, method="laplace", key=jax.random.key(3), num_draws=100, progress=False,
         coords=study.coords, dims=study.dims,
     )  # fmt: skip
-    assert all(row.difference == 0 for row in compare(found, fit.idata).rows)
+    assert all(abs(row.difference) < 1e-9 for row in compare(found, fit.idata).rows)  # in posterior sds: rounding
     summary = pd.read_csv("result/summary.csv").set_index("quantity")
     assert list(summary.index) == ["beta[age]", "beta[bmi]"]
     assert summary.loc["beta[age]", "mean"] == pytest.approx(float(fit.idata.posterior["beta"][..., 0].mean()))
