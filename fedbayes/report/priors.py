@@ -26,10 +26,14 @@ def source_of(problem: Problem) -> str:
     model: Any = problem.programs[0].model
     while isinstance(model, partial):
         model = model.func
+    function = inspect.unwrap(model)
     try:
-        return dedent(inspect.getsource(inspect.unwrap(model)))
+        text = dedent(inspect.getsource(function))
     except (OSError, TypeError):
         return ""
+    # Python 3.13 takes what `python -c` was given for the text of whatever was compiled from a string
+    name = function.__code__.co_name if inspect.isfunction(function) else ""
+    return text if ("lambda" if name == "<lambda>" else name) in text else ""
 
 
 def priors_of(problem: Problem) -> dict[str, str]:
