@@ -202,21 +202,13 @@ def _kept(idle: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.where(idle.reshape(idle.shape + (1,) * (leaf.ndim - idle.ndim)), leaf, 0)
 
 
-def history_after(message: Message, before: str, *, is_open: bool) -> str:
+def history_after(message: Message, before: str) -> str:
     """What stands for all that a private state comes from, once a request was answered.
 
-    Parameters
-    ----------
-    message
-        The request. Where no masks were asked for, what is addressed to this site alone is left out: it may differ.
-    before
-        The same before it.
-    is_open
-        Whether the answer went openly. Sites of which some had nothing to add have no common past, until they are
-        told that the round was void.
+    Where no masks were asked for, what is addressed to this site alone is left out: it may differ.
     """
     own = _OWN_ARRAYS if "ticket" in message.header else (*_OWN_ARRAYS, "personal")
-    return _digest(message, f"{before} open" if is_open else before, own).hex()
+    return _digest(message, before, own).hex()
 
 
 def _digest(message: Message, about: str, own_arrays: Sequence[str] = _OWN_ARRAYS) -> bytes:

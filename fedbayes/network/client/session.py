@@ -120,8 +120,8 @@ class Session:
     def go_back(self, header: Mapping[str, Any]) -> None:
         """Give up what came of orders in which there was no secure sum, of which a message tells all sites alike.
 
-        One whose answer was its own, while the others had nothing to add, would else have moved on alone, and have its
-        change beside theirs in the next sum. Without being told so, their histories differ from then on.
+        A site that had something to add while others had nothing has moved on alone: they have kept nothing. Until it
+        is told so their histories differ, and no sum comes out that would have its change beside nothing of theirs.
 
         Raises
         ------
@@ -156,9 +156,12 @@ class Session:
         if self._is_far(phase, told, policy):
             reply = _nothing(reply)
         sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
-        self.vault.keep_history(phase, order, history_after(message, history, is_open=sent.told.get("open", False)))
-        self.vault.keep_state(phase, order, self.executor.states(), oldest)
-        self.at = (phase, order)
+        if sent.told.get("open"):  # who has added nothing has not moved, so that a common past is one of common sums
+            self.vault.forget_from(order)
+        else:
+            self.vault.keep_history(phase, order, history_after(message, history))
+            self.vault.keep_state(phase, order, self.executor.states(), oldest)
+            self.at = (phase, order)
         return sent._replace(told={**sent.told, "noisy": True}) if noisy else sent
 
     def _charged(self, phase: int, shared: Any, budget: Budget) -> str:

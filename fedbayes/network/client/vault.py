@@ -161,6 +161,10 @@ class RunVault:
             if order in void:
                 file.unlink(missing_ok=True)
 
+    def forget_from(self, order: int) -> None:
+        """Forget the states after an order and those that follow it."""
+        self.forget_orders([seq for _, seq, _ in self._states() if seq >= order])
+
     def history_before(self, phase: int, order: int) -> str:
         """What stands for all that the state before an order comes from; empty where there is no state."""
         last = self.last_order(phase, order)

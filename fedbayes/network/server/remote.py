@@ -100,8 +100,8 @@ class Remote(Executor):
         secure_sums: bool = True,
     ) -> None:
         self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
-        self._secure_sums, self._rounds_idle = secure_sums, 0
-        self._void: list[int] = []  # orders since the last sum that some sites could answer and others not
+        self._secure_sums = secure_sums
+        self._void: list[int] = []  # the rounds since the last sum, which had none
         self.run_name = secrets.token_hex(8)
         self._order = self._saved = self._phase = 0
         self._first: Shared = ()
@@ -176,7 +176,7 @@ class Remote(Executor):
             self._unrecorded.setdefault(place, []).append(number)
         self.run_name = arrays["run"].tobytes().hex()
         self._order = self._saved = int(arrays["order"])
-        self._void = arrays["void"].tolist()
+        self._void = arrays.get("void", np.zeros(0)).tolist()
         self._begun = set(arrays["begun"].tolist())
 
     def run(self, order: Round) -> Heard:
@@ -217,16 +217,15 @@ class Remote(Executor):
         unused = np.full_like(terms[0].code, int(ResultCode.NOT_SUMMED))
         codes: Any = np.stack([unused if idle and not term.is_open else term.code for term in terms])
         total = secure.total(list(idle.values()) or terms, template)
-        self._rounds_idle = self._rounds_idle + 1 if idle else 0
         if idle:
+            self._void += [self._order] if order.phase is not None else []
             self._tell_idle(idle)
-        is_void = 0 < len(idle) < len(terms)
-        self._void = [*self._void, self._order] if is_void else []
-        if not is_void:
+        else:
+            self._void = []
             self._heard_of(order, set(answers))
         heard.add(places, Reply(total=total, code=codes))
         found = heard.finish()._replace(bytes_up=num_bytes(terms[0][:2]))
-        used = found.replies.used & (not is_void)
+        used = found.replies.used & (not idle)
         return found._replace(replies=found.replies._replace(used=used))
 
     def _tell_idle(self, idle: Mapping[str, secure.Term]) -> None:
@@ -238,9 +237,9 @@ class Remote(Executor):
             )
         names = list(idle)
         log.warning("The sites %s have nothing to add to the sum, so there is none in this round.", names)
-        if self._rounds_idle >= _MOST_IDLE:
+        if len(self._void) >= _MOST_IDLE:
             raise FederatedError(
-                f"There was no secure sum for {self._rounds_idle} rounds, as the sites {names} have nothing to add; "
+                f"There was no secure sum for {len(self._void)} rounds, as the sites {names} have nothing to add; "
                 "their own logs say why. A secure sum needs all sites: set them right, or begin a new run without them."
             )
 

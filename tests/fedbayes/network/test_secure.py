@@ -3,6 +3,7 @@
 import json
 import secrets
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 
@@ -744,43 +745,87 @@ def test_keys_are_asked_for_in_the_order_of_the_run():
     assert not np.any(to_numbers(plus(mine, yours)) == 2.0)
 
 
-def a_round_that_one_site_alone_can_answer(world, sites, asked, order):
-    """A global so wide that two of three cavities are improper, and what is told in that round."""
-    everybody = {name: array for name, array in arrays_of(asked[0].body).items() if name == "shared/global_/precision"}
-    for share in np.linspace(0.9, 0.1, 30):
-        wide = {name: share * array for name, array in everybody.items()}
-        order += 1
-        messages = [Message({**each.header, "order": order, "oldest": 0}, each.body) for each in asked]
-        answers = [
-            words_of(site, each, secrets.token_hex(16), **wide) for site, each in zip(sites, messages, strict=True)
-        ]
-        if sum(is_open for _, is_open in answers) == 2:
-            return order
-        void = [each for each in range(asked[0].header["order"], order + 1)]
-        for each in asked:
-            each.header["void"] = void
-    raise AssertionError("every cavity became improper at once")
+class Attack:
+    """A server that asks sites anew, once a fit by secure sums is over; it tells all of them the same.
+
+    Attributes
+    ----------
+    asked
+        The last round's request to each site.
+    sites, order
+        The sites, and the number of the last order.
+    """
+
+    def __init__(self, world):
+        network = world.network()
+        world.fit(network, secure_sums=True)
+        self.asked = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][-3:]
+        self.sites, self.order = [world.site(name) for name in world.data], self.asked[0].header["order"]
+        self.told = arrays_of(self.asked[0].body)
+
+    def ask(self, void=(), begins=False, **arrays):
+        """Each site's words, and whether they are open."""
+        self.order += 1
+        words = {"order": self.order, "oldest": 0, "void": list(void), "begins": begins}
+        messages, ticket = [Message({**each.header, **words}, each.body) for each in self.asked], secrets.token_hex(16)
+        return [words_of(site, each, ticket, **arrays) for site, each in zip(self.sites, messages, strict=True)]
+
+    def wide(self, *shares):
+        """The global with these shares of its precision in its replicates."""
+        name = "shared/global_/precision"
+        return {name: np.asarray(shares)[:, None] * self.told[name]}
+
+    def for_one_alone(self):
+        """Orders that are void, and a share of the precision by which two of three cavities are improper."""
+        first, replicates = self.order + 1, len(self.wide(1.0)["shared/global_/precision"])
+        for share in np.linspace(0.9, 0.1, 30):
+            found = self.ask(range(first, self.order + 1), **self.wide(*[share] * replicates))
+            if sum(is_open for _, is_open in found) == 2:
+                return list(range(first, self.order + 1)), share
+        raise AssertionError("every cavity became improper at once")
+
+
+def total_of(answers):
+    """The sum of hidden terms; ``None`` where none comes out."""
+    words = [words for words, is_open in answers if not is_open]
+    found = reduce(plus, words) if len(words) == len(answers) else None
+    return None if found is None or not cancelled(found, len(words)) else to_numbers(found)
 
 
 def test_a_round_that_one_site_alone_can_answer_moves_nobody(secure):
     """Else the next sum would have this site's new message beside the others' old ones."""
-    world = secure()
-    network = world.network()
-    world.fit(network, secure_sums=True)
-    asked = [each for each in map(unpack, network.sent) if each.header["kind"] == "round"][-3:]
-    sites, first = [world.site(name) for name in world.data], asked[0].header["order"]
+    server = Attack(secure())
+    honest = total_of(server.ask())
+    before = [server.order]
+    void, _ = server.for_one_alone()
+    assert total_of(server.ask([*before, *void[:-1]])) is None
+    np.testing.assert_array_equal(total_of(server.ask([*before, *void, server.order])), honest)
 
-    def total(order, void):
-        messages = [Message({**each.header, "order": order, "oldest": 0, "void": void}, each.body) for each in asked]
-        ticket = secrets.token_hex(16)
-        found = reduce(plus, [words_of(site, each, ticket)[0] for site, each in zip(sites, messages, strict=True)])
-        return to_numbers(found) if cancelled(found, 3) else None
 
-    honest = total(first, [])
-    made_up = a_round_that_one_site_alone_can_answer(world, sites, asked, first)
-    void = list(range(first, made_up + 1))
-    assert total(made_up + 1, void[:-1]) is None
-    np.testing.assert_array_equal(total(made_up + 2, [*void, made_up + 1]), honest)
+@pytest.mark.parametrize("how", ["far away", "in one replicate"])
+def test_where_all_answer_openly_one_site_alone_has_not_moved(secure, how):
+    """Of sums that count the sites anew, one before and one after it, the difference would be that site's message.
+
+    All answers are open where each site is asked for something far away beside what one alone can answer, or in
+    another replicate for what none can.
+    """
+    in_one = how == "in one replicate"
+    server = Attack(secure(replace(EP, num_replicates=2) if in_one else EP))
+    whole = {"shared/recount": np.ones_like(server.told["shared/recount"]), "personal/whole": np.ones(1 + in_one, bool)}
+    assert total_of(server.ask(**whole)) is not None
+    recounted = [server.order]
+    void, share = server.for_one_alone()
+    void = [*recounted, *void]
+    number = np.full_like(server.told["shared/round"], 1000.0)
+    first = {
+        name.replace("shared/", "first/"): each for name, each in server.told.items() if name.startswith("shared/")
+    }
+    first["first/mean"] = np.full_like(first["first/mean"], 1e6)
+    made_up = server.wide(1e-3, share) if in_one else {**server.wide(share), **first}
+    found = server.ask(void, begins=not in_one, **made_up, **{"shared/round": number})
+    assert all(is_open for _, is_open in found)
+    counted = {"personal/counted/round": number, "personal/counted/step": np.ones_like(number)}
+    assert total_of(server.ask(void, **whole, **counted)) is None
 
 
 @pytest.mark.parametrize(
@@ -815,10 +860,20 @@ def test_a_site_that_has_nothing_to_add_once_costs_a_round_and_not_the_fit(secur
 
 
 def test_a_site_that_never_has_anything_to_add_ends_the_fit_by_name(secure, monkeypatch):
-    monkeypatch.setattr("fedbayes.network.client.secure._holds_nothing", lambda reply, numbers: True)
+    world, reply = secure(), Alone.reply
+
+    def nothing_of_cy(alone, order, secret=None):
+        found = reply(alone, order, secret)
+        if int(alone.client.mask.sum()) != 9:
+            return found
+        total = jax.tree.map(np.zeros_like, found.total)
+        return found._replace(total=total, code=np.full_like(found.code, int(ResultCode.NOT_FINITE)))
+
     monkeypatch.setattr("fedbayes.network.server.remote._MOST_IDLE", 2)
-    with pytest.raises(FederatedError, match=r"no secure sum for 2 rounds, as the sites \['ada', 'bo', 'cy'\] have"):
-        secure().fit(secure_sums=True)
+    network = world.network()
+    network.before = lambda count: count == 5 and monkeypatch.setattr(Alone, "reply", nothing_of_cy)
+    with pytest.raises(FederatedError, match=r"no secure sum for 2 rounds, as the sites \['cy'\] have nothing to add"):
+        world.fit(network, secure_sums=True)
 
 
 def test_an_end_without_a_site_is_a_fit_without_its_check(secure, caplog):
