@@ -81,6 +81,7 @@ def _run(path: Path) -> ModuleType:
     written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # bad input leaves nothing behind
     try:
         if "." in name:
+            _forget_another(name.partition(".")[0], folder)
             import_module(name.rpartition(".")[0])
         else:
             name = f"study_{name}"  # a file may be called as a module that others import
@@ -90,6 +91,14 @@ def _run(path: Path) -> ModuleType:
     finally:
         sys.dont_write_bytecode = written
     return module
+
+
+def _forget_another(package: str, folder: Path) -> None:
+    """A package of the same name that was imported from elsewhere, as every project of ``fedbayes new`` has an app."""
+    known = getattr(sys.modules.get(package), "__path__", None)
+    if known is not None and str(folder / package) not in map(str, known):
+        for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+            del sys.modules[name]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -126,7 +127,10 @@ def test_a_formula_is_checked_as_well(files):
     assert "the rules find nothing in 2 clients" in told.replace("these rules", "the rules")
 
 
-def test_a_study_in_a_package_may_import_its_neighbours_and_leaves_nothing_behind(files):
+def test_a_study_in_a_package_may_import_its_neighbours_and_leaves_nothing_behind(files, monkeypatch):
+    elsewhere = ModuleType("app")  # another project's, which this process has imported before
+    elsewhere.__path__ = [str(files / "elsewhere" / "app")]
+    monkeypatch.setitem(sys.modules, "app", elsewhere)
     Path("app").mkdir()
     Path("app/__init__.py").touch()
     Path("app/names.py").write_text('NAMES = ["age", "bmi"]\n')
