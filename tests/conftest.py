@@ -71,7 +71,7 @@ from fedbayes.rounds.programs import forget_programs  # noqa: E402
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
 C_LIBRARY = ctypes.CDLL("libc.so.6") if sys.platform == "linux" else None
-# Bytes: a process that has grown to these lets go of its programs. There are three at most, and processes of their own.
+# Bytes: a process that has grown to these lets go of its programs. At most three run at once, beside those they start.
 ROOM = min(3e9, os.sysconf("SC_PHYS_PAGES") * resource.getpagesize() / 8) if sys.platform == "linux" else 1.8e9
 DURATIONS = Path(__file__).parent / "durations.json"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbayes.cli.errors import plain_errors, quiet
-from fedbayes.cli.files import Asked
+from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet
+from fedbayes.cli.files import Asked, fit_folder
 from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of
 from fedbayes.cli.studies import StudyJob, check_method, study_job
 from fedbayes.errors import ClientDataError, FormulaError
@@ -19,8 +19,6 @@ from fedbayes.owner.text import aligned
 if TYPE_CHECKING:
     from fedbayes.results.fit import FederatedFit
     from fedbayes.results.saved.folder import Saved
-
-BAD_INPUT, NOT_USABLE = 2, 3  # exit codes
 
 Data = Annotated[
     list[Path], typer.Argument(help="Tables, CSV or Parquet: a file for each client, or one file with `--by`.")
@@ -154,8 +152,7 @@ def report(
 
 def _saved_fit(folder: Path) -> tuple[Path, str]:
     """The folder of a saved fit, and the text of its program where it is a regression's that has it beside the fit."""
-    if not (folder / "fit.json").is_file() and (folder / "fit" / "fit.json").is_file():
-        folder = folder / "fit"
+    folder = fit_folder(folder)
     beside = folder.absolute().parent
     is_regression = folder.name == "fit" and (beside / "agreed.json").is_file() and (beside / "model.py").is_file()
     return folder, (beside / "model.py").read_text(encoding="utf-8") if is_regression else ""

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbayes.cli.errors import plain_errors, quiet
+from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet
+from fedbayes.cli.files import fit_folder
 from fedbayes.errors import ClientDataError
 from fedbayes.owner.text import aligned
 from fedbayes.runtime.files import replace_file
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from fedbayes.questions.comparison import Comparison
     from fedbayes.report.facts import Facts
 
-_BAD_INPUT, _NOT_USABLE = 2, 3
 _SHOWN = 40
 _HEAD = ("quantity", "mean a", "sd a", "mean b", "sd b", "difference in sds of b", "sd ratio")
 _FEWEST = 4  # draws of a chain, below which nothing is known of their error
@@ -42,7 +42,7 @@ def compare(
 
     Example: fedbayes compare result nuts.nc
     """
-    with plain_errors(_BAD_INPUT):
+    with plain_errors(BAD_INPUT):
         if out is not None and out.exists():
             raise ClientDataError(f"`--out {out}` is there already, and is not overwritten. Name another file.")
         a, b = _posterior(fit_a), _posterior(fit_b)
@@ -60,12 +60,7 @@ def compare(
         if facts.trouble:
             typer.secho(f"{path}: {facts.trouble}", fg="red", err=True)
     if not all(facts.usable for facts in saved.values()):
-        raise typer.Exit(_NOT_USABLE)
-
-
-def _folder(path: Path) -> Path:
-    """The folder of the fit itself, also where ``fedbayes fit`` has put it into one with other files."""
-    return path / "fit" if (path / "fit" / "posterior.nc").is_file() else path
+        raise typer.Exit(NOT_USABLE)
 
 
 def _posterior(path: Path) -> Any:
@@ -73,7 +68,7 @@ def _posterior(path: Path) -> Any:
 
     if not path.exists():
         raise ClientDataError(f"There is no '{path}'. Name the folder of a fit, or a NetCDF file.")
-    file = _folder(path) / "posterior.nc" if path.is_dir() else path
+    file = fit_folder(path) / "posterior.nc" if path.is_dir() else path
     if not file.is_file():
         raise ClientDataError(
             f"'{path}' is not the folder of a fit: it holds no 'posterior.nc'. Name the folder that `--out` of "
@@ -160,7 +155,7 @@ def _saved(path: Path) -> "Facts | None":
     from fedbayes.report.facts import facts_in
     from fedbayes.results.saved.folder import read_meta
 
-    folder = _folder(path)
+    folder = fit_folder(path)
     if not (folder / "fit.json").is_file():
         return None
     try:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 import typer
 
+BAD_INPUT, NOT_USABLE = 2, 3  # exit codes
+
 
 @contextmanager
 def plain_errors(bad_input: int = 1) -> Iterator[None]:
