@@ -117,6 +117,12 @@ def _show_study(site: "Site") -> None:
     for part, text in site.study.description.items():
         lines = text.splitlines()
         typer.echo(f"{part}: {text}" if len(lines) == 1 else f"{part}:\n" + "\n".join(f"    {line}" for line in lines))
+    configured = getattr(site.study, "configured", None)  # an agreement has no method
+    if configured is not None and configured.takes_local_steps:
+        typer.echo(
+            "This method takes several local steps a round. From sums of these a server that lies about the steps' "
+            "size can find single sites' answers. `local_steps = false` under [answers] of the policy refuses them."
+        )
 
 
 def _show_messages(site: "Site") -> None:

@@ -290,6 +290,14 @@ class Method(ABC):
         return ""
 
     @property
+    def takes_local_steps(self) -> bool:
+        """Whether a client takes several steps on its own data between two messages.
+
+        What it sends then is no sum over its rows, and a sum of such terms tells more than one of gradients.
+        """
+        return False
+
+    @property
     def is_private(self) -> bool:
         """Whether clients answer with noise that hides their records, and with nothing else.
 

@@ -74,6 +74,8 @@ class Site(AnsweringSite):
         if methods is not None and asked_for.lower() not in [each.lower().replace("_", "") for each in methods]:
             log.error("The study's method is %s; the owner's policy allows %s.", asked_for, list(methods))
             raise Refused(Refusal.METHOD)
+        if self.study.configured.takes_local_steps and not policy.answers.local_steps:
+            raise Refused(Refusal.LOCAL_STEPS)
         client = self._greeted(header.get("greeting")) if kind == "hello" else self._client()
         self._let_out(client, policy)
         if kind == "hello":

@@ -98,6 +98,11 @@ class Options:
         return 10 if self.local_steps is None else self.local_steps
 
     @property
+    def takes_local_steps(self) -> bool:
+        """Unless there is one a round; Newton's method goes on until it has converged."""
+        return self.solver != "steps" or self.epochs is not None or self.steps > 1
+
+    @property
     def needs_rows(self) -> bool:
         """Whether gradients are taken of batches."""
         return self.batch_size is not None

@@ -72,6 +72,9 @@ class AnswerRules(NamedTuple):
     methods
         The names of the methods whose rounds it answers, ``"agreement"`` for sums by which sites agree on a regression;
         ``None``: those of all studies that may run.
+    local_steps
+        Whether it answers by methods that take several local steps a round. A server that chooses their size takes a
+        sum of such answers apart into single sites' ones.
     questions
         What it answers about a finished fit, of :data:`QUESTIONS`.
     nats
@@ -82,6 +85,7 @@ class AnswerRules(NamedTuple):
 
     most: int | None = None
     methods: tuple[str, ...] | None = None
+    local_steps: bool = True
     questions: tuple[str, ...] = tuple(QUESTIONS)
     nats: float | None = None
     agreement: bool = True
@@ -249,8 +253,10 @@ def _answers(path: Path, told: Mapping[str, Any]) -> AnswerRules:
             f"The site's policy, '{path}': `nats` is {nats!r}; write to how many nats log-likelihoods are rounded, "
             "such as 0.1, and not more than 1.0."
         )
-    if not isinstance(found.agreement, bool):
-        raise ClientDataError(f"The site's policy, '{path}': `agreement` is {found.agreement!r}; write true or false.")
+    for name in ("local_steps", "agreement"):
+        if not isinstance(getattr(found, name), bool):
+            value = getattr(found, name)
+            raise ClientDataError(f"The site's policy, '{path}': `{name}` is {value!r}; write true or false.")
     methods = None if found.methods is None else tuple(found.methods)
     return found._replace(methods=methods, questions=tuple(found.questions))
 

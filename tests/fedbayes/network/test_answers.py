@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from permissive import PERMISSIVE
 
+import fedbayes as fb
 from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import FederatedError
 from fedbayes.network.client.points import rounded
@@ -39,8 +40,37 @@ def test_a_study_by_another_method_is_refused_before_data_are_read(federation, p
 
 @pytest.mark.parametrize("name", ["EP", "ep"])
 def test_one_by_a_method_that_is_named_is_answered(federation, policy, name):
-    policy(f'methods = ["{name}", "laplace"]')
+    policy(f'methods = ["{name}", "laplace"]\nlocal_steps = false')
     assert federation().fit().converged
+
+
+def test_several_local_steps_are_refused_before_data_are_read(federation, policy):
+    policy("local_steps = false")
+    world = federation(fb.FedAvg(local_steps=2))
+    world.data = None  # whoever reads it fails
+    network = Rehearsal(*(world.site(name) for name in ("ada", "bo", "cy")))
+    with pytest.raises(FederatedError, match="answers by no method that takes several local steps a round"):
+        world.fit(network)
+
+
+@pytest.mark.parametrize(
+    ("method", "several"),
+    [
+        (fb.EP(), False),
+        (fb.Laplace(), False),
+        (fb.FedAvg(), True),
+        (fb.FedAvg(local_steps=1), False),
+        (fb.FedAvg(epochs=1, batch_size=4), True),
+        (fb.FedProx(solver="newton"), True),
+        (fb.FedEnsemble(local_steps=1), False),
+        (fb.FALD(), True),
+        (fb.FALD(local_steps=1), False),
+        (fb.FedPA(), True),
+    ],
+    ids=repr,
+)
+def test_what_takes_several_steps(method, several):
+    assert method.takes_local_steps is several
 
 
 @pytest.mark.parametrize("secure", [True, False], ids=["secure sums", "single messages"])

@@ -13,11 +13,17 @@ import fedbayes as fb
 from fedbayes.errors import ResultCode
 from fedbayes.inference import METHODS
 from fedbayes.inference.mode import Laplace
+from fedbayes.network.charter import Seat
 from fedbayes.network.client.points import Reach, reach_of
+from fedbayes.network.client.reading import own_problem
 from fedbayes.network.messages import Message, pack, unpack
 from fedbayes.network.site import Site
+from fedbayes.network.study import Study
+from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.problem.problem import make_problem
 from fedbayes.problem.program.prior import Prior
+from fedbayes.problem.roster import Roster
+from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.wire import arrays_of, encode
 from fedbayes.runtime.precision import computing
 
@@ -37,6 +43,32 @@ def test_a_prior_that_is_improper_sets_no_limit():
     assert reach_of(standard, np.inf) is None
     found = reach_of(standard, 50.0)
     np.testing.assert_allclose(found.scale, 1.0)
+
+
+def test_a_prior_by_the_number_of_rows_is_this_run_s():
+    """The attack: a run with a larger template beforehand, at one site alone, whose prior would stay what it was.
+
+    Clients of one number of rows may have such a prior; a site refuses it where they differ.
+    """
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, float(len(y))))
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    study, client = Study(model, Laplace()), ClientArrays({"y": np.arange(5.0)}, {})
+
+    def joined(rows):
+        """The prior's sd, and the programs of a roster of one."""
+        own = own_problem(study, "ada", client, Seat(0, {"y": "<f8"}, {"y": ((rows,), "<f8")}))
+        program = own.bucket.clients.program
+        roster = Roster(("ada",), np.array([5.0]), np.zeros(1, int), program.globals, own.prior, own.seat.shapes())
+        return own.prior.spread[1].item(), programs_for(study.configured, roster, (program,), {})
+
+    with computing():
+        (before, old), (now, new) = joined(64), joined(8)
+        np.testing.assert_allclose([before, now], [64.0, 8.0])
+        assert new is not old
+        assert joined(8)[1] is new
 
 
 class Asking:

@@ -89,6 +89,7 @@ def test_a_policy_is_where_the_configuration_says(tmp_path):
         ("[answers]\nquestions = ['loo']\n", r"`questions` is \['loo'\]; .* some of \['check', 'log-l"),
         ("[answers]\nnats = 2.0\n", r"`nats` is 2.0; write to how many nats"),
         ("[answers]\nagreement = 1\n", r"`agreement` is 1; write true or false"),
+        ("[answers]\nlocal_steps = 1\n", r"`local_steps` is 1; write true or false"),
         ("sums = 5\n", r"write the rules as a table, \[sums\]"),
         ("[points]\nfurthest = 5\n", r"has 'furthest', which is none of the settings of \[points\].*'farthest'"),
         ("single = true\n", r"write 'single' below a line `\[sums\]`"),
