@@ -18,6 +18,7 @@ from fedbayes.models import heart_disease
 from fedbayes.network.client.journal import Journal
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(2400),
     pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning"),
 ]
@@ -50,16 +51,6 @@ def recorded(tmp_path_factory):
     return of
 
 
-def test_real_processes_give_the_answer_of_one_process(secure, recorded, tmp_path):
-    """The one test over real processes that is not slow. Two rounds tell as much as all: the tests below make them."""
-    short = {"num-rounds": 2, "correct": False}
-    run = secure.run(recorded(EP)[0], settings(THREE, tmp_path / "fit", **short))
-    assert run.wait(LONG) == "finished:completed", run.log()
-    assert_same_file(tmp_path / "fit", here(EP, THREE, num_rounds=2, correct=False), rtol=1e-10, atol=1e-10)
-    assert "round 1: 3 of 3 clients" in run.log()
-    assert forms(secure) == {"hidden"}
-
-
 @pytest.fixture(scope="module")
 def summaries():
     """What is looked for in recordings: the sites' own Gaussian summaries."""
@@ -75,11 +66,10 @@ def forms(secure) -> set[str]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (EP, {"hidden"}),
+        pytest.param(EP, {"hidden"}, marks=pytest.mark.versions),
         ("'laplace'", {"hidden"}),
         ('fb.OneShot(combine="laplace", num_replicates=1)', {"answered", "hidden"}),
     ],
@@ -97,7 +87,6 @@ def test_whole_fits_give_the_answer_of_one_process(method, expected, secure, rec
         assert_nothing_of_a_site(Recording(folder), hospitals(THREE), summaries)
 
 
-@pytest.mark.slow
 def test_without_secure_sums_a_recording_holds_each_sites_summary(secure, recorded, tmp_path, summaries):
     """The attack works where there is something: the first answers are the sites' Gaussians, to the last digits."""
     app, folder = recorded("'laplace'")
@@ -110,7 +99,6 @@ def test_without_secure_sums_a_recording_holds_each_sites_summary(secure, record
         assert_nothing_of_a_site(found, hospitals(THREE), summaries)
 
 
-@pytest.mark.slow
 @pytest.mark.statistical(key="the sites' own secrets", numbers=112, errors=5.0)  # chains are up to 1.2 times as wide
 def test_chains_run_over_real_processes(secure, recorded, tmp_path, summaries):
     """FA-LD: clients' noise is their own, so that the chains are other ones, about the same mode."""
@@ -129,14 +117,12 @@ def test_chains_run_over_real_processes(secure, recorded, tmp_path, summaries):
         assert np.ptp(values) > 0.0
 
 
-@pytest.mark.slow
 def test_every_site_answers_every_round_by_one_worker(secure, echo, rounds, output):
     assert_one_worker_answers_each_site(secure, echo, rounds, output | {"node-keys": "named"})
     for answers in rounds():
         assert len({answer["key"] for answer in answers} - {None}) == THREE
 
 
-@pytest.mark.slow
 def test_a_node_killed_in_mid_run_and_restarted(secure, recorded, tmp_path):
     """With its key it comes back under the same address. See the faults for one without."""
     run = secure.run(recorded(EP)[0], settings(THREE, tmp_path / "fit", **{"round-timeout": 40.0}))
@@ -151,7 +137,6 @@ def test_a_node_killed_in_mid_run_and_restarted(secure, recorded, tmp_path):
     assert_same_file(tmp_path / "fit", here(EP, THREE), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.slow
 def test_a_server_killed_in_mid_run_and_started_again(secure, recorded, tmp_path):
     """The run goes on from its checkpoint."""
     folder, told = recorded(EP)[0], settings(THREE, tmp_path / "fit")
@@ -191,7 +176,6 @@ def load_data(config):
 """
 
 
-@pytest.mark.slow
 def test_sites_agree_on_a_regression_and_fit_it(secure, tmp_path):
     """Two runs: one tells sums, under masks, and the other is the fit that one process makes of all tables."""
     app = app_with(EP, tmp_path / "app")

@@ -15,8 +15,9 @@ from fedbayes.inference.local.steps.energy import Energy
 datasets = pytest.importorskip("sklearn.datasets")
 pytestmark = [pytest.mark.slow, pytest.mark.optimised]
 
-# By K. The scores of many local steps vary least from chain to chain, and cost most: half the chains see as much.
-CHAINS = {1: 8, 10: 8, 20: 8, 50: 4}
+# By K. The scores of many local steps vary least from chain to chain, and cost most. The notes have one chain, so that
+# two of ours have a standard error of the difference that is 1.22 of theirs, and eight one of 1.06.
+CHAINS = {1: 8, 10: 4, 20: 2, 50: 2}
 LOCAL_STEPS = tuple(CHAINS)
 # By step size, K and round: accuracy, Brier score and expected calibration error of the notes' run (section 4.2), and
 # their sds from chain to chain, measured once with 16 chains and another key. The notes name no split. The one below is
@@ -100,7 +101,7 @@ def by_round():
 @pytest.mark.parametrize("number", [50, 100, 200])
 @pytest.mark.statistical(key=1, numbers=9, errors=5.3)
 def test_one_local_step_is_worst_per_round(by_round, number):
-    """The smallest gap, in accuracy at round 200, is five and a half Monte Carlo standard errors wide."""
+    """The smallest gap, in accuracy at round 200, is wider than five and a half sds of the difference of two chains."""
     accuracy, brier, calibration = np.transpose([by_round[1e-3, steps][number] for steps in LOCAL_STEPS])
     assert accuracy[0] < accuracy[1:].min()
     assert brier[0] > brier[1:].max()
