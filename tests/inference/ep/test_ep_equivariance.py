@@ -73,21 +73,6 @@ def nes_by_age() -> Problem:
     return Problem(9, model, clients)
 
 
-def counts() -> Problem:
-    rng, clients = np.random.default_rng(3), {}
-    for k in range(6):
-        x = np.column_stack([np.ones(40), rng.normal(size=(40, 3))])
-        clients[f"ward{k}"] = {"x": x, "y": rng.poisson(np.exp(x @ [1.0, 0.5, -0.3, 0.2])).astype(float)}
-
-    def model(basis):
-        def program(x, y=None):
-            numpyro.sample("y", dist.Poisson(jnp.exp(x @ gaussian(basis, np.full(4, 2.0)))), obs=y)
-
-        return program
-
-    return Problem(4, model, clients)
-
-
 def mean_and_scale() -> Problem:
     """The globals of HM2's example, a mean and a log variance, which few rows a client make skew."""
     rng = np.random.default_rng(0)
@@ -158,7 +143,7 @@ def end_together(plain: fb.FederatedFit, turned: fb.FederatedFit) -> None:
 
 @pytest.mark.slow
 @pytest.mark.optimised
-@pytest.mark.parametrize("make", [heart, nes_by_age, counts, mean_and_scale, hierarchical])
+@pytest.mark.parametrize("make", [heart, nes_by_age, mean_and_scale, hierarchical])
 @pytest.mark.statistical(key=0, numbers=28, errors=6.0)
 def test_a_linear_change_of_the_globals_changes_nothing(make) -> None:
     """Means and sds within six standard errors of the two fits' difference, the noise within a fifth."""
