@@ -208,37 +208,6 @@ def load(project):
     return app.study
 
 
-@pytest.mark.slow
-def test_the_project_s_study_is_fitted_and_a_site_writes_its_posterior(project, tmp_path, monkeypatch):
-    study = load(project)
-    whole = Study(study.model, study.method)
-    sites = [Site(whole, study.load_data, config_of(site, project)) for site in SITES]
-    fit = fit_over(Rehearsal(*sites), whole, key=jax.random.key(0), num_clients=3, num_draws=200, progress=False)
-    clients = {site: study.load_data(config_of(site, project)) for site in SITES}
-    alone = fb.fit_federated(
-        study.model, clients, method=study.method, key=jax.random.key(0), num_draws=200, progress=False
-    )
-    for name in ("intercept", "beta"):
-        ours, theirs = (np.asarray(each.idata["posterior"][name]) for each in (fit, alone))
-        np.testing.assert_allclose(ours, theirs, atol=1e-10)
-
-    monkeypatch.chdir(tmp_path)
-    code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
-    assert code == 0, told
-    assert "The posterior of site cleveland, given all sites' data, is in cleveland.nc" in told
-    assert stat.S_IMODE((tmp_path / "cleveland.nc").stat().st_mode) == 0o600
-    assert "intercept: mean" in told
-    from fedbayes.results.arviz import from_netcdf
-
-    written = from_netcdf(tmp_path / "cleveland.nc")["posterior"]
-    np.testing.assert_allclose(written["beta"], fit.idata["posterior"]["beta"], atol=1e-10)
-
-    (project / "data" / "cleveland.csv").unlink()
-    code, told = run("client-posterior", "--project", project, "--config", as_text(config_of("cleveland", project)))
-    assert code == 1
-    assert "cleveland.csv', which is not there" in told
-
-
 LOCAL_STUDY = """
 import numpyro
 import numpyro.distributions as dist
@@ -261,21 +230,26 @@ load_data = columns(x="age", y="disease")
 
 @pytest.mark.slow
 @pytest.mark.statistical(key="0, and the sites' own secrets", numbers=2, errors=4.0)
-def test_a_site_s_own_latents_are_in_its_posterior(project, tmp_path):
-    """They are those that the site itself computes, and agree with a fit of all data in one process."""
+def test_a_site_s_own_latents_are_in_its_posterior(project, tmp_path, monkeypatch):
+    """They are those that the site itself computes, and agree with a fit of all data in one process.
+
+    A study without locals is the page's (`test_flower_page.py`), whose file it names.
+    """
     (project / "app" / "study.py").write_text(LOCAL_STUDY)
     study = load(project)
     whole = Study(study.model, study.method)
     sites = [Site(whole, study.load_data, config_of(site, project)) for site in SITES]
     fit_over(Rehearsal(*sites), whole, key=jax.random.key(0), num_clients=3, num_draws=400, progress=False)
-    output = tmp_path / "own" / "budapest.nc"
+    monkeypatch.chdir(tmp_path)
     config = as_text(config_of("budapest", project))
-    code, told = run("client-posterior", "--project", project, "--config", config, "--output", output)
+    code, told = run("client-posterior", "--project", project, "--config", config)
     assert code == 0, told
+    assert "The posterior of site budapest, given all sites' data, is in budapest.nc" in told
     assert "own: mean" in told
+    assert stat.S_IMODE((tmp_path / "budapest.nc").stat().st_mode) == 0o600
     from fedbayes.results.arviz import from_netcdf
 
-    written = from_netcdf(output)["posterior"]
+    written = from_netcdf(tmp_path / "budapest.nc")["posterior"]
     clients = {site: study.load_data(config_of(site, project)) for site in SITES}
     alone = fb.fit_federated(
         study.model, clients, method=study.method, key=jax.random.key(0), num_draws=400, progress=False
@@ -284,6 +258,10 @@ def test_a_site_s_own_latents_are_in_its_posterior(project, tmp_path):
         ours, theirs = written[name].to_numpy(), alone[name].to_numpy()
         # both have 800 draws, nearly independent: four standard errors of the difference of two means
         assert abs(ours.mean() - theirs.mean()) < 4 * theirs.std() * np.sqrt(2 / theirs.size)
+    (project / "data" / "budapest.csv").unlink()
+    code, told = run("client-posterior", "--project", project, "--config", config)
+    assert code == 1
+    assert "budapest.csv', which is not there" in told
 
 
 @pytest.mark.parametrize("site", [*SITES, "zurich"])
