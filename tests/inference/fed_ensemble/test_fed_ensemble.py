@@ -430,7 +430,7 @@ def test_toy_table_bias_stays_and_variance_falls() -> None:
     )
     variance = {1: UNIFORM * np.sum((grid @ matrix) ** 2) / len(grid)}
     bias = {1: np.sqrt(np.mean((grid @ offset - truth) ** 2))}
-    for num_modes, num_starts in ((2, 60), (40, 3)):  # 120 modes each
+    for num_modes, num_starts in ((2, 60), (40, 10)):
         starts = [jax.random.key(seed) for seed in range(num_starts)]
         fits = [fitted(plane, clients, 200, num_modes=num_modes, key=key, **options) for key in starts]
         predictors = np.stack([grid @ modes(fit).mean(axis=0) for fit in fits])
@@ -438,7 +438,7 @@ def test_toy_table_bias_stays_and_variance_falls() -> None:
         bias[num_modes] = np.sqrt(np.mean((predictors.mean(axis=0) - truth) ** 2))
     print("bias", bias, "variance", variance)
     assert max(bias.values()) < 1.15 * min(bias.values())
-    # in 5.5 independent directions the ratios have sds of 0.04 and 0.01, of 60 starts and of 3
+    # of 60 starts in 5.5 independent directions: the ratio has an sd of 0.04
     assert 0.35 < variance[2] / variance[1] < 0.75
     assert variance[40] < variance[1] / 4.0
 
