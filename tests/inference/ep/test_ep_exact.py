@@ -131,18 +131,23 @@ def posterior_of_client(run, name, cavity):
         return np.asarray(mode.position)[3:], np.linalg.inv(np.asarray(mode.curvature))[3:, 3:]
 
 
-def cavity_of(run, place):
-    return jax.tree.map(lambda q, site: q[0] - site[0, place], run.posterior, run.sites)
+def cavities_of(run):
+    """Of every client, in their order; what all of them share is asked once."""
+    posterior, sites = run.posterior, run.sites
+    return [
+        jax.tree.map(lambda q, site, place=place: q[0] - site[0, place], posterior, sites)
+        for place in range(len(run.problem.names))
+    ]
 
 
 def test_client_posterior_uses_the_cavity_and_is_exact(rounds, clients) -> None:
     run = rounds(partial(hm2.model, tau=TAU, noise_sd=NOISE), clients, EXACT).run(1)
-    for place, name in enumerate(clients):
+    everybody = jax.tree.map(lambda leaf: leaf[0], run.posterior)
+    for name, cavity in zip(clients, cavities_of(run), strict=True):
         exact, spread = hm2.exact_client_posterior(clients, name, TAU, NOISE)
-        mean, covariance = posterior_of_client(run, name, cavity_of(run, place))
+        mean, covariance = posterior_of_client(run, name, cavity)
         np.testing.assert_allclose(mean, exact, rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(covariance, spread, rtol=1e-9, atol=1e-10)
-        everybody = jax.tree.map(lambda leaf: leaf[0], run.posterior)
         twice, _ = posterior_of_client(run, name, everybody)
         assert np.max(np.abs(twice - exact)) > 1e-3  # the client's data counted twice
 
@@ -171,13 +176,13 @@ def test_limits_of_the_spread_between_clients(rounds, clients, tau: float, separ
         pooled = np.linalg.solve(x.T @ x + NOISE**2 * np.eye(3), x.T @ y)
         np.testing.assert_allclose(run.moments()[0], pooled, rtol=1e-5)
         return
-    for place, (name, data) in enumerate(clients.items()):
+    for (name, data), cavity in zip(clients.items(), cavities_of(run), strict=True):
         own, *_ = np.linalg.lstsq(data["x"], data["y"], rcond=None)
         exact, _ = hm2.exact_client_posterior(clients, name, taus, NOISE)
         np.testing.assert_allclose(exact, own, rtol=1e-5)
-        mean, _ = posterior_of_client(run, name, cavity_of(run, place))
+        mean, _ = posterior_of_client(run, name, cavity)
         with jax.enable_x64(True):  # non-centred: z is theta = mu + sqrt(tau) z in other units
-            joint = tilted_mode(run.problem.client(name), cavity_of(run, place)).position
+            joint = tilted_mode(run.problem.client(name), cavity).position
         np.testing.assert_allclose(np.asarray(joint[:3]) + 1e4 * mean, own, rtol=1e-3)
 
 
