@@ -49,16 +49,19 @@ def test_the_program_of_everybodys_data_is_the_product_of_the_clients(script, na
     for client_name, arrays in zip(problem.names, problem.arrays, strict=True):
         program = problem.program(client_name)
         z = 0.3 * random.normal(size=program.locals.size)
-        separate += program.log_factor(theta, z, arrays.arrays)
+        separate += jax.jit(program.log_factor)(theta, z, arrays.arrays)
         own.append(program.locals.unravel(jnp.asarray(z)))
     together = problem.client(problem.names[0]).program.globals.unravel(jnp.asarray(theta))
-    shapes = {site: np.shape(found["value"]) for site, found in trace(seed(model, 0)).get_trace(**data).items()}
+    shapes = jax.eval_shape(
+        lambda: {site: found["value"] for site, found in trace(seed(model, 0)).get_trace(**data).items()}
+    )
     for site in own[0]:
         values = [each[site] for each in own]
-        stacked = np.ndim(values[0]) < len(shapes[site])
+        stacked = np.ndim(values[0]) < shapes[site].ndim
         together[site] = jnp.stack(values) if stacked else jnp.concatenate(values)
-    joint = -potential_energy(seed(model, 0), (), data, together)
-    np.testing.assert_allclose(problem.prior.log_density(theta) + separate, joint, rtol=1e-10)
+    # compiled as a whole: one by one each of their operations is a program
+    joint = jax.jit(lambda params: -potential_energy(seed(model, 0), (), data, params))(together)
+    np.testing.assert_allclose(jax.jit(problem.prior.log_density)(theta) + separate, joint, rtol=1e-10)
 
 
 def test_units_of_all_clients_are_numbered_through(script) -> None:

@@ -217,9 +217,11 @@ def test_any_callable_with_the_convention_is_a_kernel() -> None:
         return law(gp.RBF(0.3, 0.5) + Rational(scale, 1.3), x, 0.2, jitter=0.0, **options).log_prob(y)  # type: ignore[operator]
 
     expected = reference.log_marginal_likelihood(reference.kernel_.theta)
-    np.testing.assert_allclose(jax.jit(density)(0.4), expected, rtol=1e-10)
-    np.testing.assert_allclose(density(0.4, gp.SparseGaussianProcess, inducing=x), expected, rtol=1e-8)
-    np.testing.assert_allclose(jax.grad(density)(0.4), (density(0.40001) - density(0.39999)) / 2e-5, rtol=1e-6)
+    exactly, sparsely = jax.jit(density), jax.jit(partial(density, law=gp.SparseGaussianProcess, inducing=x))
+    np.testing.assert_allclose(exactly(0.4), expected, rtol=1e-10)
+    np.testing.assert_allclose(sparsely(0.4), expected, rtol=1e-8)
+    slope = jax.jit(jax.grad(density))(0.4)
+    np.testing.assert_allclose(slope, (exactly(0.40001) - exactly(0.39999)) / 2e-5, rtol=1e-6)
     alone = gp.GaussianProcess(Rational(0.4, 1.3), new, 0.2)
     assert alone.given(gp.GaussianProcess(Rational(0.4, 1.3), x, 0.2), y).mean.shape == (4,)
 
@@ -326,13 +328,21 @@ def test_masked_rows_leave_the_law_of_the_others(make: Callable[..., Any]) -> No
     def alone(theta: jax.Array) -> jax.Array:
         return make(theta, x[MASK]).log_prob(y[MASK])
 
-    for derivative in (lambda f: f, jax.grad, jax.hessian):
-        found, expected = (jax.jit(derivative(each))(THETA) for each in (masked, alone))
+    def everything(density: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+        return jax.jit(lambda theta: (density(theta), jax.grad(density)(theta), jax.hessian(density)(theta)))
+
+    for found, expected in zip(everything(masked)(THETA), everything(alone)(THETA), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-    new = make(THETA, rows(3, 1, seed=3))
-    found, expected = new.given(make(THETA, x).of_rows(MASK), y), new.given(make(THETA, x[MASK]), y[MASK])
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-10)
-    np.testing.assert_allclose(found.factor, expected.factor, atol=1e-10)
+
+    @jax.jit
+    def predictions(theta: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        new = make(theta, rows(3, 1, seed=3))
+        both = new.given(make(theta, x).of_rows(MASK), y), new.given(make(theta, x[MASK]), y[MASK])
+        return [(each.mean, each.factor) for each in both]
+
+    found, expected = predictions(THETA)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-10)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-10)
 
 
 @every_law
@@ -377,11 +387,12 @@ def test_sparse_is_exact_at_inducing_inputs_that_are_the_rows() -> None:
 def test_sparse_is_a_lower_bound_that_rises_with_the_inducing_inputs() -> None:
     """Nested inducing inputs give rising bounds (Titsias 2009), here from 380 below to 3e-4."""
     x, y = rows(40, 1), np.sin(8 * rows(40, 1)[:, 0]) + 0.2 * outcomes(40)
-    full = law([0.2, 1.0, 0.05], "rbf", x).log_prob(y)
-    gaps = []
-    for num in (2, 3, 5, 9, 17):
-        approximate = gp.SparseGaussianProcess(gp.RBF(0.2, 1.0), x, 0.05, np.linspace(0, 1, num))
-        gaps.append(float(full - approximate.log_prob(y)))
+
+    def bound(scale: float, inducing: np.ndarray) -> jax.Array:
+        return gp.SparseGaussianProcess(gp.RBF(scale, 1.0), x, 0.05, inducing).log_prob(y)
+
+    full, compiled = law([0.2, 1.0, 0.05], "rbf", x).log_prob(y), jax.jit(bound)
+    gaps = [float(full - compiled(0.2, np.linspace(0, 1, num))) for num in (2, 3, 5, 9, 17)]
     assert np.all(np.diff(gaps) < 0.0)
     assert 0.0 < gaps[-1] < 1e-3
 

@@ -25,6 +25,12 @@ MOMENTS = json.loads((Path(__file__).parents[2] / "data" / "posteriordb" / "mome
 # mean of mu, of log tau, and their sds, with 10, 30 and 100 clients: a grid over both (notes E3.3 of Yue 2023)
 EXACT = {10: (1.0020, -0.1961, 0.2893, 0.4473), 30: (0.8445, -0.1870, 0.1667, 0.2591)}
 
+# the smallest fit of two replicates, where the answer of the rounds is known and only the check of it is asked about
+SMALL = dict(
+    method=fb.EP(num_replicates=2, solver="laplace", init="prior", damping=1.0), key=jax.random.key(1), num_draws=500,
+    progress=False,
+)  # fmt: skip
+
 
 def scale_model(th) -> None:
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -50,6 +56,15 @@ def straight() -> dict:
 
 
 @pytest.fixture(scope="module")
+def corrected() -> fb.FederatedFit:
+    """A fit whose Gaussian is corrected, of few draws."""
+    asked = dict(method=fb.EP(num_replicates=2), key=jax.random.key(1), num_draws=500, progress=False)
+    fit = fb.fit_federated(scale_model, scale_clients(10), **asked)
+    assert fit.correction.applied
+    return fit
+
+
+@pytest.fixture(scope="module")
 def schools() -> fb.FederatedFit:
     clients = eight_schools.clients()
     return fb.fit_federated(eight_schools.model, clients, key=jax.random.key(0), num_draws=4000, progress=False)
@@ -69,11 +84,8 @@ def scales() -> Callable[[int], fb.FederatedFit]:
 
 
 def test_an_exact_answer_stays_as_it_is(straight: dict) -> None:
-    method, key = fb.EP(num_replicates=2), jax.random.key(1)
-    fit = fb.fit_federated(linear.model, straight, method=method, key=key, num_draws=500, progress=False)
-    plain = fb.fit_federated(
-        linear.model, straight, method=method, key=key, num_draws=500, progress=False, correct=False
-    )
+    fit = fb.fit_federated(linear.model, straight, **SMALL)
+    plain = fb.fit_federated(linear.model, straight, **SMALL, correct=False)
     assert fit.error.attrs["correction"] == "not needed"
     assert fit.error.attrs["distance"] < 1e-6
     np.testing.assert_allclose(fit.error["mean"], 0.0, atol=1e-9)
@@ -84,9 +96,8 @@ def test_an_exact_answer_stays_as_it_is(straight: dict) -> None:
 
 
 def test_what_the_check_costs_is_counted(straight: dict) -> None:
-    asked = dict(method=fb.EP(num_replicates=2), key=jax.random.key(1), num_draws=500, progress=False)
-    fit = fb.fit_federated(linear.model, straight, **asked)
-    plain = fb.fit_federated(linear.model, straight, **asked, correct=False)
+    fit = fb.fit_federated(linear.model, straight, **SMALL)
+    plain = fb.fit_federated(linear.model, straight, **SMALL, correct=False)
     assert fit.communication.exchanges == plain.communication.exchanges + 1
     # of each replicate 500 draws of the Gaussian and 250 wider ones, a number each from a client
     assert fit.communication.bytes_up - plain.communication.bytes_up >= 2 * 750 * 8
@@ -102,11 +113,10 @@ def test_a_check_that_fails_does_not_lose_the_fit(straight: dict, rounds, monkey
     def fails(*given):
         raise FederatedError("The clients' answer asks for 53.6 GiB of memory at once.")
 
-    asked = dict(method=fb.EP(num_replicates=2, init="prior"), key=jax.random.key(1), num_draws=500, progress=False)
     monkeypatch.setattr("fedbayes.results.corrected.correct", fails)
     category = UnreliableWarning if rounds is None else NotConvergedWarning
     with pytest.warns(category, match=r"53\.6 GiB of memory at once\. `fit\.idata` has the answer of the rounds"):
-        fit = fb.fit_federated(linear.model, straight, num_rounds=rounds, **asked)
+        fit = fb.fit_federated(linear.model, straight, num_rounds=rounds, **SMALL)
     monkeypatch.undo()
     assert "the check has failed" in repr(fit)
     assert "53.6 GiB" in fit.trouble()
@@ -117,7 +127,7 @@ def test_a_check_that_fails_does_not_lose_the_fit(straight: dict, rounds, monkey
     assert idata.posterior.attrs["correction"] == "failed"
     assert not hasattr(idata, "log_likelihood")
     if rounds is None:
-        plain = fb.fit_federated(linear.model, straight, **asked, correct=False)
+        plain = fb.fit_federated(linear.model, straight, **SMALL, correct=False)
         np.testing.assert_array_equal(idata.posterior["beta"], plain.idata.posterior["beta"])
     fit.save(tmp_path / "fit")
     loaded = fb.load_fit(tmp_path / "fit", linear.model, straight)
@@ -129,10 +139,7 @@ def test_a_check_that_fails_does_not_lose_the_fit(straight: dict, rounds, monkey
 
 
 def test_questions_are_no_part_of_what_idata_costs(straight: dict, tmp_path: Path) -> None:
-    fit = fb.fit_federated(
-        linear.model, straight, method=fb.EP(num_replicates=2), key=jax.random.key(1), num_draws=500, progress=False,
-        correct=False,
-    )  # fmt: skip
+    fit = fb.fit_federated(linear.model, straight, **SMALL, correct=False)
     rounds = fit.communication.exchanges
     fit.exact(progress=False)
     asked = fit.communication.exchanges - rounds
@@ -217,7 +224,7 @@ def rarely(y) -> None:
 @pytest.mark.statistical(key=0, numbers=2, errors=6.0)
 def test_more_draws_of_the_locals_give_the_same_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = {name: {"y": np.array([0.0, 0.0, float(name == "b")])} for name in "abc"}
-    asked = dict(method=fb.EP(num_replicates=2), key=jax.random.key(0), num_draws=1000, progress=False)
+    asked = dict(method=fb.Laplace(), key=jax.random.key(0), num_draws=2000, progress=False)
     plain = fb.fit_federated(rarely, clients, **asked)
     monkeypatch.setattr(correct, "NOISE", 1e-9)
     finer = fb.fit_federated(rarely, clients, **asked)
@@ -282,7 +289,8 @@ def test_a_hierarchical_scale_is_within_a_percent(num: int, scales: Callable[[in
 def test_the_prior_left_out_of_the_weights_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: without the prior the corrected moments miss the exact ones by far more than the tolerance above."""
     monkeypatch.setattr(correct, "log_joint", lambda prior, theta, log_likelihood: log_likelihood.sum(axis=-1))
-    fit = fb.fit_federated(scale_model, scale_clients(10), key=jax.random.key(0), progress=False)
+    asked = dict(method=fb.EP(num_replicates=2), key=jax.random.key(1), num_draws=500, progress=False)
+    fit = fb.fit_federated(scale_model, scale_clients(10), **asked)
     exact = np.asarray(EXACT[10])
     assert np.max(np.abs(fit.error["posterior_sd"] / exact[2:] - 1.0)) > 0.05
 
@@ -315,34 +323,33 @@ def test_evidence_is_corrected_too(scales: Callable[[int], fb.FederatedFit]) -> 
     np.testing.assert_allclose(scales(10).log_evidence.mean(), exact, atol=0.01)
 
 
-def test_a_loaded_fit_says_the_same(schools: fb.FederatedFit, tmp_path: Path) -> None:
-    schools.save(tmp_path / "fit")
-    loaded = fb.load_fit(tmp_path / "fit", eight_schools.model, eight_schools.clients())
-    np.testing.assert_array_equal(loaded.idata.posterior["tau"], schools.idata.posterior["tau"])
-    assert loaded.communication == schools.communication
-    np.testing.assert_allclose(loaded.error["posterior_sd"], schools.error["posterior_sd"], rtol=1e-9)
-    again = loaded.communication.exchanges - schools.communication.exchanges  # its weights are not in the file
-    assert again == schools.error.attrs["exchanges"]
+def test_a_loaded_fit_says_the_same(corrected: fb.FederatedFit, tmp_path: Path) -> None:
+    corrected.save(tmp_path / "fit")
+    loaded = fb.load_fit(tmp_path / "fit", scale_model, scale_clients(10))
+    np.testing.assert_array_equal(loaded.idata.posterior["ell"], corrected.idata.posterior["ell"])
+    assert loaded.communication == corrected.communication
+    np.testing.assert_allclose(loaded.error["posterior_sd"], corrected.error["posterior_sd"], rtol=1e-9)
+    again = loaded.communication.exchanges - corrected.communication.exchanges  # its weights are not in the file
+    assert again == corrected.error.attrs["exchanges"]
 
 
-def test_a_fit_saved_before_checks_were_is_checked_when_it_is_asked(schools: fb.FederatedFit, tmp_path: Path) -> None:
-    schools.save(tmp_path / "fit")
+def test_a_fit_saved_before_checks_were_is_checked_when_it_is_asked(corrected: fb.FederatedFit, tmp_path: Path) -> None:
+    corrected.save(tmp_path / "fit")
     file = tmp_path / "fit" / "fit.json"
     meta = json.loads(file.read_text())
     del meta["checked"]
     file.write_text(json.dumps(meta))
-    loaded = fb.load_fit(tmp_path / "fit", eight_schools.model, eight_schools.clients())
+    loaded = fb.load_fit(tmp_path / "fit", scale_model, scale_clients(10))
     assert "  Gaussian  of unknown error; fit.error asks the clients" in repr(loaded)
     assert loaded.fitted.ledger == []
-    assert loaded.trouble() == schools.trouble()
-    again, first = repr(loaded).splitlines(), repr(schools).splitlines()
+    assert loaded.trouble() == corrected.trouble()
+    again, first = repr(loaded).splitlines(), repr(corrected).splitlines()
     assert [line for line in again if "Gaussian" in line] == [line for line in first if "Gaussian" in line] != []
 
 
-def test_executors_agree_on_the_correction() -> None:
-    clients = scale_clients(4)
+def test_executors_agree_on_the_correction(corrected: fb.FederatedFit) -> None:
     # with this key no client changes to NUTS, whose steps magnify the rounding in which executors differ
-    asked = dict(method=fb.EP(num_replicates=2), key=jax.random.key(1), num_draws=500, progress=False)
-    fits = [fb.fit_federated(scale_model, clients, **asked, executor=name) for name in ("batched", "loopback")]
-    assert "nuts" not in fits[0].rounds["solver"].values
-    np.testing.assert_allclose(fits[0].error["posterior_sd"], fits[1].error["posterior_sd"], rtol=1e-9)
+    assert "nuts" not in corrected.rounds["solver"].values
+    asked = dict(method=corrected.method, key=jax.random.key(1), num_draws=500, progress=False)
+    other = fb.fit_federated(scale_model, scale_clients(10), **asked, executor="loopback")
+    np.testing.assert_allclose(corrected.error["posterior_sd"], other.error["posterior_sd"], rtol=1e-9)

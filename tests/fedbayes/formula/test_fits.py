@@ -158,7 +158,7 @@ def small():
     frame = pd.DataFrame({"x": rng.normal(3.0, 1.0, 160), "ward": np.repeat(list("abcd"), 40)})
     frame["y"] = 1.0 + 2.0 * frame["x"] + frame["ward"].map(own) + 0.3 * rng.normal(size=160)
     reg = fb.regression("y ~ x + (1 | ward)", clients=frame, site="ward")
-    return reg, reg.fit(key=jax.random.key(0), progress=False, correct=False)
+    return reg, reg.fit(method="laplace", key=jax.random.key(0), progress=False, correct=False)
 
 
 def test_a_fit_is_one_call_with_names_for_arviz(small):

@@ -1,6 +1,7 @@
 """Running EP round by round, with what each round leaves behind."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,23 +16,52 @@ from fedbayes.numerics.host import gaussian_moments
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.executors import Batched
 from fedbayes.rounds.loop import Run
-from fedbayes.rounds.programs import Programs
+from fedbayes.rounds.programs import Programs, programs_for
+
+
+@dataclass(frozen=True)
+class LastPhase:
+    """A method's last phase, as if it were all of it; its algorithm changed, if a change is given."""
+
+    method: Any
+    change: Callable | None
+
+    @property
+    def num_replicates(self) -> int:
+        return self.method.num_replicates
+
+    def phases(self, roster: Any) -> list[Phase]:
+        last = self.method.phases(roster)[-1]
+        algorithm = last.algorithm if self.change is None else self.change(last.algorithm)
+        return [Phase(algorithm=algorithm, max_rounds=last.max_rounds)]
 
 
 class Rounds:
-    """A method on a problem, one round at a time; all arrays are float64 and keep their axis of replicates."""
+    """A method on a problem, one round at a time; all arrays are float64 and keep their axis of replicates.
+
+    Programs are kept for other tests by `keep`, as those of a fit are: not where the library's functions are replaced.
+    """
 
     def __init__(
-        self, model: Callable, clients: Mapping[str, Any], method: Any, *, change: Callable | None = None
+        self,
+        model: Callable,
+        clients: Mapping[str, Any],
+        method: Any,
+        *,
+        change: Callable | None = None,
+        keep: bool = False,
     ) -> None:
         with jax.enable_x64(True):
             self.method, self.problem = method, make_problem(model, clients)
-            last = method.phases(self.problem.roster)[-1]
-            algorithm = last.algorithm if change is None else change(last.algorithm)
-            phases = [Phase(algorithm=algorithm, max_rounds=last.max_rounds)]
-            programs, executor, key = Programs(phases, AFTER, method.num_replicates), Batched(), jax.random.key(7)
+            last, roster = LastPhase(method, change), self.problem.roster
+            if keep:
+                programs = programs_for(last, roster, self.problem.programs, AFTER)
+                assert not programs.warnings  # they would be heard by nobody
+            else:
+                programs = Programs(last.phases(roster), AFTER, method.num_replicates)
+            executor, key = Batched(), jax.random.key(7)
             executor.connect(programs, self.problem, key)
-            self.loop = Run(programs, self.problem.roster, executor, key)
+            self.loop = Run(programs, roster, executor, key)
             self.current = self.loop.begin(0, None)
 
     def run(self, num: int = 1, active: Sequence[int] | None = None) -> "Rounds":

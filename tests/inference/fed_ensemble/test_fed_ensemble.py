@@ -328,6 +328,11 @@ def classes(x, y=None) -> None:
     numpyro.sample("y", dist.Categorical(logits=x @ w), obs=y)
 
 
+def of_numbers() -> fb.FederatedFit:
+    """A small fit, whose outcomes are numbers."""
+    return fitted(plane, wide(4, 2, 20), 10, num_modes=3, assignment="all")
+
+
 def test_predictions_average_the_modes_probabilities() -> None:
     rng = np.random.default_rng(2)
     clients = {f"c{k}": {"x": rng.normal(size=(6, 4)), "y": rng.integers(0, 3, 6)} for k in range(3)}
@@ -342,7 +347,7 @@ def test_predictions_average_the_modes_probabilities() -> None:
     one_by_one = np.log(np.asarray(each)[:, np.arange(5), y]).mean(axis=0)
     assert np.all(density >= one_by_one)  # Jensen: the ensemble loses less than its modes do on average
     with pytest.raises(ValueError, match="no classes to give probabilities of"):
-        fitted(plane, wide(2), 2).predict_probabilities(x=np.ones((1, 100)))
+        of_numbers().predict_probabilities(x=np.ones((1, 20)))
 
 
 @pytest.mark.parametrize(
@@ -523,7 +528,7 @@ def normal_plane(x, y) -> None:
 
 
 def test_picture_of_the_rounds() -> None:
-    fit = fitted(plane, wide(4, 2, 20), 10, num_modes=3, assignment="all")
+    fit = of_numbers()
     assert fb.plots.plot_rounds(fit).lines
 
 

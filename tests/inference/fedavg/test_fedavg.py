@@ -58,6 +58,11 @@ def ended(fit) -> np.ndarray:
     return fit.moments()[0][0]
 
 
+def place(fit) -> np.ndarray:
+    """Where the rounds of a fit ended that has no Laplace posterior: a program less where none is asked about."""
+    return np.asarray(fit.fitted.run.state.position)[0]
+
+
 def planes(rows=(4, 9, 6), dim=3, seed=3) -> dict:
     rng = np.random.default_rng(seed)
     return {
@@ -180,7 +185,7 @@ def test_drawn_clients_end_in_noise_that_shrinks_with_their_steps() -> None:
     assert shrinking.rounds.attrs["distance_from_mode"] < constant.rounds.attrs["distance_from_mode"]
 
 
-@pytest.mark.parametrize("steps", [1, 5, 10])
+@pytest.mark.parametrize("steps", [1, 5])
 def test_rounds_follow_the_linear_recursion(steps) -> None:
     """``theta <- theta - sum_c p_c (I - (I - eta H_c)^K) (theta - optimum_c)``."""
     clients, eta = planes(), 0.1
@@ -199,11 +204,11 @@ def test_rounds_follow_the_linear_recursion(steps) -> None:
 def test_one_step_is_gradient_descent_on_the_pooled_data() -> None:
     """With the prior counted once; the curvature is asked for, and the step is half its inverse."""
     clients = heart_disease.clients()
-    fit = fitted(heart_disease.model, clients, fb.FedAvg(local_steps=1), 5)
+    fit = fitted(heart_disease.model, clients, fb.FedAvg(local_steps=1, laplace=False), 5)
     pooled = {"all": {name: np.concatenate([c[name] for c in clients.values()]) for name in ("x", "y")}}
     step = 0.5 / fit.rounds["curvature"].max().item()
-    alone = fitted(heart_disease.model, pooled, fb.FedAvg(local_steps=1, step_size=step), 5)
-    np.testing.assert_allclose(ended(fit), ended(alone), atol=1e-12)
+    alone = fitted(heart_disease.model, pooled, fb.FedAvg(local_steps=1, step_size=step, laplace=False), 5)
+    np.testing.assert_allclose(place(fit), place(alone), atol=1e-12)
     np.testing.assert_allclose(
         fit.rounds["objective"].dropna("round"), alone.rounds["objective"].dropna("round"), rtol=1e-12
     )
@@ -211,9 +216,9 @@ def test_one_step_is_gradient_descent_on_the_pooled_data() -> None:
 
 def test_no_proximal_term_is_fedavg_bit_for_bit() -> None:
     clients = planes()
-    one = fitted(plane, clients, fb.FedProx(proximal=0.0, local_steps=4), 6)
-    other = fitted(plane, clients, fb.FedAvg(local_steps=4), 6)
-    np.testing.assert_array_equal(ended(one), ended(other))
+    one = fitted(plane, clients, fb.FedProx(proximal=0.0, local_steps=4, laplace=False), 6)
+    other = fitted(plane, clients, fb.FedAvg(local_steps=4, laplace=False), 6)
+    np.testing.assert_array_equal(place(one), place(other))
 
 
 @pytest.mark.parametrize("name", ["heart", "schools"])
@@ -347,14 +352,15 @@ def test_batches_of_one_row_follow_the_gradients_of_rows() -> None:
     """One client, a pass of single rows, in the order that its key gives."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=5), rng.normal(size=5)
-    fit = fitted(line, {"a": {"x": x, "y": y}}, fb.FedAvg(epochs=1, batch_size=1, step_size=0.1, init=ORIGIN), 1)
+    method = fb.FedAvg(epochs=1, batch_size=1, step_size=0.1, init=ORIGIN, laplace=False)
+    fit = fitted(line, {"a": {"x": x, "y": y}}, method, 1)
     reached = []
     for order in permutations(range(5)):
         theta = 0.0
         for i in order:
             theta -= 0.1 * x[i] * (theta * x[i] - y[i])
         reached.append(theta)
-    assert np.min(np.abs(np.array(reached) - ended(fit))) < 1e-12
+    assert np.min(np.abs(np.array(reached) - place(fit))) < 1e-12
 
 
 def test_joint_locals_end_at_the_joint_mode() -> None:
@@ -384,23 +390,26 @@ def test_other_optimisers_are_one_argument() -> None:
     clients = planes()
     x, y = (np.concatenate([c[name] for c in clients.values()]) for name in "xy")
     mode = np.linalg.lstsq(x, y, rcond=None)[0]
-    adam = fb.FedAvg(local_steps=1, server_optimizer=optax.adam(0.1), max_rounds=400)
-    np.testing.assert_allclose(ended(fitted(plane, clients, adam)), mode, atol=2e-2)
-    decaying = fb.FedAvg(local_steps=1, optimizer=optax.adam(0.1), schedule=lambda r: 0.98**r, max_rounds=400)
-    found = ended(fitted(plane, clients, decaying))
+    few = {"local_steps": 1, "max_rounds": 400, "laplace": False}
+    adam = fb.FedAvg(server_optimizer=optax.adam(0.1), **few)
+    np.testing.assert_allclose(place(fitted(plane, clients, adam)), mode, atol=2e-2)
+    decaying = fb.FedAvg(optimizer=optax.adam(0.1), schedule=lambda r: 0.98**r, **few)
+    found = place(fitted(plane, clients, decaying))
     assert np.all(np.isfinite(found))
-    still = fb.FedAvg(optimizer=optax.adam(0.1), schedule=lambda r: 0.0 * r, init={"theta": np.ones(3)}, max_rounds=3)
-    np.testing.assert_array_equal(ended(fitted(plane, clients, still)).round(12), np.ones(3))
+    still = fb.FedAvg(
+        optimizer=optax.adam(0.1), schedule=lambda r: 0.0 * r, **few | {"init": {"theta": np.ones(3)}, "max_rounds": 3}
+    )
+    np.testing.assert_array_equal(place(fitted(plane, clients, still)).round(12), np.ones(3))
 
 
 def test_partial_participation_hears_everybody_in_turn() -> None:
     clients = planes(rows=(5, 6, 7, 8))
-    fit = fitted(plane, clients, fb.FedAvg(local_steps=2, max_rounds=40), participation=0.5)
+    fit = fitted(plane, clients, fb.FedAvg(local_steps=2, max_rounds=40, laplace=False), participation=0.5)
     active = fit.rounds["active"].values[fit.rounds["phase"].values == "FedAvg"]
     np.testing.assert_array_equal(active.sum(axis=1), 2)
     assert active.any(axis=0).all()
     assert len(active) == 40  # its gradients are those of some clients: they never tell that it has arrived
-    assert np.all(np.isfinite(ended(fit)))
+    assert np.all(np.isfinite(place(fit)))
 
 
 def test_random_starts_are_replicates() -> None:
@@ -445,11 +454,11 @@ def fragile() -> optax.GradientTransformation:
 def test_an_optimiser_that_fails_is_named_with_its_client_and_round() -> None:
     clients = planes()
     clients["c1"]["y"] = 1e9 * clients["c1"]["y"]
-    method = fb.FedAvg(optimizer=fragile(), local_steps=2, max_rounds=3)
+    method = fb.FedAvg(optimizer=fragile(), local_steps=2, max_rounds=3, laplace=False)
     with pytest.warns(fb.NotConvergedWarning, match=r"Round 3. Clients c1: .*finite"):
         fit = fb.fit_federated(plane, clients, method=method, key=KEY, progress=False)
     assert not fit.converged
-    assert np.all(np.isfinite(ended(fit)))
+    assert np.all(np.isfinite(place(fit)))
 
 
 def test_a_server_that_fails_keeps_its_last_good_state() -> None:
@@ -460,9 +469,11 @@ def test_a_server_that_fails_keeps_its_last_good_state() -> None:
     clients = planes()
     with pytest.warns(fb.NotConvergedWarning, match="The server could take no step"):
         fit = fb.fit_federated(
-            plane, clients, method=fb.FedAvg(server_optimizer=broken, local_steps=3), key=KEY, progress=False
-        )
-    np.testing.assert_array_equal(ended(fit), ended(fitted(plane, clients, fb.FedAvg(local_steps=3), 2)))
+            plane, clients, method=fb.FedAvg(server_optimizer=broken, local_steps=3, laplace=False), key=KEY,
+            progress=False,
+        )  # fmt: skip
+    before = fitted(plane, clients, fb.FedAvg(local_steps=3, laplace=False), 2)
+    np.testing.assert_array_equal(place(fit), place(before))
     assert int((fit.rounds["phase"] == "FedAvg").sum()) == 3  # the third failed, and was the last
 
 
