@@ -31,6 +31,11 @@ def model(y):
     numpyro.sample("y", dist.Normal(own, 0.7), obs=y)
 
 
+def shared_mean(y):
+    """Nothing local."""
+    numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 2.0)), 0.7), obs=y)
+
+
 def make_data() -> dict:
     rng = np.random.default_rng(5)
     return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in (("ada", 4), ("bo", 7), ("cy", 9))}
@@ -102,3 +107,9 @@ def federation(tmp_path):
     return lambda method=None, **options: Federation(
         tmp_path / "sites", method or fb.EP(solver="laplace", num_replicates=1, tolerance=1e-7), **options
     )
+
+
+@pytest.fixture
+def small_federation(tmp_path):
+    """The same where nothing is asked about the method: a search for the mode of one global has small programs."""
+    return lambda: Federation(tmp_path / "sites", fb.Laplace(), shared_mean)
