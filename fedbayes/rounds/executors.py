@@ -343,10 +343,10 @@ class Sequential(InProcess):
         private = jax.tree.map(lambda leaf: leaf[at], self._private(order.phase, name, b))
         draw = self._programs.inputs(order.phase, name, client.num_locals)
         inputs = jax.tree.map(lambda leaf: leaf[0], draw(self._secrets, np.asarray([place]), order.shared, order.key))
-        update = self._programs.update(order.phase, name).run
-        program = self._programs.kept(("one", order.phase, name), lambda: jit_quickly(update))
+        asked = (order.phase, name)
+        program = self._programs.one(*asked) if self.compiled else self._programs.update(*asked).run
         with nullcontext() if self.compiled else jax.disable_jit():
-            reply, state = (program if self.compiled else update)(order.shared, order.personal, private, client, inputs)
+            reply, state = program(order.shared, order.personal, private, client, inputs)
         self._keep(order.phase, b, at, state)
         return reply
 

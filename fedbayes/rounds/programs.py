@@ -17,7 +17,7 @@ from fedbayes.contract.algorithm import Key, Method, Phase, Update
 from fedbayes.problem.program.program import Program
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.replicates import replicated, replicated_update
-from fedbayes.runtime.compiling import CHEAPLY, jit_by_size, jit_cheaply
+from fedbayes.runtime.compiling import CHEAPLY, jit_by_size, jit_cheaply, jit_quickly
 from fedbayes.runtime.keys import Purpose, key_for
 from fedbayes.runtime.lru import Kept
 
@@ -72,6 +72,10 @@ class Programs:
         algorithm = self.phases[phase].algorithm
         functions = (algorithm.init, algorithm.broadcast, algorithm.aggregate, algorithm.participants)
         return self.kept(("server", phase), lambda: Server(*(jit_by_size(function) for function in functions)))
+
+    def one(self, phase: int | None, name: str) -> Callable:
+        """A client's half, compiled for one client alone."""
+        return self.kept(("one", phase, name), lambda: jit_quickly(self.update(phase, name).run))
 
     def inputs(self, phase: int | None, name: str, num_locals: int) -> Callable:
         """``(secrets, places, shared, key) -> inputs`` of many clients' updates, along a leading axis."""

@@ -99,13 +99,18 @@ class Alone(Sequential):
 
 def told_template(programs: Programs, phase: int, key: Key) -> tuple[Any, Any]:
     """Shapes of what one client is told in a phase: its part of the broadcast, and what is addressed to it."""
-    state = None
-    for each in programs.phases[: phase + 1]:
-        state = jax.eval_shape(each.algorithm.init, key, state)
-    shared, personal = jax.eval_shape(programs.phases[phase].algorithm.broadcast, state)
-    if isinstance(shared, Teams):
-        shared = jax.tree.map(lambda leaf: _without(leaf, 1), shared.shared)
-    return shared, jax.tree.map(lambda leaf: _without(leaf, 0), personal)
+
+    def made() -> tuple[Any, Any]:
+        state = None
+        for each in programs.phases[: phase + 1]:
+            state = jax.eval_shape(each.algorithm.init, key, state)
+        shared, personal = jax.eval_shape(programs.phases[phase].algorithm.broadcast, state)
+        if isinstance(shared, Teams):
+            shared = jax.tree.map(lambda leaf: _without(leaf, 1), shared.shared)
+        return shared, jax.tree.map(lambda leaf: _without(leaf, 0), personal)
+
+    found: tuple[Any, Any] = programs.kept(("told", phase, key.dtype), made)
+    return found
 
 
 def _without(leaf: jax.ShapeDtypeStruct, axis: int) -> jax.ShapeDtypeStruct:

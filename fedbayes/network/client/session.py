@@ -79,7 +79,6 @@ class Session:
         self.executor = Alone(self.programs, self.problem, self.place, self._secret, self._impl)
         self.sums = Sums(vault, roster.names, self.place, {"study": study.digest, "run": run})
         self.at: tuple[int, int] | None = None
-        self._templates: dict[int, tuple[Any, Any]] = {}
         for warning in self.programs.warnings:
             log.warning("%s", warning)
 
@@ -292,9 +291,7 @@ class Session:
         self.executor.begin(phase, shared, self.executor.key(key), before)
 
     def _template(self, phase: int, *, begins: bool) -> dict[str, Any]:
-        if phase not in self._templates:
-            self._templates[phase] = told_template(self.programs, phase, self.executor.secret_key)
-        shared, personal = self._templates[phase]
+        shared, personal = told_template(self.programs, phase, self.executor.secret_key)
         key = jax.random.key_data(self.executor.secret_key)
         told = {"shared": shared, "personal": personal, "key": key, "phase_key": key}
         return {**told, "first": shared} if begins else told

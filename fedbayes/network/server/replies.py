@@ -44,9 +44,12 @@ def reply_template(programs: Programs, problem: Problem, order: Round, place: in
         private: Any = ()
         if order.phase is not None or update.private:
             told_first = shared if order.phase is not None else part_of(first, place)
-            private = jax.eval_shape(programs.phases[phase].algorithm.init_client, client, told_first, order.key)
+            begun = jax.eval_shape(programs.phases[phase].algorithm.init_client, client, told_first, order.key)
+            private = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), begun)  # as it is kept
         inputs = jax.eval_shape(lambda key, shared: update.inputs(key, shared, client.num_locals), order.key, shared)
-        reply, _ = jax.eval_shape(update.run, shared, personal, private, client, inputs)
+        # by the sites' own program, so that where these are in one process it is traced once
+        one = programs.one(order.phase, order.updates[place])
+        reply, _ = jax.eval_shape(one, shared, personal, private, client, inputs)
         found: Reply = reply if order.phase is None else reply._replace(info={})
         return found
 

@@ -31,9 +31,15 @@ def model(y):
     numpyro.sample("y", dist.Normal(own, 0.7), obs=y)
 
 
-def make_data() -> dict:
+def shared_mean(y):
+    """Nothing local."""
+    numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 2.0)), 0.7), obs=y)
+
+
+def make_data(rows=(9, 9, 9)) -> dict:
+    """Sites with equally many rows share in one process what they trace and compile; with others each has its own."""
     rng = np.random.default_rng(5)
-    return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in (("ada", 4), ("bo", 7), ("cy", 9))}
+    return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in zip(("ada", "bo", "cy"), rows, strict=True)}
 
 
 class Disturbed(Rehearsal):
@@ -55,8 +61,8 @@ class Disturbed(Rehearsal):
 class Federation:
     """Three sites with folders of their own, and fits over them."""
 
-    def __init__(self, folder, method, program=model):
-        self.folder, self.data, self.method, self.model = folder, make_data(), method, program
+    def __init__(self, folder, method, program=model, **data):
+        self.folder, self.data, self.method, self.model = folder, make_data(**data), method, program
         self.study = Study(program, method)
 
     def site(self, name, folder=None, load=None) -> Site:
@@ -102,3 +108,9 @@ def federation(tmp_path):
     return lambda method=None, **options: Federation(
         tmp_path / "sites", method or fb.EP(solver="laplace", num_replicates=1, tolerance=1e-7), **options
     )
+
+
+@pytest.fixture
+def small_federation(tmp_path):
+    """The same where nothing is asked about the method: a search for the mode of one global has small programs."""
+    return lambda: Federation(tmp_path / "sites", fb.Laplace(), shared_mean)

@@ -96,8 +96,8 @@ def test_sites_that_differ_end_a_run_while_others_are_absent(federation):
     assert f"{expected} Site 'ada' has 'age', 'sex', and all sites need the same ones in one order" in str(told.value)
 
 
-def test_a_site_that_is_not_asked_for_does_not_matter(federation):
-    world = federation()
+def test_a_site_that_is_not_asked_for_does_not_matter(small_federation):
+    world = small_federation()
     network = world.network()
     network.sites[CY] = world.site("cy", load=lambda config: 1 / 0)
     with pytest.raises(FederatedError, match=r"After 0\.5 s \['ada', 'bo'\] have joined, and the sites .* are needed"):

@@ -224,7 +224,7 @@ def precise(y):
 
 def test_a_cavity_may_be_larger_than_a_log_likelihood(federation):
     """Its precision is in the units of the globals, and stands by itself."""
-    world = federation(fb.EP(solver="laplace", num_replicates=1), program=precise)
+    world = federation(fb.Laplace(), program=precise)
     world.data = {name: {"y": 1.0 + 1e-6 * np.linspace(-1.0, 1.5, num)} for name, num in (("ada", 40), ("bo", 50))}
     fit = world.fit(Rehearsal(*map(world.site, world.data)), correct=False, secure_sums=False, num_clients=2)
     assert fit.conflict()["z"].notnull().all()
