@@ -388,10 +388,7 @@ def _exact_buckets(
 
 
 def prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> Prior:
-    """The prior of a program, which does not look at the values of the data; it is made once for these shapes.
-
-    It may look at their shapes, as at a number of rows. The server tells the template, another in another run.
-    """
+    """The prior of a program, which does not look at the values of the data; it is made once."""
     tolerance = 1e-9 if program.dtype == jnp.float64 else 1e-5
 
     def shapes() -> dict[str, Array]:
@@ -409,7 +406,7 @@ def prior_of(program: Program, template: Mapping[str, jax.ShapeDtypeStruct]) -> 
     def make() -> Prior:
         return make_prior(log_density, program.globals.size, tolerance, draw, find_hierarchy)
 
-    return _PRIORS.get((program, tuple((name, like.shape, str(like.dtype)) for name, like in template.items())), make)
+    return _PRIORS.get(program, make)
 
 
 def _with_rows(problem: Problem, options: Options) -> Problem:

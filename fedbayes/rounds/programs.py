@@ -136,8 +136,7 @@ def programs_for(
     data_sets
         Number of data sets that are fitted side by side, each a replicate; ``None``: the method's replicates of one.
     """
-    rows, own = roster.rows.tobytes(), roster.num_locals.tobytes()
-    key = (_key_of(method), clients, roster.prior, roster.names, rows, own, data_sets)
+    key = (_key_of(method), clients, roster.names, roster.rows.tobytes(), roster.num_locals.tobytes(), data_sets)
 
     def build() -> Programs:
         with warnings.catch_warnings(record=True) as caught:

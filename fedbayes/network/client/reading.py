@@ -18,7 +18,7 @@ from fedbayes.problem.buckets import Bucket, make_bucket
 from fedbayes.problem.data.explained import explaining
 from fedbayes.problem.data.padding import pad
 from fedbayes.problem.data.reading import ClientArrays, cast, read_clients
-from fedbayes.problem.problem import Problem, make_problem, prior_of
+from fedbayes.problem.problem import Problem, make_problem, prior_of, shapes_of_client
 from fedbayes.problem.program.concrete import with_sizes
 from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
@@ -95,7 +95,8 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat, *, ma
     """Check the model on a client's data, split it, and pad the rows as seated.
 
     What the others' numbers of rows mean for the program is found out by a copy of the client with one row more. What
-    the server says of rows has no part in that: by a number of its choice it could ask about one row.
+    the server says of rows has no part in that: by a number of its choice it could ask about one row. Nor has it a part
+    in the prior, which may look at shapes and so is that of the client's own.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat, *, ma
         alone = jax.tree.map(lambda leaf: leaf[at : at + 1], found)
         place = np.asarray([seat.place])
         bucket = Bucket(replace(alone, index=place), place)
-    return OwnProblem(mine, bucket, seat, prior_of(found.program, seat.shapes()))
+    return OwnProblem(mine, bucket, seat, prior_of(found.program, shapes_of_client(whole.buckets[b])))
 
 
 def _looked_at(study: Study, site: str, client: ClientArrays, seat: Seat) -> Problem:
