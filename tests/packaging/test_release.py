@@ -1,0 +1,51 @@
+"""What a release says of itself: its metadata, its licences, how it is cited."""
+
+import re
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.metadata import Metadata
+
+ROOT = Path(__file__).resolve().parents[2]
+in_checkout = pytest.mark.skipif(not (ROOT / "CITATION.cff").exists(), reason="this file is in the checkout alone")
+
+
+@pytest.fixture(scope="module")
+def installed() -> Metadata:
+    """Read as an index reads it: an unknown field or a malformed value is an error."""
+    return Metadata.from_email(distribution("fedbayes").read_text("METADATA"), validate=True)
+
+
+def test_the_readme_is_its_description(installed) -> None:
+    assert installed.description_content_type == "text/markdown"
+    assert installed.description.startswith("# fedbayes")
+    assert installed.summary.endswith(".")
+
+
+def test_classifiers_name_the_versions_of_python_that_install_it(installed) -> None:
+    named = [each.rpartition(" ")[2] for each in installed.classifiers if re.search(r":: 3\.\d+$", each)]
+    assert named == ["3.11", "3.12", "3.13"]
+    assert all(installed.requires_python.contains(version) for version in named)
+    assert not installed.requires_python.contains("3.10")
+
+
+def test_its_licence_is_the_software_s_and_the_data_s(installed) -> None:
+    """Each licence that a folder of data names is in the expression, and its text travels with the package."""
+    assert installed.license_expression == "Apache-2.0 AND CC-BY-4.0 AND MIT"
+    texts = {
+        Path(str(path)).parent.name: path.read_text()
+        for path in distribution("fedbayes").files
+        if path.name == "LICENSE.md"
+    }
+    assert {"bcg", "heart", "lung", "students"} <= texts.keys()
+    assert {name for name, text in texts.items() if "CC BY 4.0" in text} == {"heart", "students"}
+    assert {name for name, text in texts.items() if "MIT licence" in text} == {"lung"}
+
+
+@in_checkout
+def test_the_citation_is_of_this_version(installed) -> None:
+    told = dict(re.findall(r"^(\w[\w-]*): (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+    assert told["version"] == str(installed.version)
+    assert told["license"] == "Apache-2.0"
+    assert told["cff-version"] == "1.2.0"
