@@ -3,6 +3,7 @@
 # make test-all     every test                           make benchmark   measured comparisons
 # make check        formatting, lint, types              make format      apply the formatter
 # make notebooks    run the notebooks (ARGS: which) and store what they print
+# make docs         the documentation as a site, in build/docs; any warning is an error
 #                                                        make clean       remove what make made
 
 PYTHON  ?= python3
@@ -26,7 +27,7 @@ ENVIRONMENT = XLA_FLAGS="$$XLA_FLAGS $$(cat $(VENV)/xla-flags)" \
 # Files that take long come first: tests/conftest.py orders them.
 PYTEST = $(BIN)/python tests/limited.py $(LIMIT) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test test-slow test-all check format benchmark notebooks clean
+.PHONY: demo test test-slow test-all check format benchmark notebooks docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -56,6 +57,12 @@ benchmark: $(VENV)/.installed-test
 
 notebooks: $(VENV)/.installed-test
 	$(ENVIRONMENT) $(BIN)/python tests/notebooks/execution.py $(ARGS)
+
+# What is documented is the installed package, and not the checkout beside it.
+docs: $(VENV)/.installed-docs
+	rm -rf build/docs
+	PYTHONSAFEPATH=1 $(BIN)/python -m sphinx -q -W --keep-going -c docs -b html . build/docs
+	@echo "The site begins at build/docs/docs/index.html."
 
 clean:
 	rm -rf $(VENV) build dist fedbayes.egg-info .jax-cache .mypy_cache .pytest_cache .ruff_cache

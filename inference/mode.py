@@ -132,7 +132,7 @@ class Laplace(Method):
     """The Laplace approximation by federated Newton steps: a start for EP, and a quick approximation by itself.
 
     In a round every client sends the expansion of its log factor to second order at the server's position, its locals
-    integrated out, and the server moves to the mode of the prior times all expansions,
+    integrated out, and the server moves to the mode of the prior times all expansions::
 
         theta <- theta - (H_0 + sum_k H_k)^-1 (g_0 + sum_k g_k),
 

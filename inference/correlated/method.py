@@ -35,7 +35,7 @@ class CorrelatedClients(Options, Method):
     coupled latent), and other local latents, which are integrated out at the client.
 
     By default the posterior of globals, coefficients and Omega together is sampled at the server, from the clients'
-    Gaussian sites over ``(phi, theta_k)``, as EP makes them:
+    Gaussian sites over ``(phi, theta_k)``, as EP makes them::
 
         Theta_jk = sum_r Z_jr A_kr + e_jk,   Z_jr ~ N(0, 1),   e_jk ~ N(0, psi_k),   Omega = A A' + diag(psi),
         A_kr ~ N(0, lambda_r^2),   lambda_r ~ HalfCauchy(s),   psi_k ~ InverseGamma(2, 2 t^2),

@@ -40,7 +40,7 @@ class EP(Options, Method):
 
     Each client k keeps a Gaussian site ``s_k`` in place of its factor ``f_k``, its locals integrated out, so that the
     global is ``q(theta) = p(theta) prod_k s_k(theta)``. In a round all clients at once match moments, and the global
-    takes a step:
+    takes a step::
 
         new_k = N(mean, covariance of (q / s_k) f_k) / (q / s_k),      q <- q + eta sum_k (new_k - s_k)
 

@@ -37,7 +37,7 @@ class FALD(Options, Method):
     """Federated averaging Langevin dynamics.
 
     In a round each client c takes K Langevin steps from the server's position, in whitened coordinates u, and the
-    server averages by the weights:
+    server averages by the weights::
 
         u_c <- u_c - eta grad U_c(u_c) + sqrt(2 eta tau) (rho xi + sqrt((1 - rho^2) / p_c) xi_c),   u <- sum_c p_c u_c,
 

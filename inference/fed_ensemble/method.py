@@ -33,7 +33,7 @@ from fedbayes.problem.roster import Roster
 class FedEnsemble(Options, Method):
     """An ensemble of modes by federated averaging; ``fit.idata`` holds them as the draws of one chain.
 
-    In each round every stratum of clients trains one mode, and every mode is averaged over those that trained it:
+    In each round every stratum of clients trains one mode, and every mode is averaged over those that trained it::
 
         w_k <- sum_c d_ck p_c w^(c) / sum_c d_ck p_c,      d_ck = 1 where client c trains mode k in this round
 

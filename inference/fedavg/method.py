@@ -37,7 +37,7 @@ from fedbayes.problem.roster import Roster
 class FedAvg(Options, Method):
     """Federated averaging: the mode of the posterior by clients' gradient steps, and a Laplace posterior around it.
 
-    Client c takes K steps down its loss from the server's position, and the server takes the mean of where they end,
+    Client c takes K steps down its loss from the server's position, and the server takes the mean of where they end::
 
         theta_c <- theta_c - eta grad [U_c(theta_c) / (p_c n) + proximal / 2 |theta_c - theta|^2],
         theta   <- sum_c p_c theta_c,

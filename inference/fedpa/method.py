@@ -49,7 +49,7 @@ class FedPA(Options, Method):
     """Federated posterior averaging.
 
     In a round each client k draws from its subposterior ``f_k p^(1/K)``, and the server takes an optimiser's step along
-    the mean of
+    the mean of ::
 
         delta_k = Sigma_k^-1 (u - mean_k),
 
