@@ -1,4 +1,4 @@
-"""The documentation as a site, by `make docs`. Pages are read where they lie: their links hold in the repository too."""
+"""The documentation as a site, by `make docs`. Pages are read where they lie: their links hold in the repository."""
 
 import importlib.metadata
 

@@ -27,11 +27,12 @@ def test_every_public_name_has_one_entry_in_the_reference() -> None:
     assert found == Counter([*fb.__all__, *pictures])
 
 
-def test_every_page_and_notebook_is_in_the_contents() -> None:
-    listed = entries(DOCS / "index.md")
-    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
-    notebooks = {f"../notebooks/{path.stem}" for path in (DOCS.parent / "notebooks").glob("*.ipynb")}
-    assert pages | notebooks <= set(listed)
-    assert {page.stem for page in (DOCS / "reference").glob("*.md")} - {"index"} == set(
-        entries(DOCS / "reference" / "index.md")
-    )
+def test_every_page_and_notebook_is_in_one_section() -> None:
+    index, sections = DOCS / "index.md", DOCS / "sections"
+    assert {f"sections/{page.stem}" for page in sections.glob("*.md")} | {"reference/index"} <= set(entries(index))
+    listed = Counter(entry for page in sections.glob("*.md") for entry in entries(page))
+    pages = {f"../{page.stem}" for page in DOCS.glob("*.md")} - {"../index"}
+    notebooks = {f"../../notebooks/{path.stem}" for path in (DOCS.parent / "notebooks").glob("*.ipynb")}
+    assert {name: listed[name] for name in pages | notebooks} == dict.fromkeys(pages | notebooks, 1)
+    reference = DOCS / "reference"
+    assert {page.stem for page in reference.glob("*.md")} - {"index"} == set(entries(reference / "index.md"))
