@@ -71,9 +71,10 @@ def forms(secure) -> set[str]:
     [
         pytest.param(EP, {"hidden"}, marks=pytest.mark.versions),
         ("'laplace'", {"hidden"}),
+        ("fb.FedAvg(max_rounds=5)", {"hidden"}),
         ('fb.OneShot(combine="laplace", num_replicates=1)', {"answered", "hidden"}),
     ],
-    ids=["EP", "Laplace", "a merge"],
+    ids=["EP", "Laplace", "FedAvg", "a merge"],
 )
 def test_whole_fits_give_the_answer_of_one_process(method, expected, secure, recorded, tmp_path, summaries):
     """Of other methods only the messages differ: those are asked in one process (`test_laws.py`, `test_secure.py`)."""
