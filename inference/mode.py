@@ -159,6 +159,7 @@ class Laplace(Method):
     tolerance: float = 1e-3
     num_samples: int = 256
     needs_rows: ClassVar[bool] = False
+    takes_local_steps: ClassVar[bool] = False
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     def __post_init__(self) -> None:

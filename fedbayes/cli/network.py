@@ -120,7 +120,7 @@ def _show_study(site: "Site") -> None:
     configured = getattr(site.study, "configured", None)  # an agreement has no method
     if configured is not None and configured.takes_local_steps:
         typer.echo(
-            "This method takes several local steps a round. From sums of these a server that lies about the steps' "
+            "This method may take several local steps a round. From sums of these a server that lies about the steps' "
             "size can find single sites' answers. `local_steps = false` under [answers] of the policy refuses them."
         )
 

@@ -291,11 +291,12 @@ class Method(ABC):
 
     @property
     def takes_local_steps(self) -> bool:
-        """Whether a client takes several steps on its own data between two messages.
+        """Whether a client may take several steps on its own data between two messages, or another way that bends.
 
-        What it sends then is no sum over its rows, and a sum of such terms tells more than one of gradients.
+        What it sends then is no sum over its rows, and a sum of such terms tells more than one of gradients. A method
+        says that it takes none; it has to hold whatever the server tells.
         """
-        return False
+        return True
 
     @property
     def is_private(self) -> bool:

@@ -90,6 +90,7 @@ class EP(Options, Method):
     """
 
     needs_rows: ClassVar[bool] = False
+    takes_local_steps: ClassVar[bool] = False
     judged_by: ClassVar[str] = "the distance that is left; Monte Carlo noise may end the rounds above the tolerance"
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 

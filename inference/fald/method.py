@@ -139,11 +139,6 @@ class FALD(Options, Method):
         )
 
     @property
-    def takes_local_steps(self) -> bool:
-        """Unless there is one a round."""
-        return self.local_steps != 1
-
-    @property
     def is_private(self) -> bool:
         """Whether the chains begin where no record counts, and hide records in their steps."""
         return self.init == "zero" and is_private(self)

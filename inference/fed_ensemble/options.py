@@ -59,6 +59,11 @@ class Options(member.Options):
         """Local steps of a round; one by default for randomised modes, which more would lead beside the posterior."""
         return 1 if self.randomised and self.local_steps is None else super().steps
 
+    @property
+    def takes_local_steps(self) -> bool:
+        """Also where outcomes are drawn anew at a position that the server tells: they jump where it is moved."""
+        return self.randomised or super().takes_local_steps
+
     def for_one_client(self) -> Self:
         """See :meth:`~fedbayes.inference.fedavg.options.Options.for_one_client`: it trains all modes."""
         return replace(super().for_one_client(), assignment="all", num_strata=None, clients_per_stratum=None)

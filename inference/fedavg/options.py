@@ -99,8 +99,9 @@ class Options:
 
     @property
     def takes_local_steps(self) -> bool:
-        """Unless there is one a round; Newton's method goes on until it has converged."""
-        return self.solver != "steps" or self.epochs is not None or self.steps > 1
+        """Unless there is one gradient step a round, of all rows, and nothing else is told of where it ends."""
+        plain = self.solver == "steps" and self.optimizer is None and self.batch_size is None and self.fairness is None
+        return not plain or self.epochs is not None or self.steps > 1
 
     @property
     def needs_rows(self) -> bool:

@@ -120,11 +120,6 @@ class FedPA(Options, Method):
     diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
 
     @property
-    def takes_local_steps(self) -> bool:
-        """Each round: to the client's own mode, or along its own chain."""
-        return True
-
-    @property
     def needs_rows(self) -> bool:
         """Whether gradients are taken of batches."""
         return self.batch_size is not None

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 from permissive import PERMISSIVE
 
@@ -60,16 +61,21 @@ def test_several_local_steps_are_refused_before_data_are_read(federation, policy
         (fb.Laplace(), False),
         (fb.FedAvg(), True),
         (fb.FedAvg(local_steps=1), False),
+        (fb.FedAvg(local_steps=1, optimizer=optax.adam(0.1)), True),  # of one site the sign of its gradient
+        (fb.FedAvg(local_steps=1, batch_size=4), True),
+        (fb.FedAvg(local_steps=1, fairness=fb.GIFAIR()), True),
         (fb.FedAvg(epochs=1, batch_size=4), True),
         (fb.FedProx(solver="newton"), True),
         (fb.FedEnsemble(local_steps=1), False),
-        (fb.FALD(), True),
-        (fb.FALD(local_steps=1), False),
+        (fb.FedEnsemble(assignment="all", randomised=True), True),
+        (fb.FALD(local_steps=1), True),  # the number is told with each round, and the curvatures' squares are asked for
         (fb.FedPA(), True),
+        (fb.OneShot(), True),
+        (fb.CorrelatedClients(), True),
     ],
-    ids=repr,
 )
 def test_what_takes_several_steps(method, several):
+    """A method of which nothing is known is one that does."""
     assert method.takes_local_steps is several
 
 
