@@ -15,7 +15,8 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "numpydoc", "myst_nb"]
 root_doc = "docs/index"
 include_patterns = [
     "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md", "CODE_OF_CONDUCT.md",
-    "docs/**.md", "notebooks/*.ipynb", "inference/*/DESIGN.md", "benchmarks/*.md", "**/LICENSE.md",
+    "docs/**.md", "notebooks/*.ipynb", "inference/*/DESIGN.md", "benchmarks/*.md",
+    "benchmarks/*/LICENSE.md", "models/data/*/LICENSE.md",
 ]  # fmt: skip
 
 # Notebooks are committed as they ran, and a test runs them again.
