@@ -120,8 +120,9 @@ def _show_study(site: "Site") -> None:
     configured = getattr(site.study, "configured", None)  # an agreement has no method
     if configured is not None and configured.takes_local_steps:
         typer.echo(
-            "This method may take several local steps a round. From sums of these a server that lies about the steps' "
-            "size can find single sites' answers. `local_steps = false` under [answers] of the policy refuses them."
+            "This method may take several local steps in a round. A server that lies about the size of the steps can "
+            "find a single site's answer from the sums. Write `local_steps = false` under [answers] of the policy to "
+            "refuse such methods."
         )
 
 

@@ -224,7 +224,7 @@ class Seat:
     kinds
         The kind of numbers of each argument that holds every client's.
     template
-        Shapes and dtypes of the arrays for which the prior is made.
+        Shapes and dtypes of one client's arrays, as the server knows them; a site's prior is made for its own.
     row_arguments
         The arguments in whose leading axes clients differ.
     padded

@@ -51,7 +51,7 @@ class Refusal(Enum):
     MOST = "would tell more numbers about its data than its owner allows; `fedbayes log` there says how many have left"
     METHOD = "does not answer this study's method; its owner sets that by `methods` under `[answers]` of its policy"
     LOCAL_STEPS = (
-        "answers by no method that takes several local steps a round, or may; its owner sets that by `local_steps` "
+        "does not answer a method that may take several local steps in a round; its owner sets that by `local_steps` "
         "under `[answers]` of its policy"
     )
     QUESTION = (

@@ -61,7 +61,7 @@ class Options(member.Options):
 
     @property
     def takes_local_steps(self) -> bool:
-        """Also where outcomes are drawn anew at a position that the server tells: they jump where it is moved."""
+        """True also for randomised modes: their outcomes are drawn at the server's position, and jump as it moves."""
         return self.randomised or super().takes_local_steps
 
     def for_one_client(self) -> Self:

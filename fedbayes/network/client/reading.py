@@ -95,8 +95,8 @@ def own_problem(study: Study, site: str, client: ClientArrays, seat: Seat, *, ma
     """Check the model on a client's data, split it, and pad the rows as seated.
 
     What the others' numbers of rows mean for the program is found out by a copy of the client with one row more. What
-    the server says of rows has no part in that: by a number of its choice it could ask about one row. Nor has it a part
-    in the prior, which may look at shapes and so is that of the client's own.
+    the server says of rows has no part in that: by a number of its choice it could ask about one row. The prior may
+    depend on shapes; those of the client's own data count.
 
     Parameters
     ----------

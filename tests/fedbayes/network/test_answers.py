@@ -50,7 +50,7 @@ def test_several_local_steps_are_refused_before_data_are_read(federation, policy
     world = federation(fb.FedAvg(local_steps=2))
     world.data = None  # whoever reads it fails
     network = Rehearsal(*(world.site(name) for name in ("ada", "bo", "cy")))
-    with pytest.raises(FederatedError, match="answers by no method that takes several local steps a round"):
+    with pytest.raises(FederatedError, match="does not answer a method that may take several local steps in a round"):
         world.fit(network)
 
 
