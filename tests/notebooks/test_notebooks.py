@@ -21,6 +21,7 @@ COMPILED = {
     "hospitals_by_formula": True,
     "meta_analysis": True,
     "multi_fidelity": True,
+    "posterior_averaging": False,
     "related_engines": False,
     "survival": True,
     "variable_selection": True,

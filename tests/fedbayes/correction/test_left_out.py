@@ -133,8 +133,8 @@ def test_a_point_has_nothing_to_leave_out() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["hospitals", "schools"])
-# errors from twelve replicates each: Student's t of 22 degrees of freedom beyond 5, four times
-@pytest.mark.statistical(key="0 and 1", alarm=2.2e-4)
+# errors from twelve replicates each: Student's t of 22 degrees of freedom beyond 5, twice
+@pytest.mark.statistical(key="0 and 1", alarm=1.1e-4)
 def test_it_agrees_with_fits_without_the_client(data: str) -> None:
     """Within five Monte Carlo errors of both, of the evidence with and without the client."""
     model, clients = (
@@ -145,7 +145,7 @@ def test_it_agrees_with_fits_without_the_client(data: str) -> None:
     method = fb.EP(num_replicates=12)
     whole = fb.fit_federated(model, clients, method=method, key=jax.random.key(0), progress=False)
     found = whole.leave_one_out()
-    for name in list(clients)[:4]:
+    for name in list(clients)[:2]:
         # numbered, so that schools, which are alike in size, share their programs
         rest = [each for other, each in clients.items() if other != name]
         numbered = {f"client{k}": each for k, each in enumerate(rest)}

@@ -148,7 +148,7 @@ def test_drift_of_label_skewed_clients_is_as_predicted_and_goes_with_the_control
 
     def bias(steps: int, control_variate: bool) -> tuple[float, float]:
         method = fb.FALD(
-            local_steps=steps, step_size=0.01, control_variate=control_variate, num_chains=200, num_warmup=20,
+            local_steps=steps, step_size=0.01, control_variate=control_variate, num_chains=100, num_warmup=20,
             thinning=max(1, 200 // steps),
         )  # fmt: skip
         fit = fb.fit_federated(skewed, clients, method=method, key=KEY, num_draws=100, progress=False)
