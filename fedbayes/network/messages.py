@@ -51,8 +51,8 @@ class Refusal(Enum):
     MOST = "would tell more numbers about its data than its owner allows; `fedbayes log` there says how many have left"
     METHOD = "does not answer this study's method; its owner sets that by `methods` under `[answers]` of its policy"
     LOCAL_STEPS = (
-        "does not answer a method that may take several local steps in a round; its owner sets that by `local_steps` "
-        "under `[answers]` of its policy"
+        "does not answer a method that may take several local steps in a round, or whose sites the server draws; its "
+        "owner sets that by `local_steps` under `[answers]` of its policy"
     )
     QUESTION = (
         "does not answer this question about a finished fit; its owner sets that by `questions` under `[answers]` of "

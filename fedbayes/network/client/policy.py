@@ -73,8 +73,9 @@ class AnswerRules(NamedTuple):
         The names of the methods whose rounds it answers, ``"agreement"`` for sums by which sites agree on a regression;
         ``None``: those of all studies that may run.
     local_steps
-        Whether it answers methods that may take several local steps in a round. A server that chooses the size of the
-        steps can take a sum of such answers apart into those of single sites.
+        Whether it answers methods that may take several local steps in a round, or whose sites the server draws. A
+        server that chooses the size of the steps, or how often each site counts, can take a sum of such answers apart
+        into those of single sites.
     questions
         What it answers about a finished fit, of :data:`QUESTIONS`.
     nats

@@ -64,6 +64,7 @@ def test_several_local_steps_are_refused_before_data_are_read(federation, policy
         (fb.FedAvg(local_steps=1, optimizer=optax.adam(0.1)), True),  # of one site the sign of its gradient
         (fb.FedAvg(local_steps=1, batch_size=4), True),
         (fb.FedAvg(local_steps=1, fairness=fb.GIFAIR()), True),
+        (fb.FedAvg(local_steps=1, scheme="with_replacement", num_active=3), True),  # the server says who was drawn
         (fb.FedAvg(epochs=1, batch_size=4), True),
         (fb.FedProx(solver="newton"), True),
         (fb.FedEnsemble(local_steps=1), False),
