@@ -126,13 +126,14 @@ class AnsweringSite:
     def _check_failures(self, failures: int, most: int) -> None:
         """Whether so many failures may still be told.
 
-        A refusal tells as much as what it keeps back: it counts as if that had left, and is followed by no answer. Else
-        it would be the next bit, and the one after it.
+        A refusal tells that they are too many, and counts as one, however many they are: by one request a site in an
+        honest fit does not lose the rest. Once the account is used up there are no answers, or each refusal would be
+        the next bit.
         """
         data, before, failed = self._counted
-        more = failures if failed <= most else 0  # later refusals tell nothing
         if failed + failures > most:
-            self._counted = data, before, failed + more
+            told = int(failed <= most)  # later refusals tell nothing
+            self._counted = data, before, failed + told
             log.error(
                 "%d times these data have made a number not finite or too large, or a cavity improper, and %d times "
                 "they would in this answer. The owner allows %d (`failures` under [answers] of the policy).",
@@ -140,7 +141,7 @@ class AnsweringSite:
                 failures,
                 most,
             )
-            raise Refused(Refusal.FAILURES, failures=more)
+            raise Refused(Refusal.FAILURES, failures=told)
 
     def _answered(self, request: bytes, asked: dict[str, Any]) -> Answer:
         try:

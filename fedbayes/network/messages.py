@@ -83,7 +83,7 @@ class Refused(FedbayesError):
     missing
         Columns that the study reads, and the client's file does not have: the study's words, not the file's.
     failures
-        Of the answer that is kept back, for the client's own log: it never leaves.
+        How many this refusal tells of, for the client's own log.
     """
 
     def __init__(

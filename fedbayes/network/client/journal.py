@@ -38,8 +38,8 @@ class Entry(NamedTuple):
         ``answered``; ``hidden``: answered, the numbers as a term of a secure sum; ``noisy``: with noise within the
         owner's privacy budget; ``noisy and hidden``; or the name of the refusal.
     failures
-        How many of the numbers and result codes have said that something is not finite, too large or improper; of the
-        answer that was kept back for that, how many would have.
+        How many of the numbers and result codes have said that something is not finite, too large or improper; one
+        where the answer was refused for that.
     """
 
     time: str
@@ -178,5 +178,5 @@ def exact_numbers(entries: Iterable[Entry], data: str | None = None) -> int:
 
 
 def failures_told(entries: Iterable[Entry], data: str | None = None) -> int:
-    """How many failures were told about any data, or about those of a digest; the one that was refused among them."""
+    """How many failures were told about any data, or about those of a digest; a refusal for that is one."""
     return sum(entry.failures for entry in entries if data is None or entry.data == data[:_DIGITS])

@@ -214,11 +214,18 @@ def test_so_many_numbers_that_are_too_large_are_told_and_then_nothing(federation
     assert server.world.fit(secure_sums=True).converged
 
 
-def test_one_request_can_not_tell_more_than_all_may(federation, policy):
-    policy("failures = 99")
+def test_an_answer_with_too_many_is_refused_as_a_whole_and_counts_as_one(federation, policy):
+    policy("failures = 3")
     server = Thresholds(federation)
-    assert server.draws(100, server.TOO_LARGE) == "FAILURES"
-    assert server.draws(0, server.TOO_LARGE) == "FAILURES"
+    assert [server.draws(num, server.TOO_LARGE) for num in (100, 0, 3, 1)] == [
+        "FAILURES",
+        "hidden",
+        "FAILURES",
+        "hidden",
+    ]
+    assert server.failures == 3
+    assert [server.draws(num, server.TOO_LARGE) for num in (0, 1, 0)] == ["hidden", "FAILURES", "FAILURES"]
+    assert server.failures == 4
 
 
 def test_what_is_too_far_away_is_no_failure(federation, policy):

@@ -54,6 +54,9 @@ class Liar(Site):
             session.executor.reply = lambda order, secret=None: self.lie(order, honest(order, secret))
         return session
 
+    def _check_failures(self, failures, most):
+        """Who lies keeps no account of what an honest site would tell no more."""
+
 
 def log_likelihoods(change):
     """A lie about log-likelihoods: ``change(theta, values)``."""
