@@ -208,7 +208,7 @@ def _holds_nothing(reply: Reply, numbers: np.ndarray) -> bool:
     return bool(np.all(is_constant) and np.all(np.isin(numbers, (0.0, 1.0))))
 
 
-def _failed(codes: np.ndarray) -> int:
+def _failed(codes: jax.Array) -> int:
     """How many result codes say that something has failed."""
     return int(np.isin(codes, _FAILED).sum())
 
