@@ -29,7 +29,7 @@ class Counted(NamedTuple):
     round
         Number of the round of its last reply that counted; -1 if none has.
     step
-        How far the server has gone towards that reply, from 0 to 1.
+        How far the server has gone towards that reply, from 0 to 1. A client takes what is beyond as the nearer end.
     """
 
     round: Array
@@ -134,4 +134,6 @@ def told_everybody(posterior: Gaussian, rounds: ArrayLike, steps: ArrayLike) -> 
 
 
 def _between(old: Gaussian, new: Gaussian, step: Array) -> Gaussian:
+    """The Gaussian at a step, from 0 to 1, whatever a server tells: it could else choose the site, and so a cavity."""
+    step = jnp.clip(step, 0.0, 1.0)
     return jax.tree.map(lambda one, other: one + step * (other - one), old, new)

@@ -120,9 +120,9 @@ def _show_study(site: "Site") -> None:
     configured = getattr(site.study, "configured", None)  # an agreement has no method
     if configured is not None and configured.takes_local_steps:
         typer.echo(
-            "This method may take several local steps in a round. A server that lies about the size of the steps can "
-            "find a single site's answer from the sums. Write `local_steps = false` under [answers] of the policy to "
-            "refuse such methods."
+            "This method may take several local steps in a round, or the server draws its sites. A server that lies "
+            "about the size of the steps, or about who was drawn, can find a single site's answer from the sums. Write "
+            "`local_steps = false` under [answers] of the policy to refuse such methods."
         )
 
 

@@ -293,8 +293,9 @@ class Method(ABC):
     def takes_local_steps(self) -> bool:
         """Whether a client may take several steps on its data in a round, or one that is not linear in the gradient.
 
-        What it sends then is no sum over its rows, and the sum over clients can come apart into single ones. True
-        unless a method says otherwise, which it may only if that holds for every message that a server can send.
+        What it sends then is no sum over its rows, and the sum over clients can come apart into single ones, as it can
+        where a message says how much each client counts: of such methods this is true as well. True unless a method
+        says otherwise, which it may only if that holds for every message that a server can send.
         """
         return True
 

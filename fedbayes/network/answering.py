@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedbayes.correction.recipe import OtherDraws
 from fedbayes.errors import ClientDataError, ModelError
@@ -20,6 +20,21 @@ LoadData = Callable[[Config], Any]
 log = logging.getLogger(__name__)
 
 _TOLD = ("round", "after", "sum")  # requests whose answers hold arrays
+
+
+class Answer(NamedTuple):
+    """What may leave a site, and what its log has to know of it.
+
+    Attributes
+    ----------
+    content
+        The message.
+    failures
+        How many of its numbers and result codes say that something is not finite, too large or improper.
+    """
+
+    content: bytes
+    failures: int = 0
 
 
 class AnsweringSite:
@@ -42,18 +57,19 @@ class AnsweringSite:
         self.journal = Journal(self.vault.folder)
         self._load_data, self._config = load_data, config
         self._digest = ""  # of the data that were read last
-        self._counted = ("", 0)  # data, and how many numbers about them have left
+        self._counted = ("", 0, 0)  # data, how many numbers about them have left, and how many failures
 
     def answer(self, request: bytes) -> bytes:
         """The answer to a request; it never raises. What went wrong is said by a code, and explained in the log."""
         counts: dict[str, int] = {}
         missing: tuple[str, ...] = ()
         asked: dict[str, Any] = {}
+        failures = 0
         try:
             with computing():
                 return self._logged(asked, self._answered(request, asked))
         except Refused as refused:
-            reason, counts, missing = refused.reason, refused.counts, refused.missing
+            reason, counts, missing, failures = refused.reason, refused.counts, refused.missing, refused.failures
             log.error("Site %s %s.", self.name, reason.value)
         except OtherDraws as error:
             reason = Refusal.DRAWS
@@ -69,35 +85,65 @@ class AnsweringSite:
         if missing:
             refusal["missing"] = list(missing)
         try:
-            self.journal.write(asked, self._digest, 0, reason.name)
-        except OSError:  # a refusal says nothing of the data
+            self.journal.write(asked, self._digest, 0, reason.name, failures)
+        except OSError:  # a refusal says nothing of the data, but for this one
             log.exception("'%s' can't be written.", self.journal.path)
+            refusal["reason"] = Refusal.FAILED.name if failures else reason.name
         return pack(refusal)
 
-    def _logged(self, asked: Mapping[str, Any], answer: bytes) -> bytes:
+    def _logged(self, asked: Mapping[str, Any], answer: Answer) -> bytes:
         """The answer, once the site's log has a line for it: what can't be logged does not leave."""
-        message = unpack(answer)
+        message = unpack(answer.content)
         arrays = arrays_of(message.body) if asked["kind"] in _TOLD else {}
         numbers = sum(len(array) if name == HIDDEN else array.size for name, array in arrays.items())
         noisy = bool(message.header["told"].get("noisy", False))
+        failures = 0 if noisy else answer.failures  # noise has an account of its own
         if numbers and not noisy:
-            self._count(numbers)
-        self.journal.write(asked, self._digest, numbers, journal.result_of(hidden=HIDDEN in arrays, noisy=noisy))
-        return answer
+            self._count(numbers, failures)
+        result = journal.result_of(hidden=HIDDEN in arrays, noisy=noisy)
+        self.journal.write(asked, self._digest, numbers, result, failures)
+        return answer.content
 
-    def _count(self, numbers: int) -> None:
-        """Numbers that are about to leave, beside those about the same data that have left before."""
-        most, (data, before) = self._policy().answers.most, self._counted
-        if most is None:
-            return
+    def _count(self, numbers: int, failures: int) -> None:
+        """What is about to leave, beside what has left about the same data before.
+
+        Raises
+        ------
+        Refused
+            It is too much.
+        """
+        rules, (data, before, failed) = self._policy().answers, self._counted
         if data != self._digest:
             before = journal.exact_numbers(self.journal.entries(), self._digest)
-        if before + numbers > most:
+            failed = journal.failures_told(self.journal.entries(), self._digest)
+        if rules.most is not None and before + numbers > rules.most:
             log.error("%d numbers about these data have left, and %d more are asked for.", before, numbers)
             raise Refused(Refusal.MOST)
-        self._counted = self._digest, before + numbers
+        self._counted = self._digest, before, failed
+        self._check_failures(failures, rules.failures)
+        self._counted = self._digest, before + numbers, failed + failures
 
-    def _answered(self, request: bytes, asked: dict[str, Any]) -> bytes:
+    def _check_failures(self, failures: int, most: int) -> None:
+        """Whether so many failures may still be told.
+
+        A refusal tells that they are too many, and counts as one, however many they are: by one request a site in an
+        honest fit does not lose the rest. Once the account is used up there are no answers, or each refusal would be
+        the next bit.
+        """
+        data, before, failed = self._counted
+        if failed + failures > most:
+            told = int(failed <= most)  # later refusals tell nothing
+            self._counted = data, before, failed + told
+            log.error(
+                "%d times these data have made a number not finite or too large, or a cavity improper, and %d times "
+                "they would in this answer. The owner allows %d (`failures` under [answers] of the policy).",
+                failed,
+                failures,
+                most,
+            )
+            raise Refused(Refusal.FAILURES, failures=told)
+
+    def _answered(self, request: bytes, asked: dict[str, Any]) -> Answer:
         try:
             message = unpack(request)
         except ValueError:
@@ -108,7 +154,7 @@ class AnsweringSite:
             raise Refused(Refusal.STUDY)
         return self._obeyed(message, self._policy())  # before the study's code reads the data
 
-    def _obeyed(self, message: Message, policy: Policy) -> bytes:
+    def _obeyed(self, message: Message, policy: Policy) -> Answer:
         """The answer to a request about this study, within the owner's policy."""
         raise NotImplementedError
 

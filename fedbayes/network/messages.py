@@ -49,10 +49,17 @@ class Refusal(Enum):
         "has spent its owner's privacy budget, or too much of it for this answer; `fedbayes privacy` there says more"
     )
     MOST = "would tell more numbers about its data than its owner allows; `fedbayes log` there says how many have left"
+    FAILURES = (
+        "would tell more often than its owner allows that a number is not finite or too large for a sum, or a cavity "
+        "improper, by which a server can find what it has not been told. If the fits were honest, look whether its "
+        "data are in the others' units, give the model's arguments units in which its globals are near 1, or give the "
+        "globals tighter priors; its owner sets the limit by `failures` under `[answers]` of its policy, and `fedbayes "
+        "log` there says how often"
+    )
     METHOD = "does not answer this study's method; its owner sets that by `methods` under `[answers]` of its policy"
     LOCAL_STEPS = (
-        "does not answer a method that may take several local steps in a round; its owner sets that by `local_steps` "
-        "under `[answers]` of its policy"
+        "does not answer a method that may take several local steps in a round, or whose sites the server draws; its "
+        "owner sets that by `local_steps` under `[answers]` of its policy"
     )
     QUESTION = (
         "does not answer this question about a finished fit; its owner sets that by `questions` under `[answers]` of "
@@ -75,13 +82,22 @@ class Refused(FedbayesError):
         How often each of its owner's rules has found something.
     missing
         Columns that the study reads, and the client's file does not have: the study's words, not the file's.
+    failures
+        How many this refusal tells of, for the client's own log.
     """
 
-    def __init__(self, reason: Refusal, counts: Mapping[str, int] | None = None, missing: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        reason: Refusal,
+        counts: Mapping[str, int] | None = None,
+        missing: Sequence[str] = (),
+        failures: int = 0,
+    ) -> None:
         super().__init__(reason.value)
         self.reason = reason
         self.counts = dict(counts or {})
         self.missing = tuple(missing)
+        self.failures = failures
 
 
 class Message(NamedTuple):

@@ -8,13 +8,14 @@ from typing import Any
 
 from fedbayes.errors import ClientDataError, MissingColumnsError, ModelError
 from fedbayes.network.agreement import agrees
-from fedbayes.network.answering import AnsweringSite, LoadData
+from fedbayes.network.answering import Answer, AnsweringSite, LoadData
 from fedbayes.network.charter import Hello, Seat
 from fedbayes.network.client.naming import Config
 from fedbayes.network.client.partners import own_key
 from fedbayes.network.client.policy import Policy, read_policy
 from fedbayes.network.client.private import check_asked
 from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
+from fedbayes.network.client.secure import Sent
 from fedbayes.network.client.session import Session
 from fedbayes.network.draws import with_draws
 from fedbayes.network.messages import Message, Refusal, Refused, pack
@@ -66,7 +67,7 @@ class Site(AnsweringSite):
         self._owns: dict[str, OwnProblem] = {}
         self._sessions: dict[tuple[str, bool], Session] = {}
 
-    def _obeyed(self, message: Message, policy: Policy) -> bytes:
+    def _obeyed(self, message: Message, policy: Policy) -> Answer:
         """See :class:`~fedbayes.network.answering.AnsweringSite`."""
         header = message.header
         kind = header["kind"]
@@ -79,20 +80,23 @@ class Site(AnsweringSite):
         client = self._greeted(header.get("greeting")) if kind == "hello" else self._client()
         self._let_out(client, policy)
         if kind == "hello":
-            return self._reply(header, Hello.of(self.name, client, own_key(self.vault)).written())
+            return Answer(self._reply(header, Hello.of(self.name, client, own_key(self.vault)).written()))
         private = policy.privacy is not None
         if kind == "join":
             if private:
                 check_asked(policy, noisy=self.study.configured.is_private)
-            return self._reply(header, asdict(self._own(Seat.read(header["seat"]), private).joined))
+            return Answer(self._reply(header, asdict(self._own(Seat.read(header["seat"]), private).joined)))
         session = self.session(header, private)
         if kind == "round":
-            return self._reply(header, *session.round(message, policy))
+            return self._answer(header, session.round(message, policy))
         if kind == "after":
-            return self._reply(header, *session.after(message, policy))
+            return self._answer(header, session.after(message, policy))
         if kind == "conclude":
-            return self._conclude(session, message, policy)
+            return Answer(self._conclude(session, message, policy))
         raise Refused(Refusal.FORMAT)
+
+    def _answer(self, header: Mapping[str, Any], sent: Sent) -> Answer:
+        return Answer(self._reply(header, sent.told, sent.body), sent.failures)
 
     def disclosure(self) -> Disclosure:
         """What the owner's disclosure rules find in the site's data. Nothing is sent."""

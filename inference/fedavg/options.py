@@ -99,9 +99,12 @@ class Options:
 
     @property
     def takes_local_steps(self) -> bool:
-        """Unless there is one gradient step a round, of all rows, and nothing else is told of where it ends."""
+        """Unless there is one gradient step a round, of all rows, and nothing else is told of where it ends.
+
+        True also where clients are drawn: it is the server that says how often each was, which weighs its term.
+        """
         plain = self.solver == "steps" and self.optimizer is None and self.batch_size is None and self.fairness is None
-        return not plain or self.epochs is not None or self.steps > 1
+        return not plain or self.scheme != "full" or self.epochs is not None or self.steps > 1
 
     @property
     def needs_rows(self) -> bool:

@@ -14,7 +14,7 @@ from fedbayes.formula.design.factors import Levels
 from fedbayes.formula.design.tables import Table, label_text
 from fedbayes.network.agreeing.everybody import Asked, AtSite, flat, layout
 from fedbayes.network.agreeing.study import FormulaStudy
-from fedbayes.network.answering import AnsweringSite, LoadData
+from fedbayes.network.answering import Answer, AnsweringSite, LoadData
 from fedbayes.network.charter import ArrayKind, Hello
 from fedbayes.network.client.naming import Config
 from fedbayes.network.client.partners import own_key
@@ -58,7 +58,7 @@ class AgreeingSite(AnsweringSite):
         self._greeting: str | None = None
         self._passed: tuple[str, DisclosureRules] | None = None
 
-    def _obeyed(self, message: Message, policy: Policy) -> bytes:
+    def _obeyed(self, message: Message, policy: Policy) -> Answer:
         """See :class:`~fedbayes.network.answering.AnsweringSite`."""
         header = message.header
         methods = policy.answers.methods
@@ -73,7 +73,7 @@ class AgreeingSite(AnsweringSite):
         if header["kind"] == "hello":
             self._greeting = header.get("greeting")
             columns = {"columns": ArrayKind((len(self.study.reads),), "|u1")}  # how many the formula reads
-            return self._reply(header, Hello(self.name, columns, {}, own_key(self.vault)).written())
+            return Answer(self._reply(header, Hello(self.name, columns, {}, own_key(self.vault)).written()))
         if header["kind"] == "sum":
             return self._sum(message, table, policy)
         raise Refused(Refusal.FORMAT)
@@ -154,7 +154,7 @@ class AgreeingSite(AnsweringSite):
         looked = f"columns {', '.join(arrays)}"
         return Disclosure({self.name: table.num_rows}, {self.name: found}, 0, rules, looked)
 
-    def _sum(self, message: Message, table: Table, policy: Policy) -> bytes:
+    def _sum(self, message: Message, table: Table, policy: Policy) -> Answer:
         """The site's part of the sum that comes after those that it is told."""
         header, arrays = message.header, arrays_of(message.body)
         names, known, scale = _told(header, arrays)
@@ -176,7 +176,7 @@ class AgreeingSite(AnsweringSite):
             raise Refused(Refusal.FORMAT)
         reply = Reply(total=flat(asked.tree) * 2.0**-scale, code=jnp.asarray(int(ResultCode.OK)))
         sent = sums.sent(reply, hiding)
-        return self._reply(header, {**sent.told, "layout": layout(asked.tree)}, sent.body)
+        return Answer(self._reply(header, {**sent.told, "layout": layout(asked.tree)}, sent.body), sent.failures)
 
     def _check_run(self, header: dict[str, Any]) -> None:
         """In one run a site has one table, and the same others: two sums over different sites differ by one's part.

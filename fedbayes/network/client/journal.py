@@ -37,6 +37,9 @@ class Entry(NamedTuple):
     result
         ``answered``; ``hidden``: answered, the numbers as a term of a secure sum; ``noisy``: with noise within the
         owner's privacy budget; ``noisy and hidden``; or the name of the refusal.
+    failures
+        How many of the numbers and result codes have said that something is not finite, too large or improper; one
+        where the answer was refused for that.
     """
 
     time: str
@@ -48,6 +51,7 @@ class Entry(NamedTuple):
     data: str
     numbers: int
     result: str
+    failures: int = 0
 
 
 def result_of(*, hidden: bool, noisy: bool) -> str:
@@ -67,7 +71,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / JOURNAL
 
-    def write(self, asked: Mapping[str, Any], data: str, numbers: int, result: str) -> None:
+    def write(self, asked: Mapping[str, Any], data: str, numbers: int, result: str, failures: int = 0) -> None:
         """Append a line.
 
         Parameters
@@ -80,6 +84,8 @@ class Journal:
             Numbers in the answer.
         result
             What became of it.
+        failures
+            See :class:`Entry`; where there are none the line does not speak of them.
 
         Raises
         ------
@@ -98,8 +104,10 @@ class Journal:
             data[:_DIGITS],
             numbers,
             result,
+            failures,
         )
-        line = json.dumps(entry._asdict()).encode() + b"\n"
+        words = {name: value for name, value in entry._asdict().items() if name != "failures" or value}
+        line = json.dumps(words).encode() + b"\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as file:
             file.write(line)
@@ -149,7 +157,7 @@ def as_text(entries: Sequence[Entry], last: int) -> str:
 
 def _totals(entries: Sequence[Entry]) -> Iterator[str]:
     """For each data set that was asked about, how many numbers have left, and in how many runs."""
-    for data in dict.fromkeys(entry.data for entry in entries if entry.numbers):
+    for data in dict.fromkeys(entry.data for entry in entries if entry.numbers or entry.failures):
         about = [entry for entry in entries if entry.data == data]
         numbers, runs = sum(entry.numbers for entry in about), len({entry.run for entry in about if entry.run})
         hidden = sum(entry.numbers for entry in about if entry.result in (HIDDEN, BOTH))
@@ -157,6 +165,8 @@ def _totals(entries: Sequence[Entry]) -> Iterator[str]:
         how = f", {hidden:,} of them hidden in sums" if hidden else ""
         how += f", {noisy:,} with noise" if noisy else ""
         yield f"{numbers:,} numbers about the data {data} have left in {runs} run{'s' * (runs != 1)}{how}."
+        if failed := failures_told(about):
+            yield f"{failed:,} times a number was not finite or too large for a sum, or a cavity improper."
     num, refused = len(entries), sum(entry.result not in (ANSWERED, HIDDEN, NOISY, BOTH) for entry in entries)
     yield f"{num:,} request{'s' * (num != 1)} in all, {refused:,} of them refused."
 
@@ -165,3 +175,8 @@ def exact_numbers(entries: Iterable[Entry], data: str | None = None) -> int:
     """How many numbers about any data, or about those of a digest, have left without noise."""
     about = (entry for entry in entries if data is None or entry.data == data[:_DIGITS])
     return sum(entry.numbers for entry in about if entry.result in (ANSWERED, HIDDEN))
+
+
+def failures_told(entries: Iterable[Entry], data: str | None = None) -> int:
+    """How many failures were told about any data, or about those of a digest; a refusal for that is one."""
+    return sum(entry.failures for entry in entries if data is None or entry.data == data[:_DIGITS])

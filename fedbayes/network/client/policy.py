@@ -69,12 +69,16 @@ class AnswerRules(NamedTuple):
     most
         How many numbers about the same data may leave in all runs together, those in sums among them; ``None``: any.
         Numbers with noise have a budget of their own.
+    failures
+        How often the site may tell about the same data, in all runs together, that a number was not finite or too large
+        for a sum, or a cavity improper. A server that chooses where this begins finds the site's own numbers by it.
     methods
         The names of the methods whose rounds it answers, ``"agreement"`` for sums by which sites agree on a regression;
         ``None``: those of all studies that may run.
     local_steps
-        Whether it answers methods that may take several local steps in a round. A server that chooses the size of the
-        steps can take a sum of such answers apart into those of single sites.
+        Whether it answers methods that may take several local steps in a round, or whose sites the server draws. A
+        server that chooses the size of the steps, or how often each site counts, can take a sum of such answers apart
+        into those of single sites.
     questions
         What it answers about a finished fit, of :data:`QUESTIONS`.
     nats
@@ -84,6 +88,7 @@ class AnswerRules(NamedTuple):
     """
 
     most: int | None = None
+    failures: int = 256
     methods: tuple[str, ...] | None = None
     local_steps: bool = True
     questions: tuple[str, ...] = tuple(QUESTIONS)
@@ -236,6 +241,11 @@ def _answers(path: Path, told: Mapping[str, Any]) -> AnswerRules:
         raise ClientDataError(
             f"The site's policy, '{path}': `most` is {found.most!r}; write a whole number of numbers, such as 100000. "
             "A fit takes some thousands, most of them in the check after its rounds."
+        )
+    if type(found.failures) is not int or found.failures < 0:
+        raise ClientDataError(
+            f"The site's policy, '{path}': `failures` is {found.failures!r}; write a whole number, such as 256, or 0. "
+            "A fit takes none as a rule."
         )
     if found.methods is not None and not _are_words(found.methods):
         raise ClientDataError(

@@ -30,6 +30,10 @@ _TICKET = re.compile(r"[0-9a-f]{32}")
 _OWN_WORDS = ("ticket", "oldest", "records", "seat")
 _OWN_ARRAYS = ("recorded",)
 _SEAT = ("kinds", "template")  # as all sites read their data; rows are padded at each in its own way
+# Codes that hang on the data where a server chooses what is computed, and say by name at which site it can't be.
+_FAILED = (
+    ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.NO_GRADIENT, ResultCode.NO_CAVITY, ResultCode.IN_PART,
+)  # fmt: skip
 _IDLE = (ResultCode.LOST, ResultCode.NO_CAVITY)  # replies that count and hold nothing of the data
 
 
@@ -57,10 +61,14 @@ class Sent(NamedTuple):
         For the header.
     body
         The arrays.
+    failures
+        How many of its numbers and result codes say that something is not finite, too large or improper. It stays at
+        the site.
     """
 
     told: Mapping[str, Any]
     body: bytes
+    failures: int = 0
 
 
 class Sums:
@@ -127,7 +135,7 @@ class Sums:
                 raise Refused(Refusal.PARTNERS) from None
         return self._agreed[keys]
 
-    def sent(self, reply: Reply, hiding: Hiding | None, *, finite: bool = True) -> Sent:
+    def sent(self, reply: Reply, hiding: Hiding | None, *, finite: bool = True, counted: Reply | None = None) -> Sent:
         """What leaves: the reply, or its term of a sum under masks, beside the result code.
 
         A reply that holds nothing of the data, since it does not count or has nothing to propose, goes openly. Hidden
@@ -143,9 +151,12 @@ class Sums:
         finite
             Whether a term that is not finite makes the reply useless. After the rounds it does not: a log-likelihood
             may be minus infinity.
+        counted
+            The reply whose failures count; ``None``: this one. Some numbers may be as they are whatever the data are.
         """
+        counted = reply if counted is None else counted
         if hiding is None:
-            return Sent({}, encode(reply))
+            return Sent({}, encode(reply), _failures(counted))
         if jax.tree.leaves(reply.each):  # no sum would hide it
             raise Refused(Refusal.PRIVATE)
         reply = self._fitting(reply) if finite else reply
@@ -153,7 +164,8 @@ class Sums:
         term, is_open = to_integers(numbers), _holds_nothing(reply, numbers)
         if not is_open:
             term = hiding.masks.hide(unknown(term, numbers, len(self._names)), hiding.asked)
-        return Sent({"open": is_open}, encode({HIDDEN: term, "code": np.asarray(reply.code)}))
+        failures = max(_failed(counted.code), _failures(reply if finite else counted, largest(len(self._names))))
+        return Sent({"open": is_open}, encode({HIDDEN: term, "code": np.asarray(reply.code)}), failures)
 
     def _fitting(self, reply: Reply) -> Reply:
         """The reply if all of it holds something of the data; else what of it does not, and a code for the rest.
@@ -194,6 +206,23 @@ def _holds_nothing(reply: Reply, numbers: np.ndarray) -> bool:
     """Whether a reply is the same whatever the data are: noughts, and ones that count what the codes say."""
     is_constant = ~np.asarray(usable(reply.code)) | np.isin(reply.code, _IDLE)
     return bool(np.all(is_constant) and np.all(np.isin(numbers, (0.0, 1.0))))
+
+
+def _failed(codes: jax.Array) -> int:
+    """How many result codes say that something has failed."""
+    return int(np.isin(codes, _FAILED).sum())
+
+
+def _failures(reply: Reply, limit: float = np.inf) -> int:
+    """How many result codes and numbers of a reply say that something is not finite, too large or improper.
+
+    Numbers of a replicate that does not count are what its code says, whatever they are.
+    """
+    used = np.asarray(usable(reply.code))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((reply.total, reply.each))]
+    numbers = [leaf[used] if leaf.shape[:1] == used.shape else leaf for leaf in leaves if leaf.dtype.kind == "f"]
+    beyond = sum(int(np.sum(~(np.abs(each) < limit))) for each in numbers)  # NaN is not smaller
+    return _failed(reply.code) + (beyond if used.any() else 0)
 
 
 def _kept(idle: np.ndarray, leaf: np.ndarray) -> np.ndarray:

@@ -152,9 +152,10 @@ class Session:
         secret = self._charged(phase, told["shared"], policy.privacy) if policy.privacy is not None else None
         self.at = None  # until what this leads to is kept: masks are about what was kept
         reply = self.executor.reply(self._round(phase, told, str(header["update"])), secret)
-        if self._is_far(phase, told, policy):
-            reply = _nothing(reply)
+        far = self._is_far(phase, told, policy)
+        reply = _nothing(reply) if far else reply
         sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
+        sent = sent._replace(failures=0) if far else sent  # the same whatever the data are
         if sent.told.get("open"):  # who has added nothing has not moved, so that a common past is one of common sums
             self.vault.forget_from(order)
         else:
@@ -221,27 +222,33 @@ class Session:
         last = (len(self.programs.phases) - 1, int(message.header["order"]))
         hiding = self.sums.hiding(message, policy.sums, self.vault.history_before(*last) if update.private else "")
         order = self._after(message, name)
-        reply = (
-            self._log_likelihoods(order, policy) if name.startswith("log_likelihood") else self.executor.reply(order)
-        )
-        return self.sums.sent(reply, hiding, finite=False)
+        if name.startswith("log_likelihood"):
+            reply, near = self._log_likelihoods(order, policy)
+            return self.sums.sent(reply, hiding, finite=False, counted=near)
+        return self.sums.sent(self.executor.reply(order), hiding, finite=False)
 
-    def _log_likelihoods(self, order: Round, policy: Policy) -> Reply:
-        """What the site says of the draws of an order: nothing of those that are too far away, and not too finely."""
+    def _log_likelihoods(self, order: Round, policy: Policy) -> tuple[Reply, Reply]:
+        """What the site says of the draws of an order: nothing of those that are too far away, and not too finely.
+
+        And the same with what it would say at the prior's centre in the place of those.
+        """
         reach, nats = self._reach(policy), policy.answers.nats
 
         def said(order: Round) -> Reply:
             reply = self.executor.reply(order)
             return reply if nats is None else rounded(reply, nats)
 
-        if reach is None or order.shared.shape[-1] != len(reach.centre):
-            return said(order)
-        far = reach.beyond(order.shared)
-        if not np.any(far):
-            return said(order)
+        if (
+            reach is None
+            or order.shared.shape[-1] != len(reach.centre)
+            or not np.any(far := reach.beyond(order.shared))
+        ):
+            found = said(order)
+            return found, found
         log.warning(_FAR, reach.farthest)
         near = order._replace(shared=np.where(far[..., None], reach.centre, order.shared))
-        return _without(said(near), far)
+        found = said(near)
+        return _without(found, far), found
 
     def _reach(self, policy: Policy) -> Reach | None:
         return reach_of(self.problem.prior, policy.points.farthest)

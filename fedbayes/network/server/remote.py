@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _IN_VAIN = (
     Refusal.SINGLE, Refusal.FEWEST, Refusal.PARTNERS, Refusal.TICKET, Refusal.CHARTER, Refusal.EXACT, Refusal.BUDGET,
-    Refusal.SPENT, Refusal.MOST, Refusal.METHOD, Refusal.LOCAL_STEPS, Refusal.QUESTION,
+    Refusal.SPENT, Refusal.MOST, Refusal.FAILURES, Refusal.METHOD, Refusal.LOCAL_STEPS, Refusal.QUESTION,
 )  # fmt: skip
 _SPENT = (
     "No round can go on without it. The checkpoint, where one was asked for, holds the draws so far: the same run with "

@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 
 import fedbayes as fb
+from fedbayes.errors import ResultCode
 from fedbayes.network.agreeing.site import AgreeingSite
 from fedbayes.network.agreeing.study import FormulaStudy
+from fedbayes.network.client.journal import failures_told
 from fedbayes.network.client.masks import Masks
 from fedbayes.network.fit import fit_over
 from fedbayes.network.messages import HIDDEN, pack, unpack
@@ -524,6 +526,20 @@ def test_a_refusal_of_the_table_by_made_up_sums_counts(youngest, monkeypatch):
     monkeypatch.setattr("fedbayes.network.agreeing.site._MOST_RUNS", 3)
     found = [youngest(age, f"{place:032x}") for place, age in enumerate((60.0, 10.0, 30.0, 40.0))]
     assert found == ["DATA", "FORMAT", "MOST", "MOST"]  # the one of the fixture counts, too
+
+
+def test_a_sum_that_is_too_large_is_a_failure(network):
+    """By made-up means a server chooses from where on it is: the site counts how often it tells so."""
+    recorded = network(ROOTS)
+    over(recorded, ROOTS)
+    message = next(each for each in map(unpack, recorded.sent) if "products" in each.header.get("update", ""))
+    true = np.asarray(arrays_of(message.body)["shared/0"])
+    site, mean = recorded.sites[1], -1e13
+    made_up = np.r_[true[0] * np.array([1.0, mean, 2.0 * mean**2]), true[3:]]
+    assert failures_told(site.journal.entries()) == 0
+    request = asked_anew(message, message.header["known"], [made_up], "0" * 32, run="0" * 32)
+    assert arrays_of(unpack(site.answer(request)).body)["code"] == ResultCode.NOT_FINITE
+    assert failures_told(site.journal.entries()) == 1
 
 
 def test_in_one_run_a_sum_is_told_once_also_where_its_answer_is_a_refusal(youngest):

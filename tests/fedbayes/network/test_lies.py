@@ -15,6 +15,8 @@ from permissive import PERMISSIVE
 
 import fedbayes as fb
 from fedbayes.network.agreement import own_test
+from fedbayes.network.answering import AnsweringSite
+from fedbayes.network.client.journal import failures_told
 from fedbayes.network.messages import pack, unpack
 from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.network.site import Site
@@ -53,6 +55,9 @@ class Liar(Site):
             honest = session.executor.reply
             session.executor.reply = lambda order, secret=None: self.lie(order, honest(order, secret))
         return session
+
+    def _check_failures(self, failures, most):
+        """Who lies keeps no account of what an honest site would tell no more."""
 
 
 def log_likelihoods(change):
@@ -173,6 +178,15 @@ def test_absurd_log_likelihoods_leave_the_posterior_unchecked_and_that_is_said(l
     beyond = not change(np.zeros((1, 2)), np.zeros((1, 2))).max() < 1e10
     named = "1500 numbers in the answer of site mal can't be meant" in caplog.text
     assert named == (beyond and not secure)
+
+
+def test_a_site_that_keeps_its_account_of_failures_costs_the_check_alone(lied_to, monkeypatch):
+    """As one whose log-likelihoods are too large in an honest fit: each refusal counts as one failure."""
+    monkeypatch.setattr(Liar, "_check_failures", AnsweringSite._check_failures)
+    network, fit = lied_to(log_likelihoods(lambda theta, values: np.full_like(values, 1e300)), secure_sums=True)
+    assert "Site 'mal' would tell more often than its owner allows that a number is not finite" in fit.trouble()
+    np.testing.assert_allclose(mean_of(fit), [0.149, 0.744], atol=1e-3)
+    assert 1 <= failures_told(network.sites[3].journal.entries()) <= 3
 
 
 @SUMS

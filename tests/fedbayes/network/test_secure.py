@@ -442,7 +442,7 @@ def test_a_term_is_hidden_in_all_replicates_or_open_in_all(tmp_path, codes, lost
     """In some of them alone the sum would be one over fewer sites; and what is open holds nothing of the data."""
     sums = Sums(Vault(tmp_path / "site"), ("ada", "bo", "cy"), 0, {})
     masks = Masks.agreed(PRIVATE[0], 0, PUBLIC[:3], {})
-    told, body = sums.sent(replies(codes, lost), Hiding(masks, ASKED))
+    told, body, _ = sums.sent(replies(codes, lost), Hiding(masks, ASKED))
     arrays = arrays_of(body)
     np.testing.assert_array_equal(arrays["code"], leave)
     assert told["open"] == (numbers is not None)

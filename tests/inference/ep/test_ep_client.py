@@ -165,6 +165,23 @@ def test_a_client_finds_the_reply_that_counts(round_, step, expected, lost) -> N
     assert bool(is_lost) == lost
 
 
+@pytest.mark.parametrize(("told", "taken"), [(3.0, 1.0), (-2.0, 0.0), (np.inf, 1.0)])
+def test_a_step_that_no_server_takes_leads_no_farther_than_one_that_it_may(told, taken) -> None:
+    """Now, and where the client goes on from it: a site beyond its own proposals would be of the server's choice."""
+    old, new, later = (packed(gaussian([value], [[value]])) for value in (1.0, 3.0, 7.0))
+    own = OwnSite(old, new, jnp.asarray(3.0), jnp.asarray(0.5), later, jnp.asarray(4.0))
+
+    def answers(step) -> tuple[Gaussian, Gaussian]:
+        counted = Counted(jnp.asarray(3.0), jnp.asarray(step))
+        here = own.at(counted)
+        kept = own.replied(counted, gaussian([9.0], [[9.0]]), jnp.asarray(5.0))
+        end = Counted(jnp.asarray(5.0), jnp.asarray(0.0))
+        return here, kept.settled(end)[0].at(end)
+
+    for lie, honest in zip(answers(told), answers(taken), strict=True):
+        assert_same(lie, honest)
+
+
 def test_before_any_reply_counts_a_client_has_lost_nothing() -> None:
     """Its first reply did not arrive."""
     own = OwnSite.neutral(SIZE)
