@@ -5,6 +5,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from lowest import lowest
 from packaging.metadata import Metadata
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,3 +50,20 @@ def test_the_citation_is_of_this_version(installed) -> None:
     assert told["version"] == str(installed.version)
     assert told["license"] == "Apache-2.0"
     assert told["cff-version"] == "1.2.0"
+
+
+@in_checkout
+def test_each_dependency_has_a_lower_bound_which_ci_installs() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    extras = re.findall(
+        r"^(\w+) = \[", text.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.MULTILINE
+    )
+    pins = lowest(text, extras)
+    assert {"demo", "flower", "formula", "test"} <= set(extras)
+    assert {each.partition("==")[0] for each in pins} >= {"jax", "numpyro", "formulaic", "flwr", "pytest"}
+
+
+@pytest.mark.parametrize("asked", ["jax", "jax<1", "jax>=0.8,>=0.9"])
+def test_a_dependency_without_one_is_named(asked) -> None:
+    with pytest.raises(ValueError, match=r"'jax.* lower bounds; write one, such as 'jax>=1.2'"):
+        lowest(f"[project]\ndependencies = ['{asked}']", [])

@@ -147,7 +147,7 @@ def read_table(folder: Path, name: str) -> "xr.Dataset | None":
     import xarray as xr
 
     file = folder / f"{name}.nc"
-    return xr.load_dataset(file, engine="h5netcdf") if file.is_file() else None
+    return xr.load_dataset(file, engine="h5netcdf", decode_timedelta=False) if file.is_file() else None
 
 
 def read_meta(folder: Path) -> Saved:
