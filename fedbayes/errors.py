@@ -17,11 +17,39 @@ class FedbayesError(Exception):
 
     An argument that can't be meant, such as ``num_rounds=0``, is a plain ``TypeError``, ``ValueError`` or ``KeyError``,
     as everywhere in Python.
+
+    See Also
+    --------
+    ClientDataError : The data can't be used.
+    ModelError : The program can't be fitted.
+    FederatedError : A run over a network can't go on.
+    ReportError : A report can't be written.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> [error.__name__ for error in (fb.ClientDataError, fb.ModelError) if issubclass(error, fb.FedbayesError)]
+    ['ClientDataError', 'ModelError']
     """
 
 
 class ClientDataError(FedbayesError, ValueError):
-    """The clients' data cannot be used; the message names the client, the argument and the value seen."""
+    """The clients' data cannot be used; the message names the client, the argument and the value seen.
+
+    See Also
+    --------
+    ModelError : The program is wrong, and not the data.
+    clients_from_dataframe : Clients from one table.
+
+    Examples
+    --------
+    >>> import pandas as pd, fedbayes as fb
+    >>> try:
+    ...     fb.clients_from_dataframe(pd.DataFrame({"y": [1.0, 2.0]}), by="site", y="y")
+    ... except fb.ClientDataError as error:
+    ...     print(error)
+    The table has no column ['site']; its columns are ['y'].
+    """
 
 
 class MissingColumnsError(ClientDataError):
@@ -41,11 +69,33 @@ class MissingColumnsError(ClientDataError):
 
 
 class ModelError(FedbayesError, ValueError):
-    """The program cannot be fitted by federation; the message names the site and what to write instead."""
+    """The program cannot be fitted by federation; the message names the site and what to write instead.
+
+    See Also
+    --------
+    local : Which latents are one client's own.
+    ClientDataError : The data are wrong, and not the program.
+
+    Examples
+    --------
+    >>> import jax, numpy as np, fedbayes as fb
+    >>> def model(y):
+    ...     pass
+    >>> try:
+    ...     fb.fit_federated(model, {"a": {"y": np.ones(2)}, "b": {"y": np.ones(2)}}, key=jax.random.key(0))
+    ... except fb.ModelError as error:
+    ...     print(str(error).partition(". ")[0])
+    The program has no observed site, so the clients' data say nothing about it
+    """
 
 
 class FormulaError(ModelError):
     """A formula that can't be read, or means nothing with these columns; the message names the part and what to write.
+
+    See Also
+    --------
+    regression : What a formula may say.
+    ModelError : A program that can't be fitted.
 
     Examples
     --------
@@ -60,11 +110,34 @@ class NotDrawableError(ModelError, NotImplementedError):
 
 
 class ReportError(FedbayesError, ValueError):
-    """A report can't be written where it was asked for, or of what was given; the message says what to give instead."""
+    """A report can't be written where it was asked for, or of what was given; the message says what to give instead.
+
+    See Also
+    --------
+    FederatedFit.report : Writes it.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> issubclass(fb.ReportError, ValueError)
+    True
+    """
 
 
 class FederatedError(FedbayesError, RuntimeError):
-    """A fit broke down; the message names the round, the clients and what to try."""
+    """A fit broke down; the message names the round, the clients and what to try.
+
+    See Also
+    --------
+    ResultCode : What a server knows of one client's round.
+    FedbayesError : All of fedbayes's errors.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> issubclass(fb.FederatedError, RuntimeError)
+    True
+    """
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -75,18 +148,53 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class NotConvergedWarning(UserWarning):
-    """A fit stopped at its round limit, or with clients whose messages could not be used."""
+    """A fit stopped at its round limit, or with clients whose messages could not be used.
+
+    See Also
+    --------
+    UnreliableWarning : The rounds have ended, and their answer can't be checked.
+    FederatedFit.trouble : The same in words, at any time.
+
+    Examples
+    --------
+    >>> import warnings, fedbayes as fb
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fb.NotConvergedWarning)  # fits in this block raise it
+    """
 
 
 class UnreliableWarning(UserWarning):
     """Draws that are not to be trusted, though the rounds have converged.
 
     The Gaussian is so far from the posterior that importance weights can't correct it, or exact chains have not mixed.
+
+    See Also
+    --------
+    NotConvergedWarning : The rounds have not ended where they should.
+    FederatedFit.trouble : The same in words, at any time.
+
+    Examples
+    --------
+    >>> import warnings, fedbayes as fb
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fb.UnreliableWarning)  # fits in this block raise it
     """
 
 
 class MergeWarning(UserWarning):
-    """The clients' posteriors are summarised in another way than asked for, because there are too few draws."""
+    """The clients' posteriors are summarised in another way than asked for, because there are too few draws.
+
+    See Also
+    --------
+    OneShot : Combines the clients' posteriors.
+    FedPA : Averages them in rounds.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> issubclass(fb.MergeWarning, UserWarning)
+    True
+    """
 
 
 class ResultCode(IntEnum):
@@ -94,6 +202,11 @@ class ResultCode(IntEnum):
 
     It is all that a server knows of a single client's computation where replies are sums. ``fit.rounds["code"]`` has
     the codes by round and client.
+
+    See Also
+    --------
+    FederatedError : A run over a network can't go on.
+    FederatedFit : Whose ``rounds`` have the codes.
 
     Examples
     --------

@@ -126,6 +126,14 @@ def fit_federated(
         Two clients hold the same rows; the scale of a global's prior changes with another global, which is a funnel for
         EP; and other doubts about model and data that a fit can live with.
 
+    See Also
+    --------
+    FederatedFit : What it returns.
+    regression : Writes the model from a formula.
+    EP : The method by default, and its options.
+    load_fit : Reads a fit that was saved.
+    calibrate : Whether such fits are right, by simulated data.
+
     Examples
     --------
     >>> import jax, fedbayes as fb
@@ -215,6 +223,11 @@ def load_fit(
         The folder holds a fit of other clients, other data or other globals, or a file in it is cut short.
     FileNotFoundError
         It is not the folder of a saved fit.
+
+    See Also
+    --------
+    fit_federated : Fits a model by a method.
+    FederatedFit.save : Writes what this reads.
 
     Examples
     --------

@@ -148,6 +148,11 @@ class Laplace(Method):
         Draws that integrate out local latents at each position; not used without them, nor for single ones that are
         independent given the globals, which quadrature integrates out.
 
+    See Also
+    --------
+    EP : Corrects what is not Gaussian.
+    fit_federated : Fits a model by a method.
+
     Examples
     --------
     >>> import fedbayes as fb

@@ -86,6 +86,12 @@ def calibrate(
     FederatedError
         No data set has a posterior.
 
+    See Also
+    --------
+    prior_simulator : Draws data from a model's own prior.
+    Calibration : What is found.
+    fit_federated : Fits a model by a method.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

@@ -30,6 +30,20 @@ class Calibration:
         Draws of each posterior.
     method
         What was calibrated, in words.
+
+    See Also
+    --------
+    calibrate : What it is made by.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, fedbayes as fb
+    >>> over = ("simulation", "parameter")
+    >>> ranks = xr.DataArray(np.arange(8.0).reshape(8, 1), dims=over, coords={"parameter": ["mu"]})
+    >>> dataset = xr.Dataset({"rank": ranks, "k_hat": ("simulation", np.full(8, 0.1))})
+    >>> found = fb.Calibration(dataset, num_draws=7, method="made up")
+    >>> found.unreliable
+    0.0
     """
 
     dataset: "xr.Dataset"

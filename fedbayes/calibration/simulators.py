@@ -50,6 +50,10 @@ def prior_simulator(
         A prior is improper, or soft (``numpyro.factor`` of the globals); an outcome is no argument of the model as it
         is, or may be missing.
 
+    See Also
+    --------
+    calibrate : Fits what it draws.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

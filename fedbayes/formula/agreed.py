@@ -59,6 +59,19 @@ class Agreed:
         What may surprise.
     priors
         Those that were given in place of defaults, as text. They are part of the study, and are only compared.
+
+    See Also
+    --------
+    regression : What it is made by, and what takes it.
+    describe : The clients' tables before they agree.
+
+    Examples
+    --------
+    >>> import pandas as pd, fedbayes as fb
+    >>> table = pd.DataFrame({"y": [1.0, 2.0, 1.5, 2.5], "sex": ["f", "m", "f", "m"]})
+    >>> agreed = fb.regression("y ~ sex", clients={"north": table, "south": table}).agreed
+    >>> agreed.num_clients, agreed.summary.rows
+    (2, 8.0)
     """
 
     formulas: Mapping[str, str]

@@ -85,6 +85,20 @@ class Regression:
         were left out.
     agreed
         What all clients agree on, which :meth:`Agreed.save` writes to a file.
+
+    See Also
+    --------
+    regression : What it is made by.
+    predictions : Outcomes of new rows.
+    summary_table : The coefficients, in the units of the data.
+
+    Examples
+    --------
+    >>> import pandas as pd, fedbayes as fb
+    >>> table = pd.DataFrame({"y": [1.0, 2.0, 1.5, 2.5], "x": [0.0, 1.0, 0.0, 1.0]})
+    >>> reg = fb.regression("y ~ x", clients={"north": table, "south": table})
+    >>> list(reg.clients), reg.link
+    (['north', 'south'], 'identity')
     """
 
     formula: str | Mapping[str, str]
@@ -296,6 +310,14 @@ def regression(
         Before any work, with client, column and count: missing values, dates, text where numbers are needed, another
         kind at one client than at another, an undeclared level, an outcome outside of the family's support, columns
         that do not vary or are collinear, the same label of a group at two clients, only censored times.
+
+    See Also
+    --------
+    Regression : What it returns.
+    summary_table : The coefficients of its fit.
+    predictions : Outcomes of new rows.
+    describe : Table 1 of the clients.
+    fit_federated : Fits a model by a method.
 
     Examples
     --------

@@ -137,6 +137,19 @@ class Gaussian:
         Symmetric; indefinite for an improper site.
     log_scale
         Log of the factor's value at zero: what the evidence needs, and nothing else.
+
+    See Also
+    --------
+    EP : Whose sites are of this kind.
+    Laplace : Whose expansions are.
+
+    Examples
+    --------
+    >>> import numpy as np, fedbayes as fb
+    >>> one = fb.Gaussian(np.array([2.0]), np.array([[4.0]]), np.array(0.0))  # mean 0.5, variance 0.25
+    >>> mean, covariance = (one + one).moments()
+    >>> round(float(mean[0]), 3), round(float(covariance[0, 0]), 3)
+    (0.5, 0.125)
     """
 
     shift: Float[Array, "*batch d"]

@@ -145,6 +145,11 @@ def disclosure(
         As :func:`fit_federated` before its work starts; or ``columns`` names no argument, or another number of columns
         than it has.
 
+    See Also
+    --------
+    DisclosureRules : The limits.
+    describe : Table 1, without small cells.
+
     Examples
     --------
     >>> import fedbayes as fb

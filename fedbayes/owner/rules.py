@@ -92,6 +92,17 @@ class DisclosureRules:
     ------
     ValueError
         A limit is out of range.
+
+    See Also
+    --------
+    disclosure : What the rules find.
+
+    Examples
+    --------
+    >>> import fedbayes as fb
+    >>> rules = fb.DisclosureRules(smallest_cell=10)  # for `fb.disclosure(model, clients, rules=rules)`
+    >>> rules.globals_per_row
+    0.33
     """
 
     smallest_cell: int = 5

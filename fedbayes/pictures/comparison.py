@@ -58,6 +58,11 @@ def plot_comparison(
     matplotlib.axes.Axes
         The axes drawn on.
 
+    See Also
+    --------
+    fedbayes.FederatedFit.save : Keeps a fit to compare with.
+    plot_rounds : How the rounds went.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

@@ -47,6 +47,11 @@ def plot_conflict(
     ValueError
         The fit knows no cavities, see :meth:`fedbayes.FederatedFit.conflict`.
 
+    See Also
+    --------
+    fedbayes.FederatedFit.conflict : The numbers.
+    plot_influence : How far each client moves the others.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

@@ -44,6 +44,11 @@ def plot_fairness(reports: Mapping[str, Any], *, ax: "Axes | None" = None) -> "A
     ------
     ValueError
         What is given are no reports, or these are of different clients or groups.
+
+    See Also
+    --------
+    fedbayes.fairness_report : The numbers.
+    fedbayes.federation_gain : What each client has of the others.
     """
     # a report by itself is a mapping too, of arrays
     known = isinstance(reports, Mapping) and all("group_score" in report for report in reports.values())

@@ -41,6 +41,11 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     ValueError
         The fit lacks the method's measure, such as the diagnostic ``change``, or it is NaN in every round.
 
+    See Also
+    --------
+    fedbayes.FederatedFit : Whose ``rounds`` these are.
+    plot_influence : How far each client moves the others.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

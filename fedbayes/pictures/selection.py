@@ -58,6 +58,11 @@ def plot_selection(
     ValueError
         There are no clients' coefficients in it, no such client, or more than one dimension of coefficients.
 
+    See Also
+    --------
+    fedbayes.FederatedFit.select : The numbers.
+    plot_estimates : Other quantities.
+
     Examples
     --------
     >>> plot_selection(fit.select(), labels={"x0": "Age"})  # doctest: +SKIP

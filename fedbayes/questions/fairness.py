@@ -45,6 +45,12 @@ def fairness_report(
     ValueError
         No held-out rows, or groups that are no partition of the clients.
 
+    See Also
+    --------
+    federation_gain : What each client has of the others.
+    GIFAIR : Fits with equal losses.
+    plots.plot_fairness : Reports beside each other.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

@@ -47,6 +47,11 @@ def federation_gain(fit: FederatedFit, held_out: Mapping[str, Mapping[str, Any]]
     ValueError
         No held-out rows.
 
+    See Also
+    --------
+    fairness_report : How well each client is predicted.
+    heterogeneity : How unlike the clients are.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

@@ -27,6 +27,11 @@ def probability_of_direction(draws: Any, reference: float = 0.0) -> "xr.DataArra
     ValueError
         ``draws`` has no sample dimensions.
 
+    See Also
+    --------
+    excludes : Whether an interval excludes a value.
+    summary_table : Has both for a regression.
+
     Examples
     --------
     >>> import numpy as np, xarray as xr, fedbayes as fb
@@ -59,6 +64,11 @@ def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataA
         ``draws`` are no labelled arrays.
     ValueError
         ``prob`` outside (0, 1), or no sample dimensions.
+
+    See Also
+    --------
+    probability_of_direction : How sure the sign is.
+    summary_table : Has both for a regression.
 
     Examples
     --------

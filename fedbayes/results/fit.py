@@ -65,6 +65,13 @@ class FederatedFit:
     fitted
         The fit as a value, of which every question is a function: for whoever writes one more.
 
+    See Also
+    --------
+    fit_federated : Fits a model by a method.
+    load_fit : Reads one that was saved.
+    summary_table : The coefficients of a regression.
+    federation_gain : What each client has of the others.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

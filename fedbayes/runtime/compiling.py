@@ -29,6 +29,10 @@ def cache_programs(folder: str | os.PathLike | None = None) -> str:
     str
         The folder in use.
 
+    See Also
+    --------
+    fit_federated : Fits a model by a method.
+
     Examples
     --------
     >>> import fedbayes as fb

@@ -79,6 +79,11 @@ def describe(
         A column is at no client, of another kind at one client than at another, or, where it was asked for, has dates
         or too many levels; a row has a level that was not declared.
 
+    See Also
+    --------
+    disclosure : What the owners' rules find in the same tables.
+    regression : The next step.
+
     Examples
     --------
     >>> import fedbayes as fb

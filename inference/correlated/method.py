@@ -79,6 +79,12 @@ class CorrelatedClients(Options, Method):
         When a fit begins: the program has no such latent, clients' latents have other shapes, the rank is too large,
         or there is one client.
 
+    See Also
+    --------
+    regression : Clients whose coefficients are exchangeable, ``(1 + x | site)``.
+    plots.plot_client_correlation : The correlation of the clients.
+    plots.plot_shrinkage : How far they are pulled together.
+
     Examples
     --------
     >>> import fedbayes as fb, numpyro, numpyro.distributions as dist

@@ -45,6 +45,11 @@ def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) ->
     ValueError
         The fit knows no covariance between clients.
 
+    See Also
+    --------
+    fedbayes.CorrelatedClients : The method.
+    plot_shrinkage : How far clients are pulled together.
+
     Examples
     --------
     >>> plot_client_correlation(fit)  # doctest: +SKIP
@@ -140,6 +145,11 @@ def plot_shrinkage(
     ------
     ValueError
         The fit does not couple coefficients, a client is lacking in ``separate``, or there is no such component.
+
+    See Also
+    --------
+    fedbayes.CorrelatedClients : The method.
+    plot_client_correlation : The correlation of the clients.
 
     Examples
     --------

@@ -81,6 +81,12 @@ class EP(Options, Method):
         Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and
         Monte Carlo standard errors speak about the fit.
 
+    See Also
+    --------
+    Laplace : Its start, and enough where the posterior is nearly Gaussian.
+    FALD : Chains, for posteriors that are not.
+    OneShot : One exchange in place of rounds.
+
     Examples
     --------
     >>> import fedbayes as fb

@@ -49,6 +49,11 @@ def plot_influence(
     ValueError
         The fit lacks these diagnostics, or they are NaN for all clients.
 
+    See Also
+    --------
+    fedbayes.EP : The method.
+    plot_conflict : Which clients disagree.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

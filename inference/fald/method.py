@@ -106,6 +106,12 @@ class FALD(Options, Method):
     max_rounds
         Limit of the rounds; fewer rounds per draw are made where it asks for it.
 
+    See Also
+    --------
+    EP : Far fewer rounds, and an error that is measured.
+    Laplace : The mode at which its chains start.
+    FedEnsemble : Draws by federated averaging.
+
     Examples
     --------
     >>> import fedbayes as fb

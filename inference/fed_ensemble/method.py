@@ -67,6 +67,11 @@ class FedEnsemble(Options, Method):
     init
         As for :class:`FedAvg`; ``"random"`` by default. With another, all modes begin at one point.
 
+    See Also
+    --------
+    FedAvg : The rounds of a single mode.
+    FedPA : A Gaussian about one mode.
+
     Examples
     --------
     >>> import fedbayes as fb

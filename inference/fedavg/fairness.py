@@ -49,6 +49,11 @@ class GIFAIR:
         ``fit.predict(name, ...)`` and :func:`~fedbayes.fairness_report` go by. The losses there rank the groups. The
         server's point remains in ``fit.idata``.
 
+    See Also
+    --------
+    FedAvg : The method of whose `fairness` this is the value.
+    fairness_report : How unequal the clients' losses are.
+
     Examples
     --------
     >>> import fedbayes as fb

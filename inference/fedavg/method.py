@@ -112,6 +112,13 @@ class FedAvg(Options, Method):
     num_replicates
         Independent runs, which differ by a random ``init`` and mini-batches alone.
 
+    See Also
+    --------
+    FedProx : With a term that holds clients near the server.
+    FedPA : A posterior by rounds of this kind.
+    FedEnsemble : Several modes in one run.
+    GIFAIR : Equal losses among clients.
+
     Examples
     --------
     >>> import optax
@@ -194,6 +201,10 @@ class FedProx(FedAvg):
     A client goes down ``U_c(theta_c) / (p_c n) + proximal / 2 |theta_c - theta|^2``, and has all options of
     :class:`FedAvg`. The term lets clients take many steps, or exact minima by ``solver="newton"``, without going far;
     like many local steps it moves the point where the rounds end.
+
+    See Also
+    --------
+    FedAvg : All its options.
 
     Examples
     --------

@@ -104,6 +104,12 @@ class FedPA(Options, Method):
     num_replicates
         Independent runs, which become the chains of the posterior.
 
+    See Also
+    --------
+    OneShot : The same average by one exchange.
+    FedAvg : The rounds that it begins with.
+    EP : Clients' sites in place of their averages.
+
     Examples
     --------
     >>> import fedbayes as fb

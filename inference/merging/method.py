@@ -70,6 +70,13 @@ class OneShot(Options, Method):
     num_replicates
         Independent runs, which become the chains of the posterior.
 
+    See Also
+    --------
+    FedPA : The same average in rounds.
+    EP : What rounds add.
+    plots.plot_merge : The clients' posteriors beside the merged one.
+    MergeWarning : What it says of too few draws.
+
     Examples
     --------
     >>> import fedbayes as fb

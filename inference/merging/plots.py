@@ -63,6 +63,11 @@ def plot_merge(
     ValueError
         The fit merged no posteriors, and so lacks the diagnostics of a merge.
 
+    See Also
+    --------
+    fedbayes.OneShot : The method.
+    plot_comparison : Two posteriors beside each other.
+
     Examples
     --------
     >>> import jax, fedbayes as fb

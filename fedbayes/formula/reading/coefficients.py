@@ -53,6 +53,12 @@ def summary_table(reg: Regression, fit: Any, level: float = 0.9) -> Coefficients
     ValueError
         ``level`` is no probability.
 
+    See Also
+    --------
+    random_effects : The sites' and groups' effects.
+    heterogeneity : How unlike they are.
+    predictions : Outcomes of new rows.
+
     Examples
     --------
     >>> fb.summary_table(reg, fit).to_pandas()  # doctest: +SKIP

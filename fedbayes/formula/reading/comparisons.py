@@ -75,6 +75,12 @@ def comparisons(
     FormulaError, ClientDataError
         As for :func:`fedbayes.predictions`; or the variable is none of the formula, or ``by`` means nothing here.
 
+    See Also
+    --------
+    slopes : How fast the outcome changes with a predictor.
+    predictions : The outcomes themselves.
+    probability_of_direction : How sure the sign is.
+
     Examples
     --------
     >>> fb.comparisons(reg, fit, rows, "sex", by="ratio")  # doctest: +SKIP
@@ -135,6 +141,11 @@ def slopes(
     ------
     FormulaError, ClientDataError
         As for :func:`fedbayes.predictions`; or the variable is none of the formula, or has levels.
+
+    See Also
+    --------
+    comparisons : Differences between two values of a predictor.
+    predictions : The outcomes themselves.
 
     Examples
     --------

@@ -159,6 +159,11 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
     ClientDataError
         No site tells its effects.
 
+    See Also
+    --------
+    heterogeneity : How large they are.
+    summary_table : The coefficients that they vary about.
+
     Examples
     --------
     >>> fb.random_effects(reg, fit).contrast("north", "south")  # doctest: +SKIP

@@ -32,6 +32,19 @@ class Estimates:
         NaN where there is none; a number or an array of the quantities' dimensions.
     notes
         What may surprise.
+
+    See Also
+    --------
+    predictions : Outcomes of new rows.
+    comparisons : Differences between two values of a predictor.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, fedbayes as fb
+    >>> draws = xr.DataArray(np.linspace(-1.0, 3.0, 9).reshape(1, 9), dims=("chain", "draw"))
+    >>> found = fb.Estimates(draws, "A difference", reference=0.0)
+    >>> round(float(found.summary["probability_of_direction"]), 2)
+    0.72
     """
 
     draws: "xr.DataArray"

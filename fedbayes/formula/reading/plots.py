@@ -38,6 +38,12 @@ def plot_estimates(estimates: Estimates, *, ax: "Axes | None" = None) -> "Axes":
     ValueError
         There are too many quantities, none, or differences and ratios.
 
+    See Also
+    --------
+    fedbayes.predictions : Outcomes of new rows.
+    fedbayes.comparisons : Differences.
+    plot_survival : Of times to an event.
+
     Examples
     --------
     >>> fb.plots.plot_estimates(fb.random_effects(reg, fit))  # doctest: +SKIP
@@ -74,6 +80,11 @@ def plot_survival(curves: SurvivalCurves, *, ax: "Axes | None" = None) -> "Axes"
     ------
     ValueError
         They are no survival curves, or too many.
+
+    See Also
+    --------
+    fedbayes.survival_curves : The numbers.
+    plot_estimates : Other quantities.
 
     Examples
     --------

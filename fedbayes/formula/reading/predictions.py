@@ -66,6 +66,12 @@ def predictions(
     ClientDataError
         A level that was not agreed on, values that are missing, or a client whose effects are not known.
 
+    See Also
+    --------
+    comparisons : Differences between two values of a predictor.
+    survival_curves : Of times to an event.
+    FederatedFit.predict : Of any program.
+
     Examples
     --------
     >>> fb.predictions(reg, fit, {"age": [50, 60]}, where="north").summary["median"]  # doctest: +SKIP

@@ -54,6 +54,12 @@ def heterogeneity(reg: Regression, fit: Any, level: float = 0.9) -> Heterogeneit
     FormulaError
         The regression has no effects of groups, or the fit is of another one.
 
+    See Also
+    --------
+    random_effects : The groups' effects themselves.
+    summary_table : All coefficients.
+    federation_gain : What each client has of the others.
+
     Examples
     --------
     >>> fb.heterogeneity(reg, fit)  # doctest: +SKIP

@@ -90,6 +90,12 @@ def survival_curves(
     ValueError
         The times are no list of numbers from zero on.
 
+    See Also
+    --------
+    predictions : Of other outcomes.
+    plots.plot_survival : Draws them.
+    regression : ``Surv(time, event) ~ x``.
+
     Examples
     --------
     >>> curves = fb.survival_curves(reg, fit, {"age": [60]}, times=[0, 90, 365])  # doctest: +SKIP

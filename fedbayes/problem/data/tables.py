@@ -43,6 +43,12 @@ def clients_from_dataframe(
         A column is not there or occurs twice, holds no numbers, or has missing or infinite values; two clients would
         have the same name.
 
+    See Also
+    --------
+    fit_federated : Fits a model by a method.
+    regression : Takes tables as they are.
+    describe : Table 1 of the clients.
+
     Examples
     --------
     >>> import pandas as pd, fedbayes as fb

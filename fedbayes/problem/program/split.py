@@ -26,6 +26,11 @@ def local() -> infer_config:
     A local latent is integrated out on its own client: it never enters a message, and it is returned only by
     ``fit.client_posterior(name)``.
 
+    See Also
+    --------
+    FederatedFit.client_posterior : Their posterior.
+    fit_federated : Fits a model by a method.
+
     Examples
     --------
     >>> import fedbayes as fb, numpyro, numpyro.distributions as dist
