@@ -206,7 +206,7 @@ class ResultCode(IntEnum):
     See Also
     --------
     FederatedError : A run over a network can't go on.
-    FederatedFit : Whose ``rounds`` have the codes.
+    FederatedFit : Its ``rounds`` have the codes.
 
     Examples
     --------

@@ -33,7 +33,7 @@ class Calibration:
 
     See Also
     --------
-    calibrate : What it is made by.
+    calibrate : Makes it.
 
     Examples
     --------

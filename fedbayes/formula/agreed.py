@@ -62,7 +62,7 @@ class Agreed:
 
     See Also
     --------
-    regression : What it is made by, and what takes it.
+    regression : Makes it, and takes it in place of the clients' tables.
     describe : The clients' tables before they agree.
 
     Examples

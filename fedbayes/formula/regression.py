@@ -88,7 +88,7 @@ class Regression:
 
     See Also
     --------
-    regression : What it is made by.
+    regression : Makes it from a formula.
     predictions : Outcomes of new rows.
     summary_table : The coefficients, in the units of the data.
 

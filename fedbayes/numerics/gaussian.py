@@ -140,8 +140,8 @@ class Gaussian:
 
     See Also
     --------
-    EP : Whose sites are of this kind.
-    Laplace : Whose expansions are.
+    EP : Its sites are of this kind.
+    Laplace : Its expansions are of this kind.
 
     Examples
     --------

@@ -43,7 +43,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
 
     See Also
     --------
-    fedbayes.FederatedFit : Whose ``rounds`` these are.
+    fedbayes.FederatedFit : Its ``rounds`` are what is drawn.
     plot_influence : How far each client moves the others.
 
     Examples

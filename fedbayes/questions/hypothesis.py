@@ -30,7 +30,7 @@ def probability_of_direction(draws: Any, reference: float = 0.0) -> "xr.DataArra
     See Also
     --------
     excludes : Whether an interval excludes a value.
-    summary_table : Has both for a regression.
+    summary_table : Reports both for a regression.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataA
     See Also
     --------
     probability_of_direction : How sure the sign is.
-    summary_table : Has both for a regression.
+    summary_table : Reports both for a regression.
 
     Examples
     --------

@@ -51,7 +51,7 @@ class GIFAIR:
 
     See Also
     --------
-    FedAvg : The method of whose `fairness` this is the value.
+    FedAvg : Its option ``fairness`` takes this.
     fairness_report : How unequal the clients' losses are.
 
     Examples

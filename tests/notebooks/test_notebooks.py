@@ -14,8 +14,9 @@ pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="these tests run away from
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-# Most of their time is compilation, and no number that they print is a chain's that another rounding leads elsewhere:
-# whether their programs are optimised as tests' are, or not at all. The other notebooks' are compiled as a user's are.
+# Most of their time is compilation, and no number that they print is a chain's that another rounding leads elsewhere,
+# or it is printed with few decimals: whether their programs are optimised as tests' are, or not at all. The programs of
+# the other notebooks are compiled as a user's are.
 COMPILED = {
     "fairness": False,
     "hospitals_by_formula": True,

@@ -42,7 +42,7 @@ def plot_estimates(estimates: Estimates, *, ax: "Axes | None" = None) -> "Axes":
     --------
     fedbayes.predictions : Outcomes of new rows.
     fedbayes.comparisons : Differences.
-    plot_survival : Of times to an event.
+    plot_survival : Draws survival curves.
 
     Examples
     --------

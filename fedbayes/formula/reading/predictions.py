@@ -69,8 +69,8 @@ def predictions(
     See Also
     --------
     comparisons : Differences between two values of a predictor.
-    survival_curves : Of times to an event.
-    FederatedFit.predict : Of any program.
+    survival_curves : The same for times to an event.
+    FederatedFit.predict : The same for any program.
 
     Examples
     --------

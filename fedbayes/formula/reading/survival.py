@@ -92,8 +92,8 @@ def survival_curves(
 
     See Also
     --------
-    predictions : Of other outcomes.
-    plots.plot_survival : Draws them.
+    predictions : The same for other outcomes.
+    plots.plot_survival : Draws the curves.
     regression : ``Surv(time, event) ~ x``.
 
     Examples
