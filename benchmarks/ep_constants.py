@@ -66,7 +66,7 @@ def mean_and_scale() -> Case:
 
 
 PROBLEMS: Mapping[str, Callable[[], Case]] = {**CASES, "mean and scale": mean_and_scale}
-_NOISY = {"num_samples": 256, "solver": "importance", "covariance": "sample"}
+_NOISY = {"num_samples": 256, "solver": "importance", "estimator": "sample"}
 _NEVER_CONTENT = {"num_samples": 32, "solver": "importance", "tolerance": 1e-6}
 
 TRIALS = (

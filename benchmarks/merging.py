@@ -38,7 +38,7 @@ METHODS: Mapping[str, Any] = {
     "one-shot density_product": fb.OneShot(combine="density_product"),
     "one-shot wasserstein": fb.OneShot(combine="wasserstein"),
     "FedPA, draws of the whole subposterior": fb.FedPA(),
-    "FedPA, 200 Langevin samples": fb.FedPA(solver="sgld", num_samples=200, local_steps=2020, covariance="sample"),
+    "FedPA, 200 Langevin samples": fb.FedPA(solver="sgld", num_samples=200, local_steps=2020, estimator="sample"),
     "FedAvg (FedPA with one sample)": fb.FedPA(solver="iasg", num_samples=1, local_steps=50, num_replicates=1),
 }
 STARTS = ("prior", "laplace", "newton", "mode")

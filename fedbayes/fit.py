@@ -13,6 +13,7 @@ from jax import Array
 
 import fedbayes.inference as inference
 from fedbayes.contract.algorithm import Method, Update
+from fedbayes.contract.renamed import present_names
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER, forming_cavities, in_sum
 from fedbayes.problem.checks import batches_stand_for_all_rows
@@ -274,7 +275,7 @@ def _configured(folder: Path, saved: Saved) -> Method:
             "draws can be read without it: `arviz.from_netcdf(...)` of its 'posterior.nc'."
         )
     try:
-        return known[saved.method](**saved.options)
+        return known[saved.method](**present_names(known[saved.method], saved.options))
     except TypeError as error:
         raise ValueError(
             f"'{folder}' holds a fit by {saved.method} with other options than this version of fedbayes knows "

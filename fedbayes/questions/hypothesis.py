@@ -3,6 +3,8 @@
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from fedbayes.contract.renamed import refused_names
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -46,7 +48,8 @@ def probability_of_direction(draws: Any, reference: float = 0.0) -> "xr.DataArra
     return above.where(above >= below, below)
 
 
-def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataArray | xr.Dataset":
+@refused_names(prob="level")
+def excludes(draws: Any, reference: float = 0.0, level: float = 0.9) -> "xr.DataArray | xr.Dataset":
     """Whether the equal-tailed credible interval excludes ``reference`` (selection rule of Yue 2023, 3.4.3).
 
     Parameters
@@ -55,7 +58,7 @@ def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataA
         Posterior draws with the dimensions ``chain`` and ``draw``, or ``fit.idata``, as above.
     reference
         The value in question.
-    prob
+    level
         Probability of the interval: 0.9 runs from the 5th to the 95th percentile.
 
     Raises
@@ -63,7 +66,7 @@ def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataA
     TypeError
         ``draws`` are no labelled arrays.
     ValueError
-        ``prob`` outside (0, 1), or no sample dimensions.
+        ``level`` outside (0, 1), or no sample dimensions.
 
     See Also
     --------
@@ -78,15 +81,17 @@ def excludes(draws: Any, reference: float = 0.0, prob: float = 0.9) -> "xr.DataA
     True
     """
     draws = _sampled(draws)
-    if not (isinstance(prob, Real) and 0.0 < prob < 1.0):
-        raise ValueError(f"`prob` is {prob!r}; it is the probability of the interval and lies in (0, 1), such as 0.9.")
-    lower, upper = equal_tailed(draws, prob)
+    if not (isinstance(level, Real) and 0.0 < level < 1.0):
+        raise ValueError(
+            f"`level` is {level!r}; it is the probability of the interval and lies in (0, 1), such as 0.9."
+        )
+    lower, upper = equal_tailed(draws, level)
     return (lower > reference) | (upper < reference)
 
 
-def equal_tailed(draws: Any, prob: float) -> tuple[Any, Any]:
+def equal_tailed(draws: Any, level: float) -> tuple[Any, Any]:
     """Lower and upper bound of the equal-tailed credible interval of labelled draws."""
-    return tuple(draws.quantile(tail, SAMPLES).drop_vars("quantile") for tail in (0.5 - prob / 2, 0.5 + prob / 2))
+    return tuple(draws.quantile(tail, SAMPLES).drop_vars("quantile") for tail in (0.5 - level / 2, 0.5 + level / 2))
 
 
 def _sampled(draws: Any) -> "xr.DataArray | xr.Dataset":

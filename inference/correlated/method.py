@@ -14,6 +14,7 @@ import numpy as np
 
 from fedbayes.contract.algorithm import Algorithm, Method, Phase, Update, keep
 from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.renamed import refused_names
 from fedbayes.contract.state import RunState
 from fedbayes.errors import ResultCode
 from fedbayes.inference.correlated.answer import DIAGNOSTICS, BayesAnswer
@@ -25,6 +26,7 @@ from fedbayes.inference.local.density.moments import score_regression
 from fedbayes.problem.roster import Roster
 
 
+@refused_names(num_replicates="num_chains")
 @dataclass(frozen=True, kw_only=True)
 class CorrelatedClients(Options, Method):
     """Clients with coefficients of their own, coupled by a covariance between clients.

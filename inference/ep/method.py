@@ -22,6 +22,7 @@ import numpy as np
 
 from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.renamed import refused_names
 from fedbayes.contract.state import RunState
 from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.client import Own
@@ -34,6 +35,7 @@ from fedbayes.problem.program.hierarchy import of_funnel
 from fedbayes.problem.roster import Roster
 
 
+@refused_names(covariance="estimator", num_chains="num_replicates")
 @dataclass(frozen=True, kw_only=True)
 class EP(Options, Method):
     """Federated expectation propagation.
@@ -66,7 +68,7 @@ class EP(Options, Method):
         the global proper and come within three posterior sds of the mode; ``"auto"``: one of these two, by the rule
         of :meth:`start`; ``"mode"``: at the expansions at the federated mode; ``"prior"``: at one, so that the first
         cavity is the prior. Of an expansion that is not concave, the convex part is taken.
-    covariance
+    estimator
         How the covariance of the tilted density is estimated, from which the site follows: ``"score"`` (score
         regression) or ``"sample"`` (that of the draws, the classical estimate, for comparison).
     family

@@ -11,7 +11,7 @@ from fedbayes.problem.roster import Roster
 _CHOICES = {
     "solver": ("auto", "importance", "nested", "nuts", "laplace", "variational"),
     "init": ("auto", "laplace", "newton", "mode", "prior"),
-    "covariance": ("score", "sample"),
+    "estimator": ("score", "sample"),
     "family": ("dense", "diagonal"),
 }
 _RANGES = {
@@ -28,7 +28,7 @@ class Options:
     solver: Literal["auto", "importance", "nested", "nuts", "laplace", "variational"] = "auto"
     damping: float | None = None
     init: Literal["auto", "laplace", "newton", "mode", "prior"] = "auto"
-    covariance: Literal["score", "sample"] = "score"
+    estimator: Literal["score", "sample"] = "score"
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02
     num_replicates: int = 4

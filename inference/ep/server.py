@@ -62,7 +62,7 @@ _COVARIANCES: Mapping[str, Estimator] = {"score": score_regression, "sample": co
 
 def make_solvers(config: Options, num_samples: int) -> dict[str, solvers.Solver]:
     """The local solvers a configuration may use, its first choice first."""
-    estimator = diagonal_regression if config.family == "diagonal" else _COVARIANCES[config.covariance]
+    estimator = diagonal_regression if config.family == "diagonal" else _COVARIANCES[config.estimator]
     known = {
         "importance": solvers.importance(num_samples=num_samples, estimator=estimator),
         "nested": solvers.nested(num_samples=num_samples, estimator=estimator),

@@ -21,6 +21,7 @@ import numpy as np
 
 from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.renamed import refused_names
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fald.answer import DIAGNOSTICS, ChainsAnswer
 from fedbayes.inference.fald.differences import differences_phase
@@ -32,6 +33,7 @@ from fedbayes.inference.options import client_weights
 from fedbayes.problem.roster import Roster
 
 
+@refused_names(bias="max_bias", num_replicates="num_chains")
 @dataclass(frozen=True, kw_only=True)
 class FALD(Options, Method):
     """Federated averaging Langevin dynamics.
@@ -94,7 +96,7 @@ class FALD(Options, Method):
     init
         ``"mode"``: chains start from the Laplace approximation at the federated mode (Newton rounds first);
         ``"zero"``: at zero, with nothing known (needs ``step_size``).
-    bias
+    max_bias
         Largest bias that the defaults may cause, in posterior sds of the mean and as a fraction of an sd. Whatever it
         is, a fit with a bias above 0.1, predicted or measured, has not converged.
     num_chains

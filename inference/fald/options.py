@@ -44,7 +44,7 @@ LEAST_STEP = 1e-250
 _RANGES = {
     "noise_correlation": (0.0, 1.0, "a number in [0, 1]: 1 shares all noise, 0 none"),
     "temperature": (0.0, HUGE, "a finite number, zero or more: 1 is the posterior, 0 federated averaging"),
-    "bias": (TINY, np.inf, "a positive number, such as 0.02"),
+    "max_bias": (TINY, np.inf, "a positive number, such as 0.02"),
     "clip": (TINY, np.inf, "a positive number, or leave it out"),
 }
 
@@ -67,7 +67,7 @@ class Options:
     refresh: int | None = None
     preconditioner: Literal["dense", "diagonal", "none"] = "dense"
     init: Literal["mode", "zero"] = "mode"
-    bias: float = 0.02
+    max_bias: float = 0.02
     num_chains: int = 4
     num_warmup: int = 100
     thinning: int | None = None

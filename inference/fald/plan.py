@@ -79,7 +79,7 @@ def no_plan(config: Options) -> Plan:
 
 
 def make_plan(config: Options, known: Known, weights: np.ndarray, *, has_locals: bool) -> Plan:
-    """Choose what the user left open, with a predicted bias of at most ``config.bias``.
+    """Choose what the user left open, with a predicted bias of at most ``config.max_bias``.
 
     With local latents a round is also kept short, ``eta K <= 5 bias``: a client's locals follow its own copy of the
     globals, which its data pull by ``1 / p_c``, and beyond quadratic energies that widens them by an amount linear in
@@ -101,9 +101,9 @@ def make_plan(config: Options, known: Known, weights: np.ndarray, *, has_locals:
         clients = _clients(config, known, weights)
         absence = share * steps * largest_eigenvalue(white @ _apart(config, clients, mean, square) @ white.T)
 
-    eta = jnp.minimum(0.5 / smooth, config.bias / jnp.maximum(0.25 * jnp.maximum(drift, absence), lean))
+    eta = jnp.minimum(0.5 / smooth, config.max_bias / jnp.maximum(0.25 * jnp.maximum(drift, absence), lean))
     if has_locals:
-        eta = jnp.minimum(eta, 5.0 * config.bias / steps)
+        eta = jnp.minimum(eta, 5.0 * config.max_bias / steps)
     eta = _first_step(config, smooth, eta)
     rate = eta * steps / largest_eigenvalue(inverse)
     stride = jnp.maximum(1.0, jnp.ceil(jnp.log(2.0) / rate))

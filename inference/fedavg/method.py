@@ -20,6 +20,7 @@ import numpy as np
 
 from fedbayes.contract.algorithm import Method, Phase, Private
 from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.renamed import refused_names
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fedavg.answer import DIAGNOSTICS, LaplaceAnswer, PointAnswer, own_point
 from fedbayes.inference.fedavg.client import is_personalised
@@ -33,6 +34,7 @@ from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.roster import Roster
 
 
+@refused_names(num_chains="num_replicates")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Options, Method):
     """Federated averaging: the mode of the posterior by clients' gradient steps, and a Laplace posterior around it.
@@ -194,6 +196,7 @@ class FedAvg(Options, Method):
         return roster.size <= DENSE_LIMIT if self.laplace is None else self.laplace
 
 
+@refused_names(num_chains="num_replicates")
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     """Federated averaging with a proximal term: clients are held near the server (Li et al. 2020).

@@ -25,7 +25,7 @@ def drawing_clients(config: Options, roster: Roster, weights: Array) -> Clients:
     size, num = roster.size, config.samples_for(roster.size)
     covariance = "score"  # of the curvature at the mode, nothing is drawn
     if config.solver != "laplace":
-        covariance = affordable(config.covariance or "score", num, size)
+        covariance = affordable(config.estimator or "score", num, size)
     kept = num if covariance == "shrinkage" else 0
     way = _Drawing(roster, weights, jnp.asarray(1.0 / roster.num_clients), config.shrinkage, kept)
     ways = samplers(config.solver, num, kept, ESTIMATORS[covariance])

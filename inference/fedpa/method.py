@@ -26,6 +26,7 @@ from jax import Array
 
 from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.renamed import refused_names
 from fedbayes.contract.state import RunState
 from fedbayes.inference.fedpa.answer import DIAGNOSTICS, merged_answer
 from fedbayes.inference.fedpa.client import Clients, Shared
@@ -44,6 +45,7 @@ from fedbayes.inference.options import DENSE_LIMIT, client_weights
 from fedbayes.problem.roster import Roster
 
 
+@refused_names(covariance="estimator", num_chains="num_replicates")
 @dataclass(frozen=True, kw_only=True)
 class FedPA(Options, Method):
     """Federated posterior averaging.
@@ -55,7 +57,7 @@ class FedPA(Options, Method):
 
     with the draws' mean and covariance (Al-Shedivat et al. 2021; the module has the shrinkage). The rounds end at the
     mode of the Gaussians' product; a last round merges the clients' precisions to a posterior, and a check measures its
-    error. With ``covariance="score"`` it is exact where clients are linear-Gaussian.
+    error. With ``estimator="score"`` it is exact where clients are linear-Gaussian.
 
     Parameters
     ----------
@@ -67,10 +69,10 @@ class FedPA(Options, Method):
         ``"importance"`` and ``"nuts"``: one of them; ``"laplace"``: mode and curvature, exact for Gaussian clients;
         ``"iasg"``: averages of stochastic gradient steps from the server's position, the paper's; ``"sgld"``:
         stochastic gradient Langevin steps from there.
-    covariance
-        ``"score"`` (by regression of the score: exact for Gaussian clients), ``"sample"`` (inverse of the sample
-        covariance, corrected for its bias) or ``"shrinkage"`` (the paper's). ``None``: the score where draws have one,
-        else shrinkage. Too few samples for a dense precision: shrinkage, with a warning.
+    estimator
+        Of the precisions: ``"score"`` (by regression of the score: exact for Gaussian clients), ``"sample"`` (inverse
+        of the sample covariance, corrected for its bias) or ``"shrinkage"`` (the paper's). ``None``: the score where
+        draws have one, else shrinkage. Too few samples for a dense precision: shrinkage, with a warning.
     shrinkage
         ``rho`` of the shrinkage covariance: the larger, the more weight the samples get. With 20 samples the identity
         keeps 84 percent at 0.01, which is near FedAvg and stable, and 34 percent at 0.1.
@@ -115,7 +117,7 @@ class FedPA(Options, Method):
     >>> import fedbayes as fb
     >>> method = fb.FedPA()  # for `fb.fit_federated(model, clients, method=method, ...)`
     >>> network = fb.FedPA(solver="iasg", batch_size=32, preconditioner="none", init="zero", step_size=0.01)
-    >>> network.covariance is None  # then shrinkage, as in the paper
+    >>> network.estimator is None  # then shrinkage, as in the paper
     True
     """
 

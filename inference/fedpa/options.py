@@ -25,7 +25,7 @@ from fedbayes.problem.roster import Roster
 STEPPING = ("iasg", "sgld")
 _CHOICES = {
     "solver": ("auto", "importance", "nuts", "laplace", *STEPPING),
-    "covariance": (None, "score", "sample", "shrinkage"),
+    "estimator": (None, "score", "sample", "shrinkage"),
     "preconditioner": ("dense", "diagonal", "none"),
     "check": (True, False),
 }
@@ -52,7 +52,7 @@ class Options:
 
     num_samples: int | None = None
     solver: Literal["auto", "importance", "nuts", "laplace", "iasg", "sgld"] = "auto"
-    covariance: Literal["score", "sample", "shrinkage"] | None = None
+    estimator: Literal["score", "sample", "shrinkage"] | None = None
     shrinkage: float = 0.01
     server_optimizer: optax.GradientTransformation | None = None
     fedavg_rounds: int = 0
@@ -111,9 +111,9 @@ def _check_steps(config: Options) -> None:
             "`batch_size` is None with `solver='iasg'`, whose samples differ by the noise of mini-batches alone. "
             "Write `batch_size=...`, about a tenth of a client's rows."
         )
-    if config.covariance == "score":
+    if config.estimator == "score":
         raise ValueError(
-            f"`covariance` is 'score' with `solver='{config.solver}'`, whose samples are no draws to regress the "
+            f"`estimator` is 'score' with `solver='{config.solver}'`, whose samples are no draws to regress the "
             "score on. Write 'shrinkage' or 'sample'."
         )
     if config.step_size is None and config.init != "mode":
@@ -130,9 +130,9 @@ def _check_draws(config: Options) -> None:
                 f"`{name}` is {getattr(config, name)} with `solver='{config.solver}'`, which takes no gradient "
                 "steps. Write `solver='iasg'`, or leave it out."
             )
-    if config.solver == "laplace" and config.covariance not in (None, "score"):
+    if config.solver == "laplace" and config.estimator not in (None, "score"):
         raise ValueError(
-            f"`covariance` is {config.covariance!r} with `solver='laplace'`, which draws nothing: it sends the "
+            f"`estimator` is {config.estimator!r} with `solver='laplace'`, which draws nothing: it sends the "
             "curvature at the mode. Leave it out."
         )
 
@@ -148,7 +148,7 @@ def check_roster(config: Options, roster: Roster) -> None:
         )
     most = size + int(roster.num_locals.max())
     dense = config.solver not in STEPPING or config.preconditioner == "dense" or config.init == "mode"
-    if most > DENSE_LIMIT and (dense or config.covariance == "sample"):
+    if most > DENSE_LIMIT and (dense or config.estimator == "sample"):
         raise ValueError(
             f"A client has {most} latents, more than the {DENSE_LIMIT} for which matrices are sent or factorised. "
             "Write `FedPA(solver='iasg', batch_size=..., init='zero', preconditioner='none', step_size=...)`."

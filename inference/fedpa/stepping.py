@@ -36,7 +36,7 @@ from fedbayes.problem.roster import Roster
 def stepping_clients(config: Options, roster: Roster, weights: Array) -> Clients:
     """Clients that take gradient steps, by the configured sampler; with one sample as in FedAvg."""
     num, name = config.samples_for(roster.size), str(config.solver)
-    inverts = config.covariance == "sample" and affordable("sample", num, roster.size) == "sample"
+    inverts = config.estimator == "sample" and affordable("sample", num, roster.size) == "sample"
     way = _Stepping(config, roster, weights, inverts)
     return Clients(
         init=way.init,

@@ -28,8 +28,8 @@ def affordable(covariance: str, num_draws: int, size: int) -> str:
     if num_draws >= draws_needed(covariance, size):
         return covariance
     warnings.warn(
-        f"`num_samples` is {num_draws}, but the dense precision of {size} globals by covariance='{covariance}' needs "
-        f"{draws_needed(covariance, size)} draws: using covariance='shrinkage'. Raise `num_samples`, or ask for "
+        f"`num_samples` is {num_draws}, but the dense precision of {size} globals by estimator='{covariance}' needs "
+        f"{draws_needed(covariance, size)} draws: using estimator='shrinkage'. Raise `num_samples`, or ask for "
         "'shrinkage' yourself.",
         MergeWarning,
         stacklevel=4,

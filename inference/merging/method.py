@@ -23,6 +23,7 @@ from jax import Array
 
 from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic
+from fedbayes.contract.renamed import refused_names
 from fedbayes.contract.state import RunState
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.subposterior import Sampler, Subposterior, Summary, samplers
@@ -37,6 +38,7 @@ from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
 
+@refused_names(covariance="estimator", num_chains="num_replicates")
 @dataclass(frozen=True, kw_only=True)
 class OneShot(Options, Method):
     """One-shot combination of the clients' subposteriors: a round, and one more that measures the merge's error.
@@ -56,8 +58,8 @@ class OneShot(Options, Method):
     solver
         ``"auto"`` (importance sampling from the Laplace approximation; NUTS in a second round for clients whose k-hat
         exceeds 0.7), ``"importance"`` or ``"nuts"``. ``combine="laplace"`` draws nothing.
-    covariance
-        The clients' precisions: ``"score"`` (regression of the score on the draws, exact for Gaussian clients),
+    estimator
+        Of the clients' precisions: ``"score"`` (regression of the score on the draws, exact for Gaussian clients),
         ``"sample"`` (inverse of the sample covariance, corrected for its bias) or ``"shrinkage"`` (the sample
         covariance shrunk towards the Laplace approximation's), which is what too few draws for the others get, with a
         warning.
@@ -131,5 +133,5 @@ def one_shot(config: Options, roster: Roster) -> Phase:
 def _samplers(config: Options, roster: Roster) -> dict[str, Sampler]:
     if config.combine == "laplace":
         return samplers("laplace", 0, 0, ESTIMATORS["score"])
-    estimator = ESTIMATORS[affordable(config.covariance, config.num_samples, roster.size)]
+    estimator = ESTIMATORS[affordable(config.estimator, config.num_samples, roster.size)]
     return samplers(config.solver, config.num_samples, num_kept(config), estimator)

@@ -12,7 +12,7 @@ from fedbayes.problem.roster import Roster
 _CHOICES = {
     "combine": tuple(COMBINATIONS),
     "solver": ("auto", "importance", "nuts"),
-    "covariance": ("score", "sample", "shrinkage"),
+    "estimator": ("score", "sample", "shrinkage"),
     "prior": (None, "split", "whole"),
     "check": (True, False),
 }
@@ -25,7 +25,7 @@ class Options:
     combine: Literal["consensus", "gaussian_product", "laplace", "wasserstein", "density_product"] = "consensus"
     num_samples: int = 1024
     solver: Literal["auto", "importance", "nuts"] = "auto"
-    covariance: Literal["score", "sample", "shrinkage"] = "score"
+    estimator: Literal["score", "sample", "shrinkage"] = "score"
     prior: Literal["split", "whole"] | None = None
     check: bool = True
     num_replicates: int = 4

@@ -366,7 +366,7 @@ def test_mesh_of_two_axes():
             {"init": "zero"},
             r"`init` is 'zero'; it is one of \['auto', 'laplace', 'newton', 'mode', 'prior'\]",
         ),
-        ({"covariance": "mean"}, r"`covariance` is 'mean'; it is one of \['score', 'sample'\]"),
+        ({"estimator": "mean"}, r"`estimator` is 'mean'; it is one of \['score', 'sample'\]"),
         ({"family": "banded"}, r"`family` is 'banded'; it is one of \['dense', 'diagonal'\]"),
         ({"num_samples": 100}, r"`num_samples` is 100; quasi-random draws need a power of two from 16 on"),
         ({"num_samples": 8}, r"`num_samples` is 8; quasi-random draws need a power of two from 16 on"),

@@ -28,7 +28,7 @@ FLAT = DRAWS.values.reshape(-1, 6)
 def test_an_equal_tailed_interval() -> None:
     found = selected(DRAWS, Rule(level=0.8))
     np.testing.assert_allclose([found["lower"], found["upper"]], np.quantile(FLAT, [0.1, 0.9], axis=0))
-    np.testing.assert_array_equal(found["included"], fb.excludes(DRAWS, prob=0.8))
+    np.testing.assert_array_equal(found["included"], fb.excludes(DRAWS, level=0.8))
     wrong = 1.0 - found["direction"].values[found["included"].values]
     np.testing.assert_allclose(found["expected_wrong_signs"], wrong.sum())
     np.testing.assert_allclose(found["direction"], fb.probability_of_direction(DRAWS))

@@ -173,13 +173,13 @@ def test_hypotheses() -> None:
         np.random.default_rng(0).normal([0.0, 1.0, -3.0], 1.0, (4, 25_000, 3)), dims=("chain", "draw", "j")
     )
     np.testing.assert_allclose(fb.probability_of_direction(draws), [0.5, 0.8413, 0.9987], atol=0.01)
-    np.testing.assert_array_equal(fb.excludes(draws, prob=0.9), [False, False, True])
-    np.testing.assert_array_equal(fb.excludes(draws, prob=0.6), [False, True, True])
+    np.testing.assert_array_equal(fb.excludes(draws, level=0.9), [False, False, True])
+    np.testing.assert_array_equal(fb.excludes(draws, level=0.6), [False, True, True])
     np.testing.assert_array_equal(fb.excludes(draws, reference=-3.0), [True, True, False])
-    with pytest.raises(ValueError, match=r"`prob` is 1.5"):
-        fb.excludes(draws, prob=1.5)
-    with pytest.raises(ValueError, match=r"`prob` is '0\.9'"):
-        fb.excludes(draws, prob="0.9")
+    with pytest.raises(ValueError, match=r"`level` is 1.5"):
+        fb.excludes(draws, level=1.5)
+    with pytest.raises(ValueError, match=r"`level` is '0\.9'"):
+        fb.excludes(draws, level="0.9")
     with pytest.raises(ValueError, match="needs 'chain' and 'draw'"):
         fb.probability_of_direction(draws.isel(chain=0))
 

@@ -217,7 +217,7 @@ def test_methods_of_equal_options_share_their_programs():
 
 
 def test_every_fit_repeats_the_warnings_of_its_method():
-    method = fb.OneShot(num_samples=4, num_replicates=1, solver="importance", covariance="sample", check=False)
+    method = fb.OneShot(num_samples=4, num_replicates=1, solver="importance", estimator="sample", check=False)
     for seed in (0, 1):
         with pytest.warns(MergeWarning, match=r"`num_samples` is 4, but the dense precision of 2 globals"):
             fb.fit_federated(shared_model, make_clients(seed), method=method, key=jax.random.key(seed), progress=False)

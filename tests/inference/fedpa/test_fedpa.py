@@ -169,12 +169,12 @@ def test_partial_participation_ends_in_the_exact_posterior() -> None:
 @pytest.mark.filterwarnings("ignore::fedbayes.NotConvergedWarning")  # the Monte Carlo error shows in the check
 @pytest.mark.slow
 @pytest.mark.optimised
-@pytest.mark.parametrize("covariance", ["sample", "shrinkage"])
+@pytest.mark.parametrize("estimator", ["sample", "shrinkage"])
 @pytest.mark.statistical(key=4, numbers=5, alarm=2.2e-5)
-def test_sampled_covariances_are_exact_up_to_monte_carlo(covariance) -> None:
+def test_sampled_covariances_are_exact_up_to_monte_carlo(estimator) -> None:
     """Sixteen replicates of 2,048 draws: within seven standard errors of their mean, which are small themselves."""
     method = fb.FedPA(
-        solver="importance", num_samples=2048, covariance=covariance, shrinkage=100.0, tolerance=1e-6, num_replicates=16
+        solver="importance", num_samples=2048, estimator=estimator, shrinkage=100.0, tolerance=1e-6, num_replicates=16
     )
     for gap in gaps(fit(method)):
         error = gap.std(axis=0, ddof=1) / np.sqrt(16)  # of 16: Student's t of 15, of which 4.3e-6 lies beyond seven
@@ -205,7 +205,7 @@ def test_gradient_solvers_find_the_posterior(solver) -> None:
         num_samples=400,
         local_steps=41_000,
         burn_in=1_000,
-        covariance="sample",
+        estimator="sample",
         max_rounds=3,
         num_replicates=8,
         **options,
@@ -284,7 +284,7 @@ def test_local_latents_are_integrated_out() -> None:
     np.testing.assert_allclose((found.moments()[0][0] - mean) / sd, 0.0, atol=1e-7)
     np.testing.assert_allclose(found.moments()[1][0], covariance, atol=1e-7)
     method = fb.FedPA(
-        solver="sgld", num_samples=200, local_steps=21_000, burn_in=1_000, step_size=0.05, covariance="sample",
+        solver="sgld", num_samples=200, local_steps=21_000, burn_in=1_000, step_size=0.05, estimator="sample",
         num_replicates=4, max_rounds=2,
     )  # fmt: skip
     found = fit(method, clients, model)

@@ -142,7 +142,7 @@ BAD_OPTIONS = [
     ),
     (OneShot, {"combine": None}, r"`combine` is None; it is one of \['consensus'"),
     (OneShot, {"solver": "gibbs"}, r"`solver` is 'gibbs'; it is one of \['auto', 'importance', 'nuts'\]"),
-    (OneShot, {"covariance": None}, r"`covariance` is None; it is one of \['score', 'sample', 'shrinkage'\]"),
+    (OneShot, {"estimator": None}, r"`estimator` is None; it is one of \['score', 'sample', 'shrinkage'\]"),
     (OneShot, {"prior": "flat"}, r"`prior` is 'flat'; it is one of \[None, 'split', 'whole'\]"),
     (OneShot, {"check": "yes"}, r"`check` is 'yes'; it is one of \[True, False\]"),
     *(
@@ -159,7 +159,7 @@ BAD_OPTIONS = [
         {"solver": "hmc"},
         r"`solver` is 'hmc'; it is one of \['auto', 'importance', 'nuts', 'laplace', 'iasg', ",
     ),
-    (FedPA, {"covariance": "dense"}, r"`covariance` is 'dense'; it is one of \[None, 'score', 'sample', 'shrinkage'\]"),
+    (FedPA, {"estimator": "dense"}, r"`estimator` is 'dense'; it is one of \[None, 'score', 'sample', 'shrinkage'\]"),
     (FedPA, {"preconditioner": "full"}, r"`preconditioner` is 'full'; it is one of \['dense', 'diagonal', 'none'\]"),
     (FedPA, {"check": None}, r"`check` is None; it is one of \[True, False\]"),
     *((FedPA, {"shrinkage": value}, rf"`shrinkage` is {value}; {SHRINKAGE}") for value in (-0.1, np.nan, np.inf, None)),
@@ -204,8 +204,8 @@ BAD_OPTIONS = [
     *(
         (
             FedPA,
-            {"solver": solver, "batch_size": 2, "covariance": "score"},
-            rf"`covariance` is 'score' with `solver='{solver}'`, whose samples are no draws .* 'shrinkage' or",
+            {"solver": solver, "batch_size": 2, "estimator": "score"},
+            rf"`estimator` is 'score' with `solver='{solver}'`, whose samples are no draws .* 'shrinkage' or",
         )
         for solver in ("iasg", "sgld")
     ),
@@ -225,8 +225,8 @@ BAD_OPTIONS = [
     *(
         (
             FedPA,
-            {"solver": "laplace", "covariance": covariance},
-            rf"`covariance` is '{covariance}' with `solver='laplace'`, which draws nothing: .* Leave it out",
+            {"solver": "laplace", "estimator": covariance},
+            rf"`estimator` is '{covariance}' with `solver='laplace'`, which draws nothing: .* Leave it out",
         )
         for covariance in ("sample", "shrinkage")
     ),
@@ -273,7 +273,7 @@ def test_a_method_as_a_class(method):
         (FedPA, {"solver": "iasg", "num_samples": 1}),  # FedAvg: its only sample needs no noise
         (FedPA, {**IASG, "local_steps": 40, "burn_in": 20}),
         (FedPA, {"solver": "laplace", **RAW}),
-        (FedPA, {"solver": "laplace", "covariance": "score"}),
+        (FedPA, {"solver": "laplace", "estimator": "score"}),
         (FedPA, {"server_optimizer": optax.adam(0.1)}),
     ],
 )
@@ -437,7 +437,7 @@ TOO_MANY = {
         wide,
         LATENTS.format(513),
     ),
-    "inverse of the samples' covariance": ({**STEPS, "covariance": "sample"}, wide, LATENTS.format(513)),
+    "inverse of the samples' covariance": ({**STEPS, "estimator": "sample"}, wide, LATENTS.format(513)),
     "locals": ({}, many_locals, LATENTS.format(513) + INSTEAD),
     "locals beside too many globals": (
         STEPS,
@@ -467,8 +467,8 @@ def test_many_globals_that_are_taken(large):
 # ---- too few samples
 
 NEEDED = (
-    r"`num_samples` is {}, but the dense precision of {} globals by covariance='{}' needs {} draws: using "
-    r"covariance='shrinkage'"
+    r"`num_samples` is {}, but the dense precision of {} globals by estimator='{}' needs {} draws: using "
+    r"estimator='shrinkage'"
 )
 FEW = {
     "score": (
@@ -476,7 +476,7 @@ FEW = {
         NEEDED.format(4, 1, "score", 5),
     ),
     "sample": (
-        OneShot(**ONCE | {"num_samples": 4}, combine="gaussian_product", covariance="sample"),
+        OneShot(**ONCE | {"num_samples": 4}, combine="gaussian_product", estimator="sample"),
         NEEDED.format(4, 1, "sample", 5),
     ),
     "fedpa": (
@@ -485,12 +485,12 @@ FEW = {
     ),
     "fedpa, one": (FedPA(solver="importance", num_samples=1, num_replicates=1), NEEDED.format(1, 1, "score", 5)),
     "fedpa, sample": (
-        FedPA(solver="importance", num_samples=3, covariance="sample", num_replicates=1),
+        FedPA(solver="importance", num_samples=3, estimator="sample", num_replicates=1),
         NEEDED.format(3, 1, "sample", 5),
     ),
-    "fedpa, iasg": (FedPA(**STEPS, covariance="sample", check=False), NEEDED.format(2, 1, "sample", 5)),
+    "fedpa, iasg": (FedPA(**STEPS, estimator="sample", check=False), NEEDED.format(2, 1, "sample", 5)),
     "fedpa, sgld, one": (
-        FedPA(**STEPS | {"solver": "sgld", "num_samples": 1}, covariance="sample"),
+        FedPA(**STEPS | {"solver": "sgld", "num_samples": 1}, estimator="sample"),
         NEEDED.format(1, 1, "sample", 5),
     ),
 }
@@ -508,14 +508,14 @@ def test_too_few_samples_are_said(case):
 def test_too_few_samples_are_shrunk(case):
     """The posterior is that of shrinkage asked for: proper, and no other."""
     method, _ = FEW[case]
-    with pytest.warns(fb.MergeWarning, match="using covariance='shrinkage'"):
+    with pytest.warns(fb.MergeWarning, match="using estimator='shrinkage'"):
         found = fit(method)
     assert np.all(found.rounds["code"] == ResultCode.OK)
     mean, covariance = found.moments()
     assert np.all(np.isfinite(mean))
     assert 0.0 < covariance.item() < 1.0  # less than the prior's
     if case != "fedpa":  # whose draws shrink to the Laplace approximation's covariance, not to the paper's identity
-        asked = fit(type(method)(**vars(method) | {"covariance": "shrinkage"}))
+        asked = fit(type(method)(**vars(method) | {"estimator": "shrinkage"}))
         for ours, theirs in zip(found.moments(), asked.moments(), strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
@@ -524,7 +524,7 @@ def test_too_few_samples_are_shrunk(case):
     "method",
     [
         OneShot(**ONCE | {"num_samples": 5}),
-        OneShot(**ONCE | {"num_samples": 4}, covariance="shrinkage"),
+        OneShot(**ONCE | {"num_samples": 4}, estimator="shrinkage"),
         OneShot(combine="laplace", num_samples=4),
         FedPA(solver="importance", num_samples=5),
         FedPA(solver="laplace", num_samples=1),
@@ -594,7 +594,7 @@ JUMPS = {
     name: {"y": y, "jump": np.full(len(y), high)}
     for name, y, high in (("a", Y3, 0.0), ("b", Y5, 0.0), ("west", Y3, 10.0))
 }
-TOO_THIN = {"covariance": "sample", "solver": "importance", "num_samples": 5, "num_replicates": 1}
+TOO_THIN = {"estimator": "sample", "solver": "importance", "num_samples": 5, "num_replicates": 1}
 
 
 @pytest.mark.parametrize(
