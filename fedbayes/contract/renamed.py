@@ -40,7 +40,7 @@ def refused_names(**instead: str) -> Callable[[Named], Named]:
     return decorate
 
 
-def present_names(named: type, options: Mapping[str, Any]) -> dict[str, Any]:
+def present_names(named: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as an earlier version has saved them, under the names that they have now."""
     instead: Mapping[str, str] = getattr(named, "__refused_names__", {})
     return {instead.get(name, name): value for name, value in options.items()}

@@ -45,10 +45,17 @@ def test_its_licence_is_the_software_s_and_the_data_s(installed) -> None:
     assert {name for name, text in texts.items() if "MIT licence" in text} == {"lung"}
 
 
+def test_the_version_is_a_release_or_names_its_commit(installed) -> None:
+    """A tag's, as ``0.1.0``; after it a development version that names the commit; or a copy without history."""
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?(\.dev\d+\+g[0-9a-f]{7,}(\.d\d{8})?)?|0\.1\.dev0", str(installed.version))
+
+
 @in_checkout
-def test_the_citation_is_of_this_version(installed) -> None:
+def test_the_citation_is_of_the_newest_release() -> None:
+    """The change log has the releases; what has not been released yet is cited without a version."""
     told = dict(re.findall(r"^(\w[\w-]*): (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
-    assert told["version"] == str(installed.version)
+    released = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert told.get("version") == next(iter(released), None)
     assert told["license"] == "Apache-2.0"
     assert told["cff-version"] == "1.2.0"
 
