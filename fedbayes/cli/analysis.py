@@ -151,11 +151,16 @@ def report(
 
 
 def _saved_fit(folder: Path) -> tuple[Path, str]:
-    """The folder of a saved fit, and the text of its program where it is a regression's that has it beside the fit."""
+    """The folder of a saved fit, and its program where `fedbayes fit` has put it beside the fit.
+
+    That is a regression's, or the study file, the one Python file beside the table of its fit.
+    """
     folder = fit_folder(folder)
     beside = folder.absolute().parent
-    is_regression = folder.name == "fit" and (beside / "agreed.json").is_file() and (beside / "model.py").is_file()
-    return folder, (beside / "model.py").read_text(encoding="utf-8") if is_regression else ""
+    tables = {"agreed.json", "summary.csv"}
+    programs = list(beside.glob("*.py"))
+    is_ours = folder.name == "fit" and any((beside / name).is_file() for name in tables) and len(programs) == 1
+    return folder, programs[0].read_text(encoding="utf-8") if is_ours else ""
 
 
 def _read(folder: Path) -> "Saved":

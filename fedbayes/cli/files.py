@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedbayes.errors import ClientDataError, did_you_mean
+from fedbayes.problem.data.headers import check_header
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +113,11 @@ def _read(path: Path, encoding: str) -> "pd.DataFrame":
         if path.suffix.lower() != ".csv":
             return pd.read_parquet(path)
         # separated by what its first line is separated by: commas, semicolons or tabs
-        return pd.read_csv(path, sep=_separator(path, encoding), encoding=encoding, skipinitialspace=True)
+        separator = _separator(path, encoding)
+        check_header(path, separator, encoding)
+        return pd.read_csv(path, sep=separator, encoding=encoding, skipinitialspace=True)
+    except ClientDataError:
+        raise
     except ImportError:
         raise ClientDataError(f"{path}: pandas needs pyarrow for Parquet. Install it, or write CSV.") from None
     except (UnicodeError, LookupError) as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedbayes.errors import ClientDataError, MissingColumnsError
 from fedbayes.network.client.naming import Config
+from fedbayes.problem.data.headers import check_header
 
 Wanted = Mapping[str, str | Sequence[str]]
 Arrays = dict[str, Any]
@@ -113,7 +114,12 @@ def _path(config: Config) -> Path:
 
 def _from_csv(path: Path, wanted: Wanted) -> Arrays:
     pandas = _imported("pandas", path)
-    return _from_table(lambda: pandas.read_csv(path, skipinitialspace=True), path, wanted)
+
+    def read() -> Any:
+        check_header(path, wanted=_names(wanted))
+        return pandas.read_csv(path, skipinitialspace=True)
+
+    return _from_table(read, path, wanted)
 
 
 def _from_parquet(path: Path, wanted: Wanted) -> Arrays:
@@ -125,6 +131,8 @@ def _from_parquet(path: Path, wanted: Wanted) -> Arrays:
 def _from_table(read: Callable[[], Any], path: Path, wanted: Wanted) -> Arrays:
     try:
         frame = read()
+    except ClientDataError:
+        raise
     except (ValueError, OSError) as error:  # what pandas and pyarrow raise derives from these
         _unreadable(path, error)
     return _of_frame(frame, path, wanted)

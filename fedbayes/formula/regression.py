@@ -1,6 +1,7 @@
 """``regression``: a formula and clients' tables in, a NumPyro program with its data out."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -235,9 +236,14 @@ class Regression:
         width = max(map(len, self._written))
         for name, text, given in self._written.values():
             about = " (at mean covariates)" if f'"{name}_centred"' in self.source else ""
-            lines.append(f"    {name:<{width}}  {text.replace('dist.', '')}{about}{' (given)' if given else ''}")
+            lines.append(f"    {name:<{width}}  {_in_words(text)}{about}{' (given)' if given else ''}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _in_words(prior: str) -> str:
+    """A prior's text as people read it: of a half-Student-t, which NumPyro has as a folded distribution."""
+    return re.sub(r"^FoldedDistribution\((.*)\)$", r"half of \1", prior.replace("dist.", ""))
 
 
 def regression(

@@ -67,6 +67,7 @@ REFUSED = {
     "an encoding that is not there": (["GP.csv"], ["--encoding", "utf-99"], "is not in the encoding utf-99"),
     "no Parquet": (["bad.parquet"], [], "can't be read as a table"),
     "ragged rows": (["ragged.csv"], [], "can't be read as a table"),
+    "two columns of a name": (["twice.csv"], [], r"several columns have the name 'x' \(columns 1, 3\)"),
     "two clients of a name": (["GP.csv", "GP.parquet"], [], "are both the client 'GP'"),
     "a column of no client": (["both.csv"], ["--by", "scool"], "names no column.*Did you mean 'school'"),
     "a column and two files": (["both.csv", "GP.csv"], ["--by", "school"], "is for one file, and 2 are given"),
@@ -88,6 +89,7 @@ def test_bad_input_ends_in_words_with_code_2_and_nothing_is_written(case, files,
     (files / "latin.csv").write_bytes("größe,y\n1,2\n".encode("latin-1"))
     (files / "bad.parquet").write_bytes(b"nothing")
     (files / "ragged.csv").write_text("x,y\n1,2\n1,2,3,4\n")
+    (files / "twice.csv").write_text("x;y;x\n1;2;3\n")
     (files / "GP.parquet").write_bytes((files / "both.parquet").read_bytes())
     (files / "missing.csv").write_text("x,y\n1,2\n,3\n4,4.5\n")
     (files / "text.csv").write_text("x,y\n1,2\nten,3\n4,4.5\n")

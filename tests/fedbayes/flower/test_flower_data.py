@@ -142,6 +142,13 @@ def test_two_columns_of_one_name(tmp_path):
         columns(x="age")(config(tmp_path / "north.parquet"))
 
 
+def test_two_columns_of_one_name_in_text_which_pandas_would_rename(tmp_path):
+    (tmp_path / "north.csv").write_text("sick,age,bmi, age,note,note\n1,61,24,35,a,b\n")
+    with pytest.raises(ClientDataError, match=r"several columns have the name 'age' \(columns 2, 4\)"):
+        columns(x="age")(config(tmp_path / "north.csv"))
+    np.testing.assert_array_equal(columns(x="bmi")(config(tmp_path / "north.csv"))["x"], [24])  # others don't matter
+
+
 def test_vectors_of_different_lengths_make_no_matrix(tmp_path):
     np.savez(tmp_path / "north.npz", age=AGE, bmi=BMI[:2])
     with pytest.raises(ClientDataError, match=r"must be vectors of one length; .* \[\(3,\), \(2,\)\]"):

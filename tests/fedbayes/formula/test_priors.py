@@ -1,5 +1,7 @@
 """Default priors: the stated scales from everybody's sums; and those that a user gives in their place."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +91,12 @@ def test_the_scale_of_a_parameter_with_a_formula_is_around_its_default():
 def test_a_column_that_nobody_has_takes_the_scale_of_one_sd():
     found = priors("y ~ sex", levels={"sex": ["f", "m", "x"]})
     np.testing.assert_allclose(scale(found["sex"])[1], 2.5 * SD_Y, rtol=0.006)
+
+
+def test_a_folded_prior_is_printed_as_a_half() -> None:
+    reg = fb.regression("y ~ x", clients=FRAME)
+    assert re.search(r"^    sigma +half of StudentT\(4\.0, 0\.0, [\d.]+\)$", repr(reg), re.MULTILINE)
+    assert "dist.FoldedDistribution(dist.StudentT(4.0, 0.0, " in reg.source
 
 
 def test_given_priors_replace_the_defaults_and_are_printed():

@@ -19,13 +19,14 @@ def test_the_command_writes_it(folder, tmp_path):
     assert "Why?" in out.read_text(encoding="utf-8")
 
 
-def test_the_command_takes_what_fedbayes_fit_has_written_with_its_program(folder, tmp_path):
-    """The folder of a regression holds the fit, its agreement, and its program."""
+@pytest.mark.parametrize(("beside", "program"), [("agreed.json", "model.py"), ("summary.csv", "study.py")])
+def test_the_command_takes_what_fedbayes_fit_has_written_with_its_program(beside, program, folder, tmp_path):
+    """A regression has its agreement and its program beside the fit; a study, a table and the study file."""
     result = tmp_path / "result"
     result.mkdir()
     (result / "fit").symlink_to(folder)
-    (result / "agreed.json").touch()
-    (result / "model.py").write_text("def model(x, y=None): ...")
+    (result / beside).touch()
+    (result / program).write_text("def model(x, y=None): ...")
     for given in (result, result / "fit"):
         assert run(given, "--out", tmp_path / "report.html").exit_code == 0
         assert "def model(x, y=None): ..." in (tmp_path / "report.html").read_text(encoding="utf-8")
