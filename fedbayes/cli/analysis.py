@@ -12,7 +12,8 @@ import typer
 from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet
 from fedbayes.cli.files import Asked, fit_folder
 from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of
-from fedbayes.cli.studies import StudyJob, check_method, study_job
+from fedbayes.cli.methods import check_method, options_of
+from fedbayes.cli.studies import StudyJob, study_job
 from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.owner.text import aligned
 
@@ -47,6 +48,10 @@ DropMissing = Annotated[
 MethodName = Annotated[
     str | None,
     typer.Option(help="Its name, as for `fedbayes.fit_federated`; by default the study's own, or that function's."),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="Of the method, such as `num_samples=1024` of ep. May be repeated."),
 ]
 By = Annotated[str | None, typer.Option(help="Of one file, the column that names each row's client.")]
 Levels = Annotated[
@@ -85,6 +90,7 @@ def fit(
     levels: Levels = None,
     drop_missing: DropMissing = False,
     method: MethodName = None,
+    option: Options = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="A folder that is empty or not there yet.")] = Path(
         "fedbayes-fit"
     ),
@@ -113,7 +119,11 @@ def fit(
 
         _check_folder(out)
         cache_programs()
-        job = _job(Asked(data, formula or [], family, by, levels_of(levels), drop_missing, method, encoding))
+        job = _job(
+            Asked(
+                data, formula or [], family, by, levels_of(levels), drop_missing, method, options_of(option), encoding
+            )
+        )
         typer.echo(f"{job}\n")
         found = _fitted(job, seed, draws, checkpoint)
         typer.echo(f"{found}\n")
@@ -181,6 +191,7 @@ def check(
     levels: Levels = None,
     drop_missing: DropMissing = False,
     method: MethodName = None,
+    option: Options = None,
     encoding: Encoding = "utf-8",
 ) -> None:
     """Before a fit: whether data and model go together, and what the owners' disclosure rules find in each client.
@@ -193,7 +204,11 @@ def check(
     Example: fedbayes check app/study.py data/cleveland.csv data/budapest.csv
     """
     with plain_errors(BAD_INPUT):
-        job = _job(Asked(data, formula or [], family, by, levels_of(levels), drop_missing, method, encoding))
+        job = _job(
+            Asked(
+                data, formula or [], family, by, levels_of(levels), drop_missing, method, options_of(option), encoding
+            )
+        )
         typer.echo(f"{job}\n")
         found = job.disclosure()
     rows = [(name, f"{rows:,}", _in_words(found.counts(name))) for name, rows in found.rows.items()]

@@ -20,8 +20,8 @@ class Asked(NamedTuple):
 
     Attributes
     ----------
-    data, formula, family, by, levels, drop_missing, method, encoding
-        Arguments and options of the command; ``levels`` by column.
+    data, formula, family, by, levels, drop_missing, method, options, encoding
+        Arguments and options of the command; ``levels`` by column, ``options`` of the method by name.
     """
 
     data: Sequence[Path]
@@ -31,6 +31,7 @@ class Asked(NamedTuple):
     levels: Mapping[str, list[str]]
     drop_missing: bool
     method: str | None
+    options: Mapping[str, Any]
     encoding: str
 
 

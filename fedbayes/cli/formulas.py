@@ -9,6 +9,7 @@ import typer
 
 from fedbayes.cli.columns import check_columns, reads_of_formulas
 from fedbayes.cli.files import Asked, read_clients
+from fedbayes.cli.methods import configured
 from fedbayes.cli.studies import disclosed
 from fedbayes.cli.study import refusing
 from fedbayes.errors import FormulaError
@@ -25,14 +26,7 @@ class FormulaJob:
     """A regression by a formula."""
 
     reg: "Regression"
-    method: str | None
-
-    @property
-    def chosen(self) -> Any:
-        """The method by which it is fitted."""
-        from fedbayes.fit import DEFAULT_METHOD
-
-        return self.method or DEFAULT_METHOD
+    chosen: Any
 
     def __repr__(self) -> str:
         return repr(self.reg)
@@ -79,8 +73,10 @@ def formula_job(asked: Asked) -> FormulaJob:
     ClientDataError, FormulaError
         What is wrong, the value seen, and what to write instead.
     """
+    from fedbayes.fit import DEFAULT_METHOD
     from fedbayes.formula.regression import regression
 
+    chosen = configured(asked.method or DEFAULT_METHOD, asked.options)
     formulas, family, site = _formulas(asked.formula), asked.family or "gaussian", asked.by or "site"
     reads = reads_of_formulas(formulas, family, site, asked.levels)
     clients = read_clients(asked.data, asked.by, asked.encoding)
@@ -94,7 +90,7 @@ def formula_job(asked: Asked) -> FormulaJob:
         site=site,
         missing="drop" if asked.drop_missing else "refuse",
     )
-    return FormulaJob(reg, asked.method)
+    return FormulaJob(reg, chosen)
 
 
 def _formulas(texts: Sequence[str]) -> str | dict[str, str]:

@@ -10,6 +10,7 @@ import typer
 
 from fedbayes.cli.columns import ReadBy, check_columns
 from fedbayes.cli.files import Asked, by_file, check_names, read_clients
+from fedbayes.cli.methods import configured
 from fedbayes.cli.study import StudyFile, load_study, telling
 from fedbayes.errors import ClientDataError, ModelError
 
@@ -81,7 +82,7 @@ def study_job(asked: Asked) -> StudyJob:
     if not data:
         raise ClientDataError(f"No tables are given beside the study {path}. Write them after it: {path} NORTH.csv ...")
     study = load_study(path)
-    chosen = asked.method or _method(study)
+    chosen = configured(asked.method or _method(study), asked.options)
     return StudyJob(study, _clients_of(study, data, asked), chosen)
 
 
@@ -130,22 +131,6 @@ def _read_by_study(study: StudyFile, data: Sequence[Path], asked: Asked) -> dict
                 'model\'s arguments, `{"x": ..., "y": ...}`.'
             )
     return clients
-
-
-def check_method(name: str) -> None:
-    """Refuse a name that no method has.
-
-    Raises
-    ------
-    ModelError
-        With the names there are.
-    """
-    from fedbayes.fit import method_of
-
-    try:
-        method_of(name)
-    except ValueError as error:
-        raise ModelError(str(error).replace("`method`", "`--method`", 1)) from None
 
 
 def disclosed(

@@ -111,6 +111,16 @@ def test_one_file_with_a_column_of_clients_is_the_same_as_a_file_each(files):
         assert part in told
 
 
+def test_options_of_the_method_are_numbers_words_and_nothing(files):
+    options = "num_samples=512 num_replicates=2 solver=laplace damping=null".split()
+    code, told = run(
+        "check", "study.py", "both.csv", "--by", "site", "--method", "ep", *(f"--option={o}" for o in options)
+    )
+    assert code == 0, told
+    assert "method: EP(num_samples=512, solver='laplace', damping=None," in told
+    assert "num_replicates=2)" in told
+
+
 def test_a_client_that_would_not_take_part_ends_a_check_with_code_3(files):
     table(0).assign(bmi=[1.0] * 3 + [0.0] * 17).to_csv("south.csv", index=False)
     code, told = run("check", "study.py", "north.csv", "south.csv")
@@ -175,6 +185,13 @@ CHANGED = {  # what the study says in place of what, and the options
     "another argument": (("x=NAMES", "z=NAMES"), [], r"don't fit the model.*`z`"),
     "a model that fails": (("x @ beta", "x @ gamma"), [], r"study\.py, line 12, fails with NameError: name 'gamma'"),
     "another method": (('"laplace"', '"laplac"'), [], r"study\.py: `method` is 'laplac'; the methods are"),
+    "an option without a value": (("", ""), ["--option", "damping"], "names no value. Write `--option damping=0.5`"),
+    "an option twice": (("", ""), ["--option", "a=1", "--option", "a=2"], "`--option a` is given twice"),
+    "an option of another method": (
+        ("", ""), ["--method", "ep", "--option", "dampin=0.5"], "EP has no such option; it has .*Did you mean 'damping'"
+    ),
+    "an option's old name": (("", ""), ["--method", "ep", "--option", "covariance=score"], "estimator='score'"),
+    "an option's value": (("", ""), ["--method", "ep", "--option", "damping=2"], "of EP: `damping` is 2; write the step"),
     "a method that is not there": (("", ""), ["--method", "laplac"], "`--method` is 'laplac'; the methods are"),
     "other coords": (('"c": NAMES', '"c": ["age"]'), [], r"study\.py: `coords\['c'\]` has 1 labels"),
     "coords that are none": (('{"c": NAMES}', '"c"'), [], r"`coords` of study\.py is 'c'\. Write a mapping"),
@@ -266,7 +283,7 @@ def test_the_help_has_examples_and_every_option(command):
     code, told = run(command, "--help")
     assert code == 0
     assert f"Example: fedbayes {command}" in told
-    options = {"fit": "--method --checkpoint --drop-missing", "check": "--by --levels"}[command]
+    options = {"fit": "--method --option --checkpoint --drop-missing", "check": "--by --levels"}[command]
     for option in options.split():
         assert option in told
     assert "2 bad input" in told
