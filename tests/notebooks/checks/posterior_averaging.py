@@ -1,5 +1,4 @@
 np.testing.assert_allclose(found_covariance, covariance, rtol=0, atol=1e-8)
-assert local_error < 1e-8
 
 # Gaussian clients: FedPA is exact, FedAvg averages optima
 np.testing.assert_allclose(found_mean, mean, rtol=0, atol=1e-8)
@@ -14,11 +13,6 @@ assert fedpa.converged
 assert not fedpa_says
 assert not fedavg.converged
 assert fedavg_says
-
-# samples: 16 times as many draws of NUTS, a quarter of the error, up to the chance of sixteen numbers
-assert 1.5 < by_nuts[64] / by_nuts[1024] < 12
-assert errors[1024] < by_nuts[1024]
-assert by_score < 1e-8
 
 # hospitals: one shot is off, and says so
 merged = table.drop(index="wasserstein")
