@@ -1,6 +1,8 @@
 """Notebooks run by Jupyter; what two runs print is compared.
 
-`make notebooks` runs this file as a script: it executes the notebooks named, or all, and writes them in place.
+What must hold of a notebook's numbers is no matter for its reader: it stands in `checks/`, a file for each notebook,
+and runs in the notebook's kernel after the last cell. `make notebooks` runs this file as a script: it executes the
+notebooks named, or all, and writes them in place, without the checks.
 """
 
 import os
@@ -12,6 +14,7 @@ from tempfile import TemporaryDirectory
 import nbformat
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+CHECKS = Path(__file__).resolve().parent / "checks"
 
 DEVICES = "--xla_force_host_platform_device_count"
 # With how much effort tests compile, which `tests/conftest.py` sets.
@@ -25,16 +28,23 @@ EFFORT = (
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?")
 
 
+def checks_of(path):
+    return CHECKS / f"{path.stem}.py"
+
+
 def executed(path, optimised=None):
-    """The notebook after a run of all its cells by Jupyter.
+    """The notebook after a run of all its cells by Jupyter, and of its checks, which are left out of what is returned.
 
     It sees the machine as a user's does: one CPU device, programs as JAX compiles them, Jupyter's pictures. Where
     `optimised` is told, its programs are compiled as a test's are that is marked so, or as one's that is not.
     """
     os.environ.setdefault("JPY_ALLOW_INSECURE_WRITES", "1")
     from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
 
     notebook = nbformat.read(path, as_version=4)
+    checks = nbformat.v4.new_code_cell(checks_of(path).read_text())
+    notebook.cells.append(checks)
     environment = {k: v for k, v in os.environ.items() if k not in ("MPLBACKEND", "JAX_DISABLE_MOST_OPTIMIZATIONS")}
     left_out = (DEVICES,) if optimised is not None else (DEVICES, *EFFORT)
     flags = os.environ.get("XLA_FLAGS", "").split()
@@ -43,14 +53,22 @@ def executed(path, optimised=None):
         environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     environment["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm without Jupyter's widgets
     with TemporaryDirectory() as empty:
-        NotebookClient(
+        client = NotebookClient(
             notebook,
             timeout=600,
             kernel_name="python3",
             resources={"metadata": {"path": empty}},
             record_timing=False,
             coalesce_streams=True,  # how a stream is cut is chance
-        ).execute(env=environment)
+        )
+        try:
+            client.execute(env=environment)
+        except CellExecutionError as error:
+            if "error" not in [output.output_type for output in checks.outputs]:
+                raise
+            raise AssertionError(f"{path.name} runs, but {checks_of(path).name} does not hold:\n{error}") from None
+    assert checks.execution_count, f"the checks of {path.name} did not run"
+    notebook.cells.remove(checks)
     return notebook
 
 
