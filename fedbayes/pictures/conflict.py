@@ -65,7 +65,8 @@ def plot_conflict(
     z = found["z"].values
     names = beginnings(ax, [(labels or {}).get(str(name), str(name)) for name in found["coordinate"].values])
     clients = beginnings(ax, [str(name) for name in found["client"].values])
-    ax = new_axes(ax, (1.7 + inches(clients) + 0.32 * len(names), 1.2 + inches(names) + 0.3 * len(clients)))
+    width = max(4.0, 1.7 + 0.32 * len(names)) + inches(clients)  # the title needs some
+    ax = new_axes(ax, (width, 1.2 + inches(names) + 0.3 * len(clients)))
     ink, ground = shades(ax).ink, shades(ax).faint
     ax.set_facecolor(ground)
     most = max(4.0, float(np.max(np.abs(z), initial=0.0, where=np.isfinite(z))))

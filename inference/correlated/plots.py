@@ -57,7 +57,7 @@ def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) ->
     correlation = client_correlation(fit)
     order = _by_similarity(correlation)
     names = beginnings(ax, [fit.client_names[place] for place in order])
-    width = min(8.0, 1.6 + 0.24 * len(names)) + inches(names, "small")
+    width = min(8.0, max(3.6, 1.6 + 0.24 * len(names))) + inches(names, "small")  # the title needs some
     ax = new_axes(ax, (width + 0.8, width))
     image = ax.imshow(correlation[np.ix_(order, order)], cmap="RdBu_r", vmin=-1.0, vmax=1.0, interpolation="nearest")
     every = max(1, -(-len(names) // 40))  # more names than that would lie on each other

@@ -191,7 +191,7 @@ CHANGED = {  # what the study says in place of what, and the options
         ("", ""), ["--method", "ep", "--option", "dampin=0.5"], "EP has no such option; it has .*Did you mean 'damping'"
     ),
     "an option's old name": (("", ""), ["--method", "ep", "--option", "covariance=score"], "estimator='score'"),
-    "an option's value": (("", ""), ["--method", "ep", "--option", "damping=2"], "of EP: `damping` is 2; write the step"),
+    "an option's value": (("", ""), ["--method", "ep", "--option", "damping=2"], "`damping` is 2; write the step"),
     "a method that is not there": (("", ""), ["--method", "laplac"], "`--method` is 'laplac'; the methods are"),
     "other coords": (('"c": NAMES', '"c": ["age"]'), [], r"study\.py: `coords\['c'\]` has 1 labels"),
     "coords that are none": (('{"c": NAMES}', '"c"'), [], r"`coords` of study\.py is 'c'\. Write a mapping"),
