@@ -51,7 +51,7 @@ MethodName = Annotated[
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", help="Of the method, such as `num_samples=1024` of ep. May be repeated."),
+    typer.Option("--option", help="Of the method, such as `num_samples=1024`. May be repeated."),
 ]
 By = Annotated[str | None, typer.Option(help="Of one file, the column that names each row's client.")]
 Levels = Annotated[
