@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from fedbayes.errors import ModelError, did_you_mean
@@ -55,8 +55,8 @@ def configured(method: Any, options: Mapping[str, Any]) -> Any:
 
     if not options:
         return method
-    chosen = method_of(method)
-    name, known = type(chosen).__name__, [field.name for field in fields(chosen)] if is_dataclass(chosen) else []
+    chosen: Any = method_of(method)  # of every method the configuration is a dataclass
+    name, known = type(chosen).__name__, [field.name for field in fields(chosen)]
     renamed = getattr(chosen, "__refused_names__", {})  # of which the method says what to write
     if strange := [option for option in options if option not in {*known, *renamed}]:
         raise ModelError(
