@@ -590,7 +590,7 @@ def test_a_site_without_draws_has_nothing_to_keep(secure):
 
     In a round sites may be asked for different updates, of which masks do not know.
     """
-    options = {"covariance": "shrinkage", "init": "zero", "preconditioner": "none", "num_replicates": 1}
+    options = {"estimator": "shrinkage", "init": "zero", "preconditioner": "none", "num_replicates": 1}
     world = secure(fb.FedPA(**options))
     network = world.network(disturb=lambda count, sender, answer: b"?" if b'"round"' in answer else answer)
     with pytest.raises(FederatedError):
