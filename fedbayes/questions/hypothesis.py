@@ -81,12 +81,23 @@ def excludes(draws: Any, reference: float = 0.0, level: float = 0.9) -> "xr.Data
     True
     """
     draws = _sampled(draws)
-    if not (isinstance(level, Real) and 0.0 < level < 1.0):
+    lower, upper = equal_tailed(draws, check_level(level))
+    return (lower > reference) | (upper < reference)
+
+
+def check_level(level: Any) -> float:
+    """The probability of an interval.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    if isinstance(level, bool) or not (isinstance(level, Real) and 0.0 < float(level) < 1.0):
         raise ValueError(
             f"`level` is {level!r}; it is the probability of the interval and lies in (0, 1), such as 0.9."
         )
-    lower, upper = equal_tailed(draws, level)
-    return (lower > reference) | (upper < reference)
+    return float(level)
 
 
 def equal_tailed(draws: Any, level: float) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from fedbayes.errors import NotConvergedWarning
 from fedbayes.problem.roster import Roster
 from fedbayes.questions.clients import client_posterior
-from fedbayes.questions.hypothesis import SAMPLES, equal_tailed, probability_of_direction
+from fedbayes.questions.hypothesis import SAMPLES, check_level, equal_tailed, probability_of_direction
 from fedbayes.questions.summary import trouble
 from fedbayes.results.arviz import CLIENTS, shown
 from fedbayes.results.corrected import theta
@@ -34,11 +34,7 @@ class Rule:
     fdr: float | None = None
 
     def __post_init__(self) -> None:
-        if not _between(self.level):
-            raise ValueError(
-                f"`level` is {self.level!r}; it is the probability of the credible interval and lies in (0, 1), such "
-                "as 0.9."
-            )
+        check_level(self.level)
         if self.interval not in INTERVALS:
             raise ValueError(f"`interval` is {self.interval!r}; it is one of {list(INTERVALS)}.")
         if not (isinstance(self.rope, Real) and 0.0 <= self.rope < np.inf):

@@ -23,12 +23,12 @@ from fedbayes.problem.roster import Roster
 def drawing_clients(config: Options, roster: Roster, weights: Array) -> Clients:
     """Clients that draw, by each sampler of the configured solver."""
     size, num = roster.size, config.samples_for(roster.size)
-    covariance = "score"  # of the curvature at the mode, nothing is drawn
+    estimator = "score"  # of the curvature at the mode, nothing is drawn
     if config.solver != "laplace":
-        covariance = affordable(config.estimator or "score", num, size)
-    kept = num if covariance == "shrinkage" else 0
+        estimator = affordable(config.estimator or "score", num, size)
+    kept = num if estimator == "shrinkage" else 0
     way = _Drawing(roster, weights, jnp.asarray(1.0 / roster.num_clients), config.shrinkage, kept)
-    ways = samplers(config.solver, num, kept, ESTIMATORS[covariance])
+    ways = samplers(config.solver, num, kept, ESTIMATORS[estimator])
     deltas = {name: LocalDelta(partial(way.draw, each), partial(way.inputs, each)) for name, each in ways.items()}
     return Clients(
         init=way.init,

@@ -18,18 +18,18 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-def draws_needed(covariance: str, size: int) -> int:
+def draws_needed(estimator: str, size: int) -> int:
     """Fewest draws from which a dense precision of ``size`` globals can be estimated."""
-    return {"score": 2 * size + 3, "sample": 2 * size + 3, "shrinkage": 1}[covariance]
+    return {"score": 2 * size + 3, "sample": 2 * size + 3, "shrinkage": 1}[estimator]
 
 
-def affordable(covariance: str, num_draws: int, size: int) -> str:
-    """The covariance asked for, or ``"shrinkage"`` with a :class:`~fedbayes.MergeWarning` where draws are few."""
-    if num_draws >= draws_needed(covariance, size):
-        return covariance
+def affordable(estimator: str, num_draws: int, size: int) -> str:
+    """The estimator asked for, or ``"shrinkage"`` with a :class:`~fedbayes.MergeWarning` where draws are few."""
+    if num_draws >= draws_needed(estimator, size):
+        return estimator
     warnings.warn(
-        f"`num_samples` is {num_draws}, but the dense precision of {size} globals by estimator='{covariance}' needs "
-        f"{draws_needed(covariance, size)} draws: using estimator='shrinkage'. Raise `num_samples`, or ask for "
+        f"`num_samples` is {num_draws}, but the dense precision of {size} globals by estimator='{estimator}' needs "
+        f"{draws_needed(estimator, size)} draws: using estimator='shrinkage'. Raise `num_samples`, or ask for "
         "'shrinkage' yourself.",
         MergeWarning,
         stacklevel=4,

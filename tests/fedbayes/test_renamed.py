@@ -2,8 +2,8 @@
 
 import inspect
 import json
+import shutil
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import xarray as xr
@@ -11,7 +11,6 @@ import xarray as xr
 import fedbayes as fb
 from fedbayes.contract.renamed import present_names, refused_names
 
-STORED = Path(__file__).parent / "stored" / "linear"
 DRAWS = xr.DataArray([[0.0, 1.0]], dims=("chain", "draw"))
 
 
@@ -44,10 +43,19 @@ def test_a_refused_name_stands_for_an_option_and_is_none(method) -> None:
     assert set(inspect.signature(method).parameters) == known  # what an editor shows
 
 
-def test_options_of_an_earlier_version_are_read() -> None:
-    saved = json.loads((STORED / "fit.json").read_text())["options"]
-    assert "covariance" in saved  # the folder was written when the option had that name
-    assert fb.EP(**present_names(fb.EP, saved)).estimator == saved["covariance"]
+def test_a_fit_of_an_earlier_version_is_read(stored_fits, tmp_path) -> None:
+    """Its options have the names of then."""
+    shutil.copytree(stored_fits.HERE / "linear", tmp_path / "fit")
+    file = tmp_path / "fit" / "fit.json"
+    meta = json.loads(file.read_text())
+    options = present_names(fb.EP, meta["options"])
+    meta["options"] = {"covariance": options.pop("estimator"), **options}
+    file.write_text(json.dumps(meta))
+    recipe = stored_fits.RECIPES["linear"]
+    assert (
+        fb.load_fit(tmp_path / "fit", recipe.model, stored_fits.read_clients("linear")).method
+        == recipe.options["method"]
+    )
 
 
 def test_two_names_of_one_class_do_not_reach_another() -> None:

@@ -9,9 +9,10 @@ from fedbayes.formula.families.family import Reading
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.source import plain
 from fedbayes.formula.reading.entries import Entry, as_ratio, entries_of, stacked
-from fedbayes.formula.reading.estimates import Estimates, check_level
+from fedbayes.formula.reading.estimates import Estimates
 from fedbayes.formula.reading.places import global_posterior
 from fedbayes.formula.regression import Regression
+from fedbayes.questions.hypothesis import check_level
 from fedbayes.results.arviz import shown
 
 

@@ -1,7 +1,6 @@
 """Draws with names, and what is read of them: medians, intervals, and the likelier side of a value."""
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,21 +121,6 @@ def _interval(draws: "xr.DataArray", level: float) -> tuple[Any, Any]:
     tails = (0.5 - level / 2.0, 0.5 + level / 2.0)
     lower, upper = (draws.quantile(tail, SAMPLES, method="inverted_cdf").drop_vars("quantile") for tail in tails)
     return lower, upper
-
-
-def check_level(level: Any) -> float:
-    """The probability of intervals.
-
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
-    if isinstance(level, bool) or not (isinstance(level, Real) and 0.0 < float(level) < 1.0):
-        raise ValueError(
-            f"`level` is {level!r}; it is the probability of the intervals and lies in (0, 1), such as 0.9."
-        )
-    return float(level)
 
 
 def named_draws(values: np.ndarray, dims: dict[str, Any], **coords: Any) -> "xr.DataArray":
