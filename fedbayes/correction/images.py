@@ -258,7 +258,11 @@ def closure(laws: Sequence[Law], maps: list[Map], draws: np.ndarray) -> Images:
 
 
 def _apart(one: Law, other: Law, theta: np.ndarray, weights: np.ndarray) -> bool:
-    """Whether the density of weighted draws has a valley between two laws' means, along the line through them."""
+    """Whether the density of weighted draws has a valley between two laws' means, along the line through them.
+
+    Some of the mass lies on either side of it: at a mean where there is none, an empty bin beside a nearly empty one is
+    no valley.
+    """
     way = np.linalg.solve(one.white.T, other.mean - one.mean)
     place = np.linalg.solve(one.white.T, (theta - one.mean).T).T @ way / (way @ way)  # 0 at one mean, 1 at the other
     bins = int(np.clip(np.linalg.norm(way) / _BIN, 8, 40))
@@ -266,7 +270,9 @@ def _apart(one: Law, other: Law, theta: np.ndarray, weights: np.ndarray) -> bool
     heights, middles = np.histogram(place, edges, weights=weights)[0], 0.5 * (edges[1:] + edges[:-1])
     between = np.abs(middles - 0.5) < 0.25
     peaks = [np.max(heights[(middles - 0.5) * side >= 0.25]) for side in (-1.0, 1.0)]
-    return bool(np.min(heights[between]) < _VALLEY * min(peaks))
+    bottom = middles[between][np.argmin(heights[between])]
+    least = min(np.sum(weights[place < bottom]), np.sum(weights[place > bottom]))
+    return bool(np.min(heights[between]) < _VALLEY * min(peaks) and least > _COUNTS)
 
 
 def _distance(law: Law, one: np.ndarray, other: np.ndarray) -> float:

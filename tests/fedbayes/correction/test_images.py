@@ -9,7 +9,8 @@ import pytest
 from numpyro.distributions.transforms import StickBreakingTransform
 
 from fedbayes.correction.correct import Correction, correct
-from fedbayes.correction.images import _swap, candidates
+from fedbayes.correction.images import Images, _swap, candidates
+from fedbayes.correction.proposal import Law
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.program.prior import Prior
 from fedbayes.results.checked import Checked
@@ -161,3 +162,12 @@ def test_a_long_tail_has_no_mode_of_its_own() -> None:
     found = corrected(log_factor, [2.0], (("log_scale", ()),), sd=0.7)
     assert found.images is not None  # its image was taken for a place with mass
     assert found.modes == 1
+
+
+@pytest.mark.parametrize(("mass", "modes"), [(1e-9, 1), (0.02, 2)])
+def test_next_to_no_mass_at_the_mean_of_a_chain_that_is_off_is_no_mode(mass: float, modes: int) -> None:
+    laws = [Law.of_moments(np.full(1, mean), np.full((1, 1), var)) for mean, var in ((0.0, 1.0), (12.0, 16.0))]
+    rng = np.random.default_rng(0)
+    theta = np.concatenate([rng.normal(0.0, 1.0, 4000), rng.normal(12.0, 1.0, 20)])[:, None]
+    weights = np.repeat([(1.0 - mass) / 4000, mass / 20], [4000, 20])
+    assert Images(laws, complete=True).modes(theta, weights) == modes
