@@ -233,7 +233,8 @@ def bad_clients(last: "xr.Dataset") -> list[str]:
     parts = []
     for code in _WORTH_NAMING:
         if clients := _clients_with(code, last):
-            parts.append(f"Clients {shortened(clients)}: {code.meaning}.")
+            who = f"Client '{clients[0]}'" if len(clients) == 1 else f"Clients {shortened(clients)}"
+            parts.append(f"{who}: {code.meaning}.")
     return parts
 
 

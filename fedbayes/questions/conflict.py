@@ -227,7 +227,7 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
         "p_overall_adjusted": (overall, holm(p_overall)),
     }
     dataset = xr.Dataset(variables, coords={CLIENT: list(roster.names), COORDINATE: list(labels)})
-    return dataset.assign_attrs(disagreement=disagreement(dataset), remarks="; ".join(_remarks(dataset)))
+    return dataset.assign_attrs(disagreement=disagreement(dataset), remarks="; ".join(_remarks(dataset, proper=roster.prior.is_proper)))
 
 
 def usual_parts(roster: Roster) -> np.ndarray:
@@ -377,13 +377,34 @@ def _about(one: "xr.Dataset") -> str:
     return f"{one[COORDINATE].item()} (z = {float(one['z']):.1f}, adjusted p = {float(one['p_adjusted']):.2g})"
 
 
-def _remarks(conflict: "xr.Dataset") -> list[str]:
-    """Of which globals one client alone knows anything, and who says nothing at all."""
+def _remarks(conflict: "xr.Dataset", *, proper: bool) -> list[str]:
+    """What could not be compared, and why.
+
+    Parameters
+    ----------
+    conflict
+        From :meth:`fedbayes.FederatedFit.conflict`.
+    proper
+        Whether the prior is: a cavity can then be improper for one reason alone, that the rounds have not converged.
+    """
     alone = np.isnan(conflict["share"].values)
+    unheard = np.isnan(conflict["z"].values) & ~alone
+    silent = (conflict["rank"].values == 0) & ~alone.any(axis=1)
+    without = (
+        "client '{}' can't be compared about {}: the others' sites leave it an improper cavity, as rounds that have "
+        "not converged may"
+        if proper
+        else "nobody but client '{}' knows anything of {}"
+    )
+    clients, labels = conflict[CLIENT].values, conflict[COORDINATE].values
     found = [
-        f"nobody but client '{client}' knows anything of {shortened(list(conflict[COORDINATE].values[row]))}"
-        for client, row in zip(conflict[CLIENT].values, alone, strict=True)
+        without.format(client, shortened(list(labels[row])))
+        for client, row in zip(clients, alone, strict=True)
         if row.any()
     ]
-    silent = list(conflict[CLIENT].values[(conflict["rank"].values == 0) & ~alone.any(axis=1)])
-    return [*found, *([f"too little to compare is said by {shortened(silent)}"] if silent else [])]
+    who: dict[tuple[str, ...], list[str]] = {}
+    for client, row in zip(clients[~silent], unheard[~silent], strict=True):
+        who.setdefault(tuple(labels[row]), []).append(client)
+    too_little = "too little to compare is said"
+    found += [f"{too_little} of {shortened(about)} by {shortened(them)}" for about, them in who.items() if about]
+    return [*found, *([f"{too_little} by {shortened(list(clients[silent]))}"] if silent.any() else [])]

@@ -136,7 +136,7 @@ def test_a_client_that_keeps_nothing_is_named(federation, tmp_path):
         network.sites[CY] = world.site("cy", folder=tmp_path / f"new{count}")
 
     network.before = replaced
-    with pytest.warns(NotConvergedWarning, match=r"Clients cy: it has lost what it kept.*folder that stays"):
+    with pytest.warns(NotConvergedWarning, match=r"Client 'cy': it has lost what it kept.*folder that stays"):
         world.fit(network, num_rounds=4)
 
 

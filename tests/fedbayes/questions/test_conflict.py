@@ -218,7 +218,9 @@ def test_what_one_client_alone_knows_can_not_be_compared() -> None:
     assert np.isnan(ours["z"].values).tolist() == [[False, True], [False, True], [False, True]]
     assert np.isnan(ours["share"].values).tolist() == [[False, False], [False, False], [False, True]]
     assert ours["rank"].values.tolist() == [1, 1, 1]
-    assert ours.attrs["remarks"] == "nobody but client 'c' knows anything of beta[1]"
+    assert ours.attrs["remarks"] == (
+        "nobody but client 'c' knows anything of beta[1]; too little to compare is said of beta[1] by a, b"
+    )
     column = {name: {"x": data["x"][:, :1], "y": data["y"]} for name, data in clients.items()}
     alone = found({name: column[name] for name in "ab"}, Gaussian(np.zeros(1), np.zeros((1, 1)), np.zeros(())))
     m_b, v_b = 1.0 / np.sum(column["b"]["x"] ** 2), 1.0 / np.sum(column["a"]["x"] ** 2)

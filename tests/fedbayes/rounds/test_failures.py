@@ -46,7 +46,7 @@ def fit(clients, **keywords):
 @pytest.fixture(scope="module")
 def with_broken():
     with pytest.warns(
-        fb.NotConvergedWarning, match=r"Clients west: message not finite: dropped, its last message stays"
+        fb.NotConvergedWarning, match=r"Client 'west': message not finite: dropped, its last message stays"
     ):
         return fit(make_clients(broken=True))
 
@@ -62,7 +62,7 @@ def test_broken_client_is_reported(with_broken):
     assert (codes.sel(client="west") == ResultCode.NOT_FINITE).all()
     assert codes.sel(client=["north", "south"]).isin([ResultCode.OK, ResultCode.UNRELIABLE, ResultCode.NOISY]).all()
     assert not with_broken.converged
-    assert "Clients west: message not finite" in with_broken.trouble()
+    assert "Client 'west': message not finite" in with_broken.trouble()
     assert "NOT CONVERGED" in repr(with_broken)
 
 
@@ -83,7 +83,7 @@ def test_broken_client_costs_nothing_else(with_broken, without_broken):
 def test_broken_client_in_the_mode():
     good = fit(make_clients(broken=False), method="laplace", num_rounds=None)
     assert good.converged
-    with pytest.warns(fb.NotConvergedWarning, match=r"Clients west: message not finite"):
+    with pytest.warns(fb.NotConvergedWarning, match=r"Client 'west': message not finite"):
         bad = fit(make_clients(broken=True), method="laplace", num_rounds=None)
     (mean, covariance), (expected, variance) = bad.moments(), good.moments()
     sd = np.sqrt(np.diagonal(variance[0]))

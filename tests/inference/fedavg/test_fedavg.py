@@ -455,7 +455,7 @@ def test_an_optimiser_that_fails_is_named_with_its_client_and_round() -> None:
     clients = planes()
     clients["c1"]["y"] = 1e9 * clients["c1"]["y"]
     method = fb.FedAvg(optimizer=fragile(), local_steps=2, max_rounds=3, laplace=False)
-    with pytest.warns(fb.NotConvergedWarning, match=r"Round 3. Clients c1: .*finite"):
+    with pytest.warns(fb.NotConvergedWarning, match=r"Round 3. Client 'c1': .*finite"):
         fit = fb.fit_federated(plane, clients, method=method, key=KEY, progress=False)
     assert not fit.converged
     assert np.all(np.isfinite(place(fit)))

@@ -548,7 +548,7 @@ BROKEN = {name: {"y": y, "variance": np.ones(len(y))} for name, y in (("a", Y3),
     "west": {"y": Y3, "variance": -np.ones(3)}  # the root of a negative number: the factor is NaN everywhere
 }
 OTHERS = (3.2 / 8.25, 1.0 / 8.25)  # mean and variance given a and b, and the whole prior
-LACKS = r"The posterior lacks the data of clients west. Clients west: {}"
+LACKS = r"The posterior lacks the data of clients west. Client 'west': {}"
 NOT_FINITE = LACKS.format("message not finite: dropped")
 MERGING = {combine: OneShot(**ONCE, combine=combine, check=False) for combine in COMBINATIONS} | {
     "laplace": OneShot(combine="laplace", num_replicates=1),  # with its check
