@@ -31,7 +31,7 @@ from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
-from fedbayes.rounds.progress import Bar, Silent
+from fedbayes.rounds.progress import show
 from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
 
@@ -98,7 +98,7 @@ def fit_federated(
     mesh
         A one-dimensional device mesh to share the clients out over.
     progress
-        Show a bar.
+        Show a bar; where there is neither terminal nor notebook, a line every ten seconds.
     checkpoint
         File that holds the state after each round, or a sampler's block of rounds; an interrupted fit started again
         with the same arguments resumes from it.
@@ -149,7 +149,7 @@ def fit_federated(
     check_arguments(num_rounds, participation, num_draws, mesh, executor)
     runner = _executor(executor, mesh)
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local), bool(correct))
-    bar = Bar() if progress else Silent()
+    bar = show(progress)
     with computing():
         problem = problem_for(configured, model, clients, local, dtype)
         check_names(problem, shown)

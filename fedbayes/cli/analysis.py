@@ -130,8 +130,9 @@ def fit(
         written = _written(job, found, out, level)
     for name, what in written.items():
         typer.echo(f"  {out / name!s:<30} {what}")
+    if trouble := found.trouble():
+        typer.secho(trouble, fg="yellow" if found.usable else "red", err=True)
     if not found.usable:
-        typer.secho(found.trouble(), fg="red", err=True)
         raise typer.Exit(NOT_USABLE)
 
 
@@ -242,19 +243,17 @@ def _job(asked: Asked) -> FormulaJob | StudyJob:
 
 
 def _fitted(job: FormulaJob | StudyJob, seed: int, draws: int, checkpoint: Path | None) -> "FederatedFit":
-    import sys
-
     import jax
 
     from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 
     with quiet():
-        warnings.simplefilter("ignore", NotConvergedWarning)  # said by the printed fit, and by the exit code
+        warnings.simplefilter("ignore", NotConvergedWarning)  # told at the end, when all is written
         warnings.simplefilter("ignore", UnreliableWarning)
         return job.fit(
             key=jax.random.key(seed),
             num_draws=draws,
-            progress=sys.stderr.isatty(),
+            progress=True,
             checkpoint=None if checkpoint is None else checkpoint / "checkpoint",
         )
 

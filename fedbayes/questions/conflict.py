@@ -227,7 +227,8 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
         "p_overall_adjusted": (overall, holm(p_overall)),
     }
     dataset = xr.Dataset(variables, coords={CLIENT: list(roster.names), COORDINATE: list(labels)})
-    return dataset.assign_attrs(disagreement=disagreement(dataset), remarks="; ".join(_remarks(dataset, proper=roster.prior.is_proper)))
+    remarks = _remarks(dataset, proper=roster.prior.is_proper)
+    return dataset.assign_attrs(disagreement=disagreement(dataset), remarks="; ".join(remarks))
 
 
 def usual_parts(roster: Roster) -> np.ndarray:
@@ -341,6 +342,17 @@ def disagreeing(conflict: "xr.Dataset") -> list[str]:
     return found
 
 
+def left_out(conflict: "xr.Dataset") -> list[str]:
+    """The clients that have no proper cavity to be compared with, in some direction or all.
+
+    Parameters
+    ----------
+    conflict
+        From :meth:`fedbayes.FederatedFit.conflict`.
+    """
+    return list(conflict[CLIENT].values[np.isnan(conflict["share"].values).any(axis=1)])
+
+
 def _by_weight(conflict: "xr.Dataset") -> np.ndarray:
     """Places of the clients, the clearest case first."""
     single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
@@ -388,7 +400,7 @@ def _remarks(conflict: "xr.Dataset", *, proper: bool) -> list[str]:
         Whether the prior is: a cavity can then be improper for one reason alone, that the rounds have not converged.
     """
     alone = np.isnan(conflict["share"].values)
-    unheard = np.isnan(conflict["z"].values) & ~alone
+    unheard = np.isnan(conflict["z"].values) & ~alone.any(axis=1, keepdims=True)
     silent = (conflict["rank"].values == 0) & ~alone.any(axis=1)
     without = (
         "client '{}' can't be compared about {}: the others' sites leave it an improper cavity, as rounds that have "

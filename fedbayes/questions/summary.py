@@ -13,7 +13,7 @@ from fedbayes.correction.correct import correctable
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.owner.disclosure import disclosure_of
 from fedbayes.owner.rules import DisclosureRules
-from fedbayes.questions.conflict import conflict, disagreeing
+from fedbayes.questions.conflict import conflict, disagreeing, left_out
 from fedbayes.results.corrected import check_is_due, checked, is_checked, weighed
 from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, labels, once, rounds, verdict, was_asked
 from fedbayes.results.posterior import idata
@@ -157,7 +157,8 @@ def _checked_lines(fitted: Fitted) -> list[str]:
     if found is None:
         unknown = ["  Gaussian  not checked: neither its error is known, nor whether there are other modes"]
         return [*(unknown if isinstance(fitted.posterior, Gaussian) else []), *_disagreement_lines(fitted)]
-    return [*found.lines(), *_tail_lines(fitted), *(_disagreement_lines(fitted) if found.gaussian_enough else [])]
+    agreement = _disagreement_lines(fitted) if found.gaussian_enough else _unknown(fitted)
+    return [*found.lines(), *_tail_lines(fitted), *agreement]
 
 
 def _agreement_lines(fitted: Fitted) -> list[str]:
@@ -184,10 +185,22 @@ def _tail_lines(fitted: Fitted) -> list[str]:
 def _disagreement_lines(fitted: Fitted) -> list[str]:
     """Who disagrees; nothing where nobody does, or that can't be told, or clients would have to be asked."""
     found = _conflict_at_hand(fitted)
-    if found is None or not (names := disagreeing(found)):
+    if found is None:
         return []
-    verb = "disagrees" if len(names) == 1 else "disagree"
-    return [f"  conflict  {', '.join(names)} {verb} with the others; see fit.conflict()"]
+    lines, names = [], disagreeing(found)
+    if names:
+        verb = "disagrees" if len(names) == 1 else "disagree"
+        lines.append(f"{', '.join(names)} {verb} with the others; see fit.conflict()")
+    if fitted.roster.prior.is_proper and (unknown := left_out(found)):  # else one client may know what nobody else does
+        lines.append(f"not known of {shortened(unknown)}, left an improper cavity by rounds that did not converge")
+    return [f"  conflict  {line}" for line in lines]
+
+
+def _unknown(fitted: Fitted) -> list[str]:
+    """That nobody knows who disagrees, where the rounds have not arrived at what clients say of each other."""
+    if verdict(fitted).converged:
+        return []
+    return ["  conflict  not known, as the rounds did not converge"]
 
 
 def _conflict_at_hand(fitted: Fitted) -> "xr.Dataset | None":

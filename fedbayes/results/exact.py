@@ -12,7 +12,7 @@ from fedbayes.errors import UnreliableWarning
 from fedbayes.results.corrected import weighed
 from fedbayes.results.fitted import Fitted
 from fedbayes.results.posterior import of_globals
-from fedbayes.rounds.progress import Bar, Silent
+from fedbayes.rounds.progress import show
 from fedbayes.runtime.keys import Purpose, key_for
 from fedbayes.runtime.precision import computing
 
@@ -94,7 +94,7 @@ def exact(fitted: Fitted, num_draws: int | None = None, *, max_exchanges: int = 
 
 def _run(fitted: Fitted, num_draws: int, max_exchanges: int, progress: bool) -> ExactChains:
     """The chains, while a bar is shown."""
-    bar, num = Bar() if progress else Silent(), fitted.shown.num_draws
+    bar, num = show(progress), fitted.shown.num_draws
     try:
         bar.start(f"exact chains, at most {max_exchanges} exchanges of {num:,} draws a chain", max_exchanges)
         with computing():

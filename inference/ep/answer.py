@@ -175,7 +175,7 @@ _OFTEN = 0.25  # of the last rounds and their replicates
 _SCALES = "Scale the covariates to unit size, or try `fedbayes.EP(damping=0.2)`."
 _FAR = (
     "A client that is left an improper cavity under proper priors is probably far from all the others: look at the "
-    "data of {}, such as their units and codes, or let clients differ, by effects inside `with fedbayes.local():` or "
-    "outcomes with heavier tails."
+    "data of {}, such as their units and codes, or let coefficients differ between clients, by `(1 + x | site)` in a "
+    'formula or effects inside `with fedbayes.local():`. `method="laplace"` needs no cavities.'
 )
 _PRIORS = "Give the globals proper priors, or scale the covariates to unit size, or try `fedbayes.EP(damping=0.2)`."

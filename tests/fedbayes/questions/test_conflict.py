@@ -18,7 +18,7 @@ from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, product_of
 from fedbayes.problem.program.program import Block
 from fedbayes.questions import conflict
-from fedbayes.questions.conflict import agreement, conflict_of, gaussians_of, holm
+from fedbayes.questions.conflict import agreement, conflict_of, gaussians_of, holm, left_out
 
 
 def roster_of(names, size, prior) -> SimpleNamespace:
@@ -27,7 +27,7 @@ def roster_of(names, size, prior) -> SimpleNamespace:
         rows=np.ones(len(names)),
         globals=Block((("beta", (size,)),)),
         num_clients=len(names),
-        prior=SimpleNamespace(gaussian=prior),
+        prior=SimpleNamespace(gaussian=prior, is_proper=np.linalg.eigvalsh(prior.precision)[0] > 0.0),
     )
 
 
@@ -227,6 +227,16 @@ def test_what_one_client_alone_knows_can_not_be_compared() -> None:
     estimates = [(data["x"][:, 0] @ data["y"]) / np.sum(data["x"] ** 2) for data in (column["a"], column["b"])]
     z = (estimates[0] - estimates[1]) / np.sqrt(m_b + v_b)  # two clients and a flat prior: two independent estimates
     np.testing.assert_allclose(alone["z"].values[:, 0], [z, -z])
+
+
+def test_an_improper_cavity_under_a_proper_prior_is_no_knowledge_of_one_client_alone() -> None:
+    """The others' sites, of a fit that has not converged, have taken more of beta[1] than the prior gives."""
+    precision = np.array([[np.diag([3.0, 9.0]), np.diag([3.0, -1.5]), np.diag([3.0, 0.2])]])
+    sites = Gaussian(np.ones((1, 3, 2)), precision, np.zeros((1, 3)))
+    ours = conflict_in(answer_of(normal(2), sites), roster_of("abc", 2, normal(2)))
+    assert left_out(ours) == ["a"]
+    assert ours.attrs["remarks"].startswith("client 'a' can't be compared about beta[1]: the others' sites leave it an")
+    assert "nobody but" not in ours.attrs["remarks"]
 
 
 def test_a_client_without_a_word_has_no_p_value(drawn) -> None:

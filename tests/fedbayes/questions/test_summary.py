@@ -96,3 +96,13 @@ def test_a_point_is_called_one_whether_its_rounds_have_converged_or_not(fitted) 
         first, *_, last = summary(fit).splitlines()
         assert f"{'converged' if converged else 'NOT CONVERGED'}, a point estimate" in first
         assert "point that says nothing" in last or "a point: it says nothing" in last
+
+
+@pytest.mark.parametrize(
+    ("converged", "mean_error", "told"), [(False, 0.9, True), (False, 0.01, False), (True, 0.9, False)]
+)
+def test_who_disagrees_is_not_known_where_rounds_have_stopped_far_off(fitted, converged, mean_error, told) -> None:
+    found = Verdict(converged, 0.1, [], "" if converged else "The fit did not converge.", [])
+    check = GOOD._replace(correction="applied", mean_error=mean_error)
+    fit = replace(fitted, saved=replace(fitted.saved, checked=check), answers={verdict: found})
+    assert ("  conflict  not known, as the rounds did not converge" in summary(fit).splitlines()) is told
