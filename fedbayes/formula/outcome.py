@@ -227,6 +227,8 @@ def summarise(plan: OutcomePlan, family: Family, everybody: Everybody) -> tuple[
         mean_and_sd(name, sums["log_y"] if family.name == "lognormal" else sums["y"])
     elif not family.levels or family.levels == "two":
         notes = _constant(plan.name, sums["y"])
+    if family.name == "gaussian":
+        notes += _binary(plan.name, sums["y"])
     missing = [level for level, count in zip(plan.levels, sums["levels"], strict=True) if not count]
     if missing:
         notes.append(
@@ -269,3 +271,11 @@ def _constant(name: str, summed: np.ndarray) -> list[str]:
         f"All outcomes `{name}` are {first / rows:g}: how far the intercept is from there, and all coefficients, the "
         "priors alone say."
     ]
+
+
+def _binary(name: str, summed: np.ndarray) -> list[str]:
+    """A note on outcomes that are as their squares are, in sum."""
+    rows, first, second = map(float, summed)
+    if not 0.0 < first == second < rows:
+        return []
+    return [f'All outcomes `{name}` seem to be 0 or 1: `family="bernoulli"` is the law of such outcomes.']

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbayes.contract.answer import shortened
 from fedbayes.errors import FormulaError, did_you_mean
 from fedbayes.formula.agreed import Agreed
 from fedbayes.formula.design.agreement import Agreement, agree, check_columns, check_declared, expressions_of
@@ -184,7 +185,8 @@ def agree_on(
         empty += notes
     summary, unsaid = summarise(outcome, family, everybody)
     separated = _separated(designs[""][0], outcome, everybody) if family.levels == "two" else []
-    notes = [*left_out, *coded, *_alone(agreed, everybody.num_clients), *empty, *unsaid, *separated]
+    codes = _codes(expressions, agreed, everybody)
+    notes = [*left_out, *coded, *_alone(agreed, everybody.num_clients), *codes, *empty, *unsaid, *separated]
     declared = {name: tuple(map(label_text, given)) for name, given in levels.items()}
     return Agreed(
         formulas.written, family.name, family.options, site, declared, drop, everybody.num_clients, outcome.levels,
@@ -352,6 +354,17 @@ def _alone(agreed: Agreement, num_clients: int) -> list[str]:
         if alone
         else []
     )
+
+
+def _codes(expressions: Mapping[str, Expression], agreed: Agreement, everybody: Everybody) -> list[str]:
+    """Notes on columns of numbers that are constant at some client, and vary at others."""
+    columns = dict.fromkeys(name for each in expressions.values() for name in each.columns)
+    found = everybody.constant(name for name in columns if name not in agreed.levels)
+    return [
+        f"{name} has one value in all rows of {shortened([repr(client) for client in clients])}, and varies elsewhere: "
+        "is it a code for a missing value?"
+        for name, clients in found.items()
+    ]
 
 
 def _separated(design: Design, outcome: OutcomePlan, everybody: Everybody) -> list[str]:

@@ -103,12 +103,13 @@ def test_bad_input_ends_in_words_with_code_2_and_nothing_is_written(case, files,
     assert sorted(files.rglob("*")) == before
 
 
-def test_a_fit_not_to_be_relied_on_is_written_and_ends_with_code_3(files, monkeypatch):
-    fit = SimpleNamespace(usable=False, trouble=lambda: "Two clients are far from all others.")
+@pytest.mark.parametrize(("usable", "code"), [(False, 3), (True, 0)])
+def test_trouble_is_told_and_a_fit_not_to_be_relied_on_ends_with_code_3(files, monkeypatch, usable, code):
+    fit = SimpleNamespace(usable=usable, trouble=lambda: "Two clients are far from all others.")
     monkeypatch.setattr(analysis, "_fitted", lambda *_: fit)
     monkeypatch.setattr(analysis, "_written", lambda *_: {"fit": "the fit"})
     result = run("fit", files / "GP.csv", "--formula", "grade3 ~ sex", "--out", files / "result")
-    assert result.exit_code == 3
+    assert result.exit_code == code
     assert "the fit" in result.output
     assert "Two clients are far" in result.output
 

@@ -57,6 +57,13 @@ class Everybody(Protocol):
             From a label and two clients to what is raised.
         """
 
+    def constant(self, columns: Iterable[str]) -> dict[str, list[str]]:
+        """Clients that have one value alone in a column, by column; empty where clients are elsewhere.
+
+        Those columns are named in which fewer than half of the clients do, and others have more than two values: there
+        it may be a code for a missing one.
+        """
+
     def complete(self, columns: list[str]) -> tuple["Everybody", list[str]]:
         """The same without rows that lack a value in one of these columns, and notes on how many these are."""
 
@@ -102,6 +109,16 @@ class Tables(dict[str, Table]):
                 if label in seen:
                     raise refuse(label, seen[label], client)
                 seen[label] = client
+
+    def constant(self, columns: Iterable[str]) -> dict[str, list[str]]:
+        """See :class:`Everybody`."""
+        found = {}
+        for column in columns:
+            numbers = {client: table.num_values(column) for client, table in self.items()}
+            single = [client for client, number in numbers.items() if number == 1 < self[client].num_rows]
+            if 0 < 2 * len(single) < len(self) and max(numbers.values()) > 2:
+                found[column] = single
+        return found
 
     def complete(self, columns: list[str]) -> tuple["Tables", list[str]]:
         """See :class:`Everybody`."""

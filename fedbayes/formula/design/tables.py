@@ -158,6 +158,10 @@ class Table:
             )
         return found
 
+    def num_values(self, name: str) -> int:
+        """How many different values a column has, missing ones aside."""
+        return int(self._frame[name].nunique())
+
     def labels(self, name: str) -> np.ndarray:
         """A column as text, shape ``(n,)``; whole numbers without decimals."""
         codes, values = _pandas().factorize(self._frame[name])

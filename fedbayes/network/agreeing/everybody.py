@@ -48,6 +48,10 @@ class _Declared:
         """No: an order is declared."""
         return False
 
+    def constant(self, columns: Iterable[str]) -> dict[str, list[str]]:
+        """None: it would be said of single sites."""
+        return {}
+
     def look_across(self, labels: Callable[[Table], Iterable[str]], refuse: Callable[..., Exception]) -> None:
         """Nothing: the study refuses what needs it."""
 

@@ -269,6 +269,23 @@ def test_a_separated_outcome_is_told_and_its_coefficient_has_a_proper_prior():
     assert "All 8 rows of sex[m] have the outcome 1" in note("sick ~ x + sex", {"a": frame}, family="bernoulli")
 
 
+def test_a_covariate_that_is_constant_at_one_client_alone_may_be_a_code():
+    """A column of two values, or one that says something of the client, may well be constant."""
+    clients = {name: table() for name in "abc"}
+    clients["b"] = table(x=0.0, sick=1)
+    formula = "y ~ x + sick + size"
+    clients = {name: frame.assign(size=place) for place, (name, frame) in enumerate(clients.items())}
+    told = "x has one value in all rows of 'b', and varies elsewhere: is it a code for a missing value?"
+    assert note(formula, clients) == told
+
+
+def test_outcomes_of_zero_and_one_have_a_law_of_their_own():
+    told = 'All outcomes `sick` seem to be 0 or 1: `family="bernoulli"` is the law of such outcomes.'
+    assert note("sick ~ x", two()) == told
+    assert not note("sick ~ x", two(), family="bernoulli")
+    assert not note("y ~ x", two())
+
+
 def test_outcomes_that_are_all_alike_are_told():
     assert "All outcomes `sick` are 1" in note("sick ~ x", {"a": table(sick=1)}, family="bernoulli")
 
