@@ -74,12 +74,19 @@ def describe(
     Example: fedbayes describe north.csv south.csv --columns age,sex,sick
     """
     with plain_errors(BAD_INPUT):
-        from fedbayes.cli.files import read_clients
+        from fedbayes.cli.columns import check_columns, reads_all
+        from fedbayes.cli.files import of_files, read_clients
         from fedbayes.table_one.describe import describe as table_one
 
         wanted = None if columns is None else [name.strip() for name in columns.split(",")]
         clients = read_clients(data, by, encoding)
-        typer.echo(table_one(clients, columns=wanted, levels=levels_of(levels), site=by or "site", by_client=by_client))
+        try:
+            found = table_one(clients, columns=wanted, levels=levels_of(levels), site=by or "site", by_client=by_client)
+        except ClientDataError:
+            for path, table in of_files(data, clients, by).items():  # where that can be said by file and row
+                check_columns({path: table}, reads_all(table), "The table", dropped=True)
+            raise
+        typer.echo(found)
 
 
 def fit(

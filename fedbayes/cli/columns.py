@@ -27,12 +27,18 @@ class ReadBy(NamedTuple):
         Those that can be nothing but numbers.
     covariates
         Those that are numbers, or levels as text.
+    groups
+        Those that name groups.
+    site
+        The word that stands for the client.
     """
 
     names: Sequence[str]
     imputed: Collection[str] = ()
     numbers: Collection[str] = ()
     covariates: Collection[str] = ()
+    groups: Collection[str] = ()
+    site: str = "site"
 
 
 def reads_of_formulas(formula: str | Mapping[str, str], family: str, site: str, declared: Iterable[str]) -> ReadBy:
@@ -45,7 +51,14 @@ def reads_of_formulas(formula: str | Mapping[str, str], family: str, site: str, 
     """
     from fedbayes.formula.families import family_of
     from fedbayes.formula.outcome import plan_outcome
-    from fedbayes.formula.planned import columns_imputed, columns_read, expressions_in, read_formulas, settled
+    from fedbayes.formula.planned import (
+        columns_imputed,
+        columns_read,
+        expressions_in,
+        group_columns,
+        read_formulas,
+        settled,
+    )
 
     law = family_of(family, {})
     formulas = read_formulas(formula, law)
@@ -53,7 +66,14 @@ def reads_of_formulas(formula: str | Mapping[str, str], family: str, site: str, 
     plain = [each for each in expressions_in(formulas).values() if each.kind != "C"]
     covariates = {*outcome.columns, *(name for each in plain for name in each.columns)} - {*declared}
     reads = columns_read(formulas, outcome, site)
-    return ReadBy([name for name in reads if name != site], columns_imputed(formulas), (), covariates)
+    names, groups = [name for name in reads if name != site], group_columns(formulas, site)
+    return ReadBy(names, columns_imputed(formulas), (), covariates, groups, site)
+
+
+def reads_all(table: "pd.DataFrame") -> ReadBy:
+    """Every column, each of numbers or of levels, with values missing or not."""
+    names = list(map(str, table.columns))
+    return ReadBy(names, imputed=names, covariates=names)
 
 
 def check_columns(tables: Mapping[Path, "pd.DataFrame"], reads: ReadBy, who: str, *, dropped: bool) -> None:
@@ -79,20 +99,22 @@ def check_columns(tables: Mapping[Path, "pd.DataFrame"], reads: ReadBy, who: str
         if not len(table):
             raise ClientDataError(f"{path} has a header and no rows. Leave the file out.")
         for name in reads.names:
-            _check_there(path, table, name, who)
+            _check_there(path, table, name, who, reads)
             if name in reads.numbers or name in reads.covariates:
                 _check_numbers(path, table[name], name, levels=name not in reads.numbers)
             if not dropped and name not in reads.imputed:
                 _check_missing(path, table[name], name)
 
 
-def _check_there(path: Path, table: "pd.DataFrame", name: str, who: str) -> None:
+def _check_there(path: Path, table: "pd.DataFrame", name: str, who: str, reads: ReadBy) -> None:
+    from fedbayes.formula.program.groups import whole_client
+
     known = [str(column) for column in table.columns]
     if name not in known:
         more = ", ..." if len(known) > _SHOWN else ""
         raise ClientDataError(
             f"{who} names '{name}', and {path} has no such column; it has {', '.join(map(repr, known[:_SHOWN]))}"
-            f"{more}.{did_you_mean(name, known)}"
+            f"{more}.{did_you_mean(name, known)}{whole_client(reads.site) if name in reads.groups else ''}"
         )
 
 
@@ -134,6 +156,6 @@ def _check_numbers(path: Path, column: "pd.Series", name: str, *, levels: bool) 
     )
 
 
-def _row(found: Any) -> int:
-    """The first row of a file that is meant, where 1 is the row below the header."""
-    return int(found.argmax()) + 1
+def _row(found: Any) -> str:
+    """The first row of a file that is meant."""
+    return f"{int(found.argmax()) + 1} below the header"

@@ -81,6 +81,11 @@ def check_names(paths: Sequence[Path]) -> None:
             raise ClientDataError(f"{both} are both the client '{name}'. Rename a file: its name is the client's.")
 
 
+def of_files(paths: Sequence[Path], found: Any, by: str | None) -> dict[Path, "pd.DataFrame"]:
+    """The table of each file, of what :func:`read_clients` has found."""
+    return {paths[0]: found} if by else dict(zip(paths, found.values(), strict=True))
+
+
 def by_file(paths: Sequence[Path], found: Any, by: str | None) -> dict[str, tuple[Path, "pd.DataFrame"]]:
     """Each client's file and table, of what :func:`read_clients` has found.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedbayes.cli.columns import check_columns, reads_of_formulas
-from fedbayes.cli.files import Asked, read_clients
+from fedbayes.cli.files import Asked, of_files, read_clients
 from fedbayes.cli.methods import configured
 from fedbayes.cli.studies import disclosed
 from fedbayes.cli.study import refusing
@@ -40,7 +40,7 @@ class FormulaJob:
         """What the default rules find in the clients' data."""
         reg = self.reg
         with refusing():
-            return disclosed(reg.model, reg.clients, self.chosen, reg.coords, reg.dims)
+            return disclosed(reg.model, reg.clients, self.chosen, reg.coords, reg.dims, reg.columns)
 
     def write(self, found: "FederatedFit", folder: Path, level: float) -> dict[str, str]:
         """Print what people read, and write all of it; from the files' names to what they are."""
@@ -80,8 +80,7 @@ def formula_job(asked: Asked) -> FormulaJob:
     formulas, family, site = _formulas(asked.formula), asked.family or "gaussian", asked.by or "site"
     reads = reads_of_formulas(formulas, family, site, asked.levels)
     clients = read_clients(asked.data, asked.by, asked.encoding)
-    tables = {asked.data[0]: clients} if asked.by else dict(zip(asked.data, clients.values(), strict=True))
-    check_columns(tables, reads, "The formula", dropped=asked.drop_missing)
+    check_columns(of_files(asked.data, clients, asked.by), reads, "The formula", dropped=asked.drop_missing)
     reg = regression(
         formulas,
         family=family,

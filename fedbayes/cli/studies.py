@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedbayes.cli.columns import ReadBy, check_columns
-from fedbayes.cli.files import Asked, by_file, check_names, read_clients
+from fedbayes.cli.files import Asked, by_file, check_names, of_files, read_clients
 from fedbayes.cli.methods import configured
 from fedbayes.cli.study import StudyFile, load_study, telling
 from fedbayes.errors import ClientDataError, ModelError
@@ -93,7 +93,7 @@ def _clients_of(study: StudyFile, data: Sequence[Path], asked: Asked) -> dict[st
         return _read_by_study(study, data, asked)
     reads = ReadBy(study.load_data.names, numbers=study.load_data.names)  # type: ignore[attr-defined]
     found = read_clients(data, asked.by, asked.encoding)
-    tables = {data[0]: found} if asked.by else dict(zip(data, found.values(), strict=True))
+    tables = of_files(data, found, asked.by)
     check_columns(tables, reads, f"The study {study.path}", dropped=asked.drop_missing)
     clients = {}
     for name, (path, table) in by_file(data, found, asked.by).items():
@@ -139,8 +139,16 @@ def disclosed(
     method: Any,
     coords: Mapping[str, Sequence[Any]],
     dims: Mapping[str, Sequence[str]],
+    columns: Mapping[str, Sequence[str]] | None = None,
 ) -> "Disclosure":
     """What the default rules find, after all that a fit checks before its first round.
+
+    Parameters
+    ----------
+    model, clients, method, coords, dims
+        As for :func:`fedbayes.fit_federated`.
+    columns
+        As for :func:`fedbayes.disclosure`.
 
     Raises
     ------
@@ -158,7 +166,7 @@ def disclosed(
     with computing():
         problem = problem_for(method_of(method), model, clients, (), np.float64)
         check_names(problem, Presentation(1, dict(coords), dict(dims), (), False))
-    return disclosure_of(problem, DisclosureRules())
+    return disclosure_of(problem, DisclosureRules(), columns=columns)
 
 
 def _method(study: StudyFile) -> Any:

@@ -223,7 +223,7 @@ def plan(formulas: Formulas, family: Family, agreed: Agreed) -> Plan:
 def columns_read(formulas: Formulas, outcome: OutcomePlan, site: str) -> list[str]:
     """The columns of a table that the formulas read, those that name groups last."""
     columns = [name for each in expressions_in(formulas).values() for name in each.columns]
-    return list(dict.fromkeys([*outcome.columns, *columns, *_group_columns(formulas, site)]))
+    return list(dict.fromkeys([*outcome.columns, *columns, *group_columns(formulas, site)]))
 
 
 def columns_needed(formulas: Formulas, outcome: OutcomePlan, site: str) -> list[str]:
@@ -251,7 +251,7 @@ def check_imputed(formulas: Formulas, family: Family, outcome: OutcomePlan, site
     call = f"`mi({imputed[0]})`"
     as_they_are = [each for each in expressions_in(formulas).values() if each.kind != "mi"]
     others = {name: each.name for each in as_they_are for name in each.columns}
-    others |= dict.fromkeys([*outcome.columns, *_group_columns(formulas, site)], "")
+    others |= dict.fromkeys([*outcome.columns, *group_columns(formulas, site)], "")
     for name in imputed:
         if name in others:
             where = f"in `{others[name]}`" if others[name] else "as an outcome or a group"
@@ -286,7 +286,8 @@ def expressions_in(formulas: Formulas) -> dict[str, Expression]:
     return {**expressions_of([*formulas.terms.values(), *of_groups]), **offsets}
 
 
-def _group_columns(formulas: Formulas, site: str) -> list[str]:
+def group_columns(formulas: Formulas, site: str) -> list[str]:
+    """The columns that name groups."""
     names = [name.strip("` ") for text in formulas.texts.values() for group in text.groups
              for part in group.group.split("/") for name in part.split(":")]  # fmt: skip
     return [name for name in dict.fromkeys(names) if name != site]

@@ -128,6 +128,11 @@ class Regression:
         """What it was made of, for whoever reads its fits."""
         return Parts(self._predictors, self._outcome, self._family, self._needs_rows, self._gaps)
 
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """Names of the columns of the program's arguments: ``fit.disclosure(columns=reg.columns)`` speaks by them."""
+        return {f"x{each.suffix}": list(each.design.names) for each in self._predictors if each.design.width}
+
     def fit(self, *, key: Array, **options: Any) -> FederatedFit:
         """Fit it: ``fit_federated`` with this program, its data, and the names of coefficients.
 

@@ -128,6 +128,9 @@ def test_a_client_that_would_not_take_part_ends_a_check_with_code_3(files):
     assert "1 of 2 clients would not take part" in told
     assert "south 20 small cell (1)" in told
     assert "x[bmi]" in told
+    code, told = run("check", "north.csv", "south.csv", "--formula", "sick ~ age + bmi")
+    assert code == 3
+    assert "x[bmi]" in told
 
 
 def test_a_formula_is_checked_as_well(files):
@@ -237,14 +240,14 @@ FILES = {
     "an empty file": (["study.py", "empty.csv"], r"empty\.csv is empty\. Leave it out"),
     "no rows": (["study.py", "header.csv"], r"header\.csv has a header and no rows"),
     "another encoding": (["study.py", "latin.csv"], "is not in the encoding utf-8.*--encoding latin-1"),
-    "text in a number": (["study.py", "text.csv"], "text.csv: column 'age' holds text, 'ten' in row 2, beside"),
+    "text in a number": (["study.py", "text.csv"], "column 'age' holds text, 'ten' in row 2 below the header"),
     "another encoding yet": (["study.py", "wide.csv"], "is not in the encoding utf-8.*--encoding utf-16"),
     "an infinite number": (["study.py", "inf.csv"], "inf.csv: column 'bmi' is infinite in 1 of 3 rows.* row 2"),
-    "decimal commas": (["study.py", "comma.csv"], "'1,5' in row 1, and the model needs numbers.*with a point"),
+    "decimal commas": (["study.py", "comma.csv"], "'1,5' in row 1 below the header, and the.*with a point"),
     "missing values": (["study.py", "gap.csv"], "gap.csv: column 'bmi' lacks 1 of 3 values, the first in row 3.*--d"),
     "text among numbers": (
         ["text.csv", "north.csv", "--formula", "sick ~ age"],
-        "text.csv: column 'age' holds text, 'ten' in row 2, beside numbers in 2 of 3 rows.*declare them: `--levels",
+        "'ten' in row 2 below the header, beside numbers in 2 of 3 rows.*declare them: `--levels",
     ),
     "another formula's gap": (
         ["gap.csv", "--formula", "sick ~ bmi"],

@@ -54,6 +54,13 @@ def test_table_1_is_that_of_the_tables(data, files):
     assert result.stdout.strip() == repr(fb.describe(STUDENTS, columns=["sex", "grade3"])).strip()
 
 
+def test_text_among_numbers_is_told_by_file_and_row(files):
+    (files / "MS.csv").write_text("age\n15\nold\n17\n18\n")
+    result = run("describe", files / "GP.csv", files / "MS.csv", "--columns", "age")
+    assert result.exit_code == 2
+    assert "MS.csv: column 'age' holds text, 'old' in row 2 below the header, beside numbers in 3 of 4" in result.output
+
+
 def test_a_table_1_of_all_clients_alone(files):
     result = run("describe", files / "GP.csv", files / "MS.csv", "--columns", "sex", "--no-by-client")
     assert result.stdout.split("\n")[0].split() == ["all", "clients"]
@@ -73,6 +80,11 @@ REFUSED = {
     "a column and two files": (["both.csv", "GP.csv"], ["--by", "school"], "is for one file, and 2 are given"),
     "levels of nothing": (["GP.csv"], ["--levels", "sex"], "names no levels"),
     "a missing column": (["GP.csv"], ["--formula", "grade3 ~ sexx"], "no such column.*Did you mean 'sex'"),
+    "a group of no column": (
+        ["GP.csv"],
+        ["--formula", "grade3 ~ (1 | ward)"],
+        r"no such.*write `\(... \| site\)`",
+    ),
     "missing values": (["missing.csv"], ["--formula", "y ~ x"], "column 'x' lacks 1 of 3 values"),
     "text in a number": (["text.csv"], ["--formula", "y ~ log(x)"], "column 'x' holds text"),
     "a family that is not there": (["GP.csv"], ["--family", "gausian"], "gausian"),

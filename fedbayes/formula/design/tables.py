@@ -72,7 +72,7 @@ class Table:
         frame[name] = values
         return Table(self.client, frame)
 
-    def check_there(self, columns: Iterable[str], imputed: Collection[str] = ()) -> None:
+    def check_there(self, columns: Iterable[str], imputed: Collection[str] = (), instead: str = "") -> None:
         """Refuse a formula that names columns which this client does not have, or has with missing values.
 
         Parameters
@@ -81,12 +81,14 @@ class Table:
             That the formula names.
         imputed
             Those among them that may lack values.
+        instead
+            What to write where a column is not there, beside a name like it.
         """
         for name in columns:
             if name not in self.names:
                 raise FormulaError(
                     f"The formula names '{name}', and client '{self.client}' has no such column; it has "
-                    f"{_few(self.names, 20)}.{did_you_mean(name, self.names)}"
+                    f"{_few(self.names, 20)}.{did_you_mean(name, self.names)}{instead}"
                 )
             if (missing := self.num_missing(name)) and name not in imputed:
                 raise ClientDataError(

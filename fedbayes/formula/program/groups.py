@@ -153,6 +153,11 @@ def check_grouping(grouping: Grouping, site: str, everybody: Everybody) -> None:
     everybody.look_across(grouping.labels, refusal)
 
 
+def whole_client(site: str) -> str:
+    """How a formula speaks of the client itself, for somebody who has looked for a column of its name."""
+    return f" If the client itself is meant, write `(... | {site})`: no column is needed."
+
+
 def _check_columns(grouping: Grouping, site: str, table: Table) -> None:
     for name in grouping.columns:
         if name not in table.names and (name.isidentifier() is False or name in ("client", "site")):
@@ -160,4 +165,4 @@ def _check_columns(grouping: Grouping, site: str, table: Table) -> None:
                 f"The group '{name}' in '(... | {grouping.name})' is no column. A group is a column's name, `a:b`, "
                 f"`a/b`, or '{site}' for the client itself; with `site={name!r}` another word stands for the client."
             )
-    table.check_there(grouping.columns)
+    table.check_there(grouping.columns, instead=whole_client(site))
