@@ -48,7 +48,7 @@ def fitted(name: str, defaults: bool) -> dict[str, Any]:
         "clients": len(reg.clients),
         "rows": sum(len(each["y"]) for each in reg.clients.values()),
         "converged": bool(fit.converged),
-        "conclusion": repr(fit).rsplit("  so        ", 1)[-1].strip(),
+        "conclusion": repr(fit).rsplit("  verdict   ", 1)[-1].strip(),
         "long_tails": fit.error["quantity"].values[~fit.error["quantity_sd_reliable"].values].tolist(),
         "moments": {each.ours: moments(fit, each.ours) for each in book.published},
     }

@@ -50,7 +50,7 @@ def answered(fitted: fb.FederatedFit) -> dict[str, Any]:
         **found,
         "drawn_mean": draws.mean(axis=0).tolist(),
         "drawn_sd": draws.std(axis=0).tolist(),
-        "conclusion": repr(fitted).rsplit("  so        ", 1)[-1],
+        "conclusion": repr(fitted).rsplit("  verdict   ", 1)[-1],
         "why": first_sentence(fitted.trouble()),
     }
 

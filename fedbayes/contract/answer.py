@@ -177,17 +177,18 @@ class GaussianAnswer:
         """The last change, the error, the clients' updates."""
         change = float(rounds["change"][-1].max())
         moved = f"changed the global by {change:.2g} posterior sds" if np.isfinite(change) else "could take no step"
-        lines = [f"  last      {moved}"]
+        lines = [f"  rounds    the last {moved}"]
         if (num := self.posterior.shift.shape[0]) > 1:
-            lines.append(f"  error     Monte Carlo {error:.2g} posterior sds, from {num} replicates")
+            lines.append(f"  error     Monte Carlo {error:.2g} posterior sds, from {num} replicates of the fit")
         if "k_hat" in rounds and (k_hat := rounds["k_hat"][-1]).notnull().any():
             worst = str(k_hat.max("replicate").idxmax("client").item())
             solvers, counts = np.unique(rounds["solver"][-1].values, return_counts=True)
-            used = ", ".join(f"{count} {name}" for name, count in zip(solvers, counts, strict=True))
+            used = ", ".join(f"{name} at {count}" for name, count in zip(solvers, counts, strict=True))
             top = float(k_hat.max())
             largest = f"k-hat at most {top:.2f}" if np.isfinite(top) else "k-hat beyond all limits"
             largest += f" (client '{worst}'; good below {K_HAT_LIMIT})"
-            lines.append(f"  solvers   {used}; {largest}")
+            clients = "client" if counts[-1] == 1 else "clients"
+            lines.append(f"  solvers   {used} {clients}; {largest}")
         return lines
 
     def _trouble(self, rounds: "xr.Dataset") -> str:

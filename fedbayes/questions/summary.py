@@ -86,7 +86,7 @@ def summary(fitted: Fitted) -> str:
         f"  network   {cost(fitted)}{asked}",
         *_refused_line(fitted),
         f"  look at   {', '.join(_worth_a_look(fitted))}",
-        f"  so        {_conclusion(fitted)}",
+        f"  verdict   {_conclusion(fitted)}",
     ]
     return "\n".join(lines)
 
@@ -105,7 +105,8 @@ def _refused_line(fitted: Fitted) -> list[str]:
     if not (refused := _refused(fitted)):
         return []
     who = f"{len(refused)} of {len(fitted.roster.names)} clients ({shortened(refused)})"
-    return [f"  owners    {who} would not send this by the usual disclosure rules: fit.disclosure()"]
+    told = "would not send this by the usual disclosure rules; here nothing was withheld: fit.disclosure()"
+    return [f"  owners    {who} {told}"]
 
 
 @once

@@ -94,7 +94,9 @@ class Facts(NamedTuple):
     @property
     def conclusion(self) -> str:
         """Whether the posterior may be used: the printed fit's last line."""
-        return dict(self.lines).get("so", "whether fit.idata can be used was not saved with the fit")
+        told = dict(self.lines)
+        unknown = "whether fit.idata can be used was not saved with the fit"
+        return told.get("verdict", told.get("so", unknown))  # "so" in fits that were saved by early versions
 
     @property
     def usable(self) -> bool:

@@ -208,9 +208,9 @@ class BayesAnswer:
             trouble += self._unsettled(rounds)
         if not mixed:
             trouble.append(self._unmixed())
-        num = self._config.num_chains
+        num, change = self._config.num_chains, float(rounds["change"][-1].max())
         lines = [
-            f"  last      changed the clients' posteriors by {float(rounds['change'][-1].max()):.2g} posterior sds",
+            f"  rounds    the last changed the clients' posteriors by {change:.2g} posterior sds",
             f"  chains    {num} at the server: R-hat {r_hat:.3f}, {ess:.0f} effective draws at least",
             f"  coupled   '{self._layout.latent}', {self._layout.size} numbers a client, {self._layout.rank} factors",
         ]

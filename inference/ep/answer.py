@@ -104,10 +104,10 @@ class EPAnswer(GaussianAnswer):
         return found._replace(converged=False, trouble=trouble, remarks=[])
 
     def _headline(self, rounds: "xr.Dataset", error: float) -> list[str]:
-        """The Monte Carlo error says nothing of rounds that were left out: beside it stands what they would change."""
+        """The Monte Carlo error says nothing of rounds that were left out: above it stands what they would change."""
         lines, distance = super()._headline(rounds, error), fixed_point_error(self._run.history)
         if distance > 0.0:
-            lines.insert(-1, f"  rounds    more of them would move the global by about {distance:.1g} posterior sds")
+            lines[0] += f"; more of them would move it by about {distance:.1g}"
         return lines
 
     def _remarks(self, rounds: "xr.Dataset") -> list[str]:

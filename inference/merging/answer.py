@@ -175,7 +175,7 @@ class MergedAnswer:
         if np.isfinite(self.error):
             lines.append(f"  error     of the merge {self._measured}")
         if (num := self._num_replicates) > 1 and error > 1e-8:
-            lines.append(f"            Monte Carlo {error:.2g} posterior sds, from {num} replicates")
+            lines.append(f"            Monte Carlo {error:.2g} posterior sds, from {num} replicates of the fit")
         if isinstance(self.posterior, LowRankGaussian):
             num, size = self.posterior.basis.shape[1:]
             lines.append(

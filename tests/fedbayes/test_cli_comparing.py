@@ -50,7 +50,7 @@ def test_a_fit_not_to_be_relied_on_is_compared_and_ends_with_code_3(so, expected
     """What is wrong is told in both cases: the draws of a fit that has not converged may have been corrected."""
     meta = json.loads(Path("b/fit/fit.json").read_text())
     said = {
-        "summary": f"Fit\n  so        {so}",
+        "summary": f"Fit\n  verdict   {so}",
         "trouble": "The rounds were spent.",
         "labels": [],
         "cost": meta["cost"],

@@ -233,7 +233,8 @@ def test_a_fit_says_who_would_refuse(small_fit):
     line = next(line for line in repr(small_fit).splitlines() if line.startswith("  owners"))
     refused = small_fit.disclosure().refused
     who = f"{len(refused)} of {len(small_fit.client_names)} clients ({', '.join(refused)})"
-    assert line == f"  owners    {who} would not send this by the usual disclosure rules: fit.disclosure()"
+    told = "would not send this by the usual disclosure rules; here nothing was withheld: fit.disclosure()"
+    assert line == f"  owners    {who} {told}"
 
 
 def test_a_fit_that_all_would_take_part_in_says_nothing(small_fit, monkeypatch):

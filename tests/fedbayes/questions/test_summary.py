@@ -36,12 +36,12 @@ def fitted(stored_fits):
 def test_the_last_line_says_whether_the_draws_can_be_used(fitted, case: str) -> None:
     check, words = CASES[case]
     last = summary(with_check(fitted, check)).splitlines()[-1]
-    assert last.startswith(f"  so        {words}")
+    assert last.startswith(f"  verdict   {words}")
 
 
 def test_what_was_not_checked_is_not_vouched_for(fitted) -> None:
     failed = summary(replace(fitted, unchecked="The check has failed.", answers={}))
-    assert failed.splitlines()[-1] == "  so        fit.idata has a Gaussian's draws, whose error is not known"
+    assert failed.splitlines()[-1] == "  verdict   fit.idata has a Gaussian's draws, whose error is not known"
 
 
 def test_modes_are_told(fitted) -> None:

@@ -122,7 +122,7 @@ def test_it_says_what_the_printed_fit_says(fit, text):
     shown = dict(tables(text, "computation")[0])
     assert f"{first}." in "".join(section(text, "computation").itertext())
     assert shown == {line[:12].strip(): line[12:] for line in lines if "  look at" not in line}
-    assert shown["so"] in "".join(parsed(text).find("body/header").itertext())
+    assert shown["verdict"] in "".join(parsed(text).find("body/header").itertext())
     told = dict(tables(text, "left")[0])
     assert number(told["exchanges"]) == fit.communication.exchanges
     assert told["from each client"] == f"{fit.communication.bytes_up:,} bytes"
@@ -169,7 +169,7 @@ def test_what_the_user_has_named_is_escaped_everywhere(facts):
     )
     conflict = facts.tables["conflict"].assign_coords(client=[EVIL, "b", "c"])
     evil = facts._replace(
-        summary=f"FederatedFit by {EVIL}\n  clients   {EVIL}\n  so        {EVIL}",
+        summary=f"FederatedFit by {EVIL}\n  clients   {EVIL}\n  verdict   {EVIL}",
         trouble=EVIL,
         method=EVIL,
         clients=[(EVIL, 10.0)],

@@ -33,7 +33,7 @@ def test_the_command_takes_what_fedbayes_fit_has_written_with_its_program(beside
 
 
 def test_the_command_says_by_its_code_that_a_fit_should_not_be_relied_on(folder, facts, tmp_path, monkeypatch):
-    far = facts._replace(summary="FederatedFit\n  so        don't rely on fit.idata", trouble="Two clients are far.")
+    far = facts._replace(summary="FederatedFit\n  verdict   don't rely on fit.idata", trouble="Two clients are far.")
     monkeypatch.setattr(writing, "facts_in", lambda *_: far)
     result = run(folder, "--out", tmp_path / "report.html")
     assert result.exit_code == 3

@@ -69,7 +69,7 @@ def test_a_ratio_with_a_long_tail_is_not_vouched_for(fit: fb.FederatedFit) -> No
     assert not fit.error.sel(quantity="ratio")["quantity_sd_reliable"]
     told = repr(fit).splitlines()
     assert "  tails     too long for the sd of ratio: read its quantiles, see fit.error" in told
-    assert told[-1] == "  so        fit.idata can be used as it is, but for the sds of long tails"
+    assert told[-1] == "  verdict   fit.idata can be used as it is, but for the sds of long tails"
 
 
 def test_a_saved_fit_remembers_its_long_tails(fit: fb.FederatedFit, clients: dict, tmp_path: Path) -> None:
