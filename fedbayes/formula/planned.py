@@ -186,7 +186,8 @@ def agree_on(
     summary, unsaid = summarise(outcome, family, everybody)
     separated = _separated(designs[""][0], outcome, everybody) if family.levels == "two" else []
     codes = _codes(expressions, agreed, everybody)
-    notes = [*left_out, *coded, *_alone(agreed, everybody.num_clients), *codes, *empty, *unsaid, *separated]
+    single = _single([group for _, groups in designs.values() for group in groups], everybody.num_clients)
+    notes = [*left_out, *coded, *_alone(agreed, everybody.num_clients), *codes, *single, *empty, *unsaid, *separated]
     declared = {name: tuple(map(label_text, given)) for name, given in levels.items()}
     return Agreed(
         formulas.written, family.name, family.options, site, declared, drop, everybody.num_clients, outcome.levels,
@@ -355,6 +356,14 @@ def _alone(agreed: Agreement, num_clients: int) -> list[str]:
         if alone
         else []
     )
+
+
+def _single(groups: Iterable[Group], num_clients: int) -> list[str]:
+    """A note on effects of the client where there is one client."""
+    names = [group.grouping.name for group in groups if group.grouping.kind is Kind.CLIENT]
+    if num_clients > 1 or not names:
+        return []
+    return [f"There is one client: how far effects of `{names[0]}` differ between clients, the prior alone says."]
 
 
 def _codes(expressions: Mapping[str, Expression], agreed: Agreement, everybody: Everybody) -> list[str]:

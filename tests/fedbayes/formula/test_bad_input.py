@@ -286,6 +286,12 @@ def test_outcomes_of_zero_and_one_have_a_law_of_their_own():
     assert not note("y ~ x", two())
 
 
+def test_effects_of_one_client_are_told():
+    told = "There is one client: how far effects of `site` differ between clients, the prior alone says."
+    assert note("y ~ x + (1 | site)", {"a": table()}) == told
+    assert not note("y ~ x + (1 | site)", two())
+
+
 def test_outcomes_that_are_all_alike_are_told():
     assert "All outcomes `sick` are 1" in note("sick ~ x", {"a": table(sick=1)}, family="bernoulli")
 
