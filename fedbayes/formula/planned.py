@@ -8,9 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from fedbayes.contract.answer import shortened
 from fedbayes.errors import FormulaError, did_you_mean
 from fedbayes.formula.agreed import Agreed
 from fedbayes.formula.design.agreement import Agreement, agree, check_columns, check_declared, expressions_of
@@ -23,6 +20,7 @@ from fedbayes.formula.families.gaussian import GAUSSIAN_WITH_ERRORS
 from fedbayes.formula.grammar.expressions import Expression, read_expression
 from fedbayes.formula.grammar.terms import Terms, read_terms
 from fedbayes.formula.grammar.text import FormulaText, cut
+from fedbayes.formula.notes import constant_columns, levels_alone, separated, single_client
 from fedbayes.formula.outcome import OutcomePlan, agree_on_outcome, plan_outcome, summarise
 from fedbayes.formula.program.gaps import Gaps, gaps_of
 from fedbayes.formula.program.groups import Group, Grouping, Kind, check_grouping, groupings_of
@@ -184,10 +182,12 @@ def agree_on(
         columns[name], notes = look_at(design, groups, everybody, name, within=family.stratified)
         empty += notes
     summary, unsaid = summarise(outcome, family, everybody)
-    separated = _separated(designs[""][0], outcome, everybody) if family.levels == "two" else []
-    codes = _codes(expressions, agreed, everybody)
-    single = _single([group for _, groups in designs.values() for group in groups], everybody.num_clients)
-    notes = [*left_out, *coded, *_alone(agreed, everybody.num_clients), *codes, *single, *empty, *unsaid, *separated]
+    every = [group for _, groups in designs.values() for group in groups]
+    notes = [*left_out, *coded, *levels_alone(agreed, everybody.num_clients)]
+    notes += constant_columns(expressions, agreed, everybody) + single_client(every, everybody.num_clients)
+    notes += [*empty, *unsaid]
+    if family.levels == "two":
+        notes += separated(designs[""][0], outcome, everybody)
     declared = {name: tuple(map(label_text, given)) for name, given in levels.items()}
     return Agreed(
         formulas.written, family.name, family.options, site, declared, drop, everybody.num_clients, outcome.levels,
@@ -339,58 +339,3 @@ def _check_told(family: Family, group: Group) -> None:
             f"The family {family.name} has {_baseline(family)}, from which the effect '({group.name})' can't be told. "
             f"Leave it out, or write '(0 + x | {group.grouping.name})' for coefficients that differ between clients."
         )
-
-
-def _alone(agreed: Agreement, num_clients: int) -> list[str]:
-    """Notes on levels that only one of several clients has."""
-    if num_clients < 2:
-        return []
-    alone = [
-        f"{name}[{level}]"
-        for name, counts in agreed.counts.items()
-        for level, (_, clients) in counts.items()
-        if clients == 1
-    ]
-    return (
-        [f"One client alone has rows of {', '.join(alone)}: what is found for these rests on that client."]
-        if alone
-        else []
-    )
-
-
-def _single(groups: Iterable[Group], num_clients: int) -> list[str]:
-    """A note on effects of the client where there is one client."""
-    names = [group.grouping.name for group in groups if group.grouping.kind is Kind.CLIENT]
-    if num_clients > 1 or not names:
-        return []
-    return [f"There is one client: how far effects of `{names[0]}` differ between clients, the prior alone says."]
-
-
-def _codes(expressions: Mapping[str, Expression], agreed: Agreement, everybody: Everybody) -> list[str]:
-    """Notes on columns of numbers that are constant at some client, and vary at others."""
-    columns = dict.fromkeys(name for each in expressions.values() for name in each.columns)
-    found = everybody.constant(name for name in columns if name not in agreed.levels)
-    return [
-        f"{name} has one value in all rows of {shortened([repr(client) for client in clients])}, and varies elsewhere: "
-        "is it a code for a missing value?"
-        for name, clients in found.items()
-    ]
-
-
-def _separated(design: Design, outcome: OutcomePlan, everybody: Everybody) -> list[str]:
-    """Notes on levels at which all rows have the same outcome, from one sum."""
-    of_levels = np.array([block.categorical for block in design.blocks for _ in block.labels], bool)
-    if not of_levels.any():
-        return []
-
-    def tell(table: Table) -> dict[str, np.ndarray]:
-        there = (design.values(table)[:, of_levels] == 1.0).astype(float)
-        return {"rows": there.sum(axis=0), "ones": outcome.outcome(table).y @ there}
-
-    sums = everybody.total("outcomes at levels", tell)
-    names = np.asarray(design.names)[of_levels]
-    return [
-        f"All {rows:.0f} rows of {name} have the outcome {int(ones > 0)}: how large its coefficient is, its prior says."
-        for name, rows, ones in zip(names, sums["rows"], sums["ones"], strict=True)
-        if rows > 0 and ones in (0.0, rows)
-    ]
