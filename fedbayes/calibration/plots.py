@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbayes.calibration.uniformity import distribution, uniform_band
-from fedbayes.pictures.drawing import BLUE, ORANGE, plain, require_matplotlib, shades
+from fedbayes.pictures.drawing import BLUE, LINE, ORANGE, literal, plain, require_matplotlib, shades, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 4
+_NAME = 2.4  # inches of a panel that its name may take
 
 
 def plot_ranks(calibration: Any, parameters: Sequence[str] | None, level: float) -> "Figure":
@@ -27,12 +28,14 @@ def plot_ranks(calibration: Any, parameters: Sequence[str] | None, level: float)
     band = uniform_band(len(ranks), calibration.num_draws, level)
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
+    titles = [wrapped(name, _NAME, "medium", "normal") for name in shown]
+    each = 2.1 + LINE * max((title.count("\n") for title in titles), default=0)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(2.6 * columns + 0.6, 2.1 * rows + 0.5), layout="constrained", squeeze=False
+        rows, columns, figsize=(2.6 * columns + 0.6, each * rows + 0.5), layout="constrained", squeeze=False
     )
     for ax in axes.flat[len(shown) :]:
         ax.set_visible(False)
-    for ax, name in zip(axes.flat, shown, strict=False):
+    for ax, name, title in zip(axes.flat, shown, titles, strict=False):
         gap = distribution(ranks.sel(parameter=name).values, calibration.num_draws) - band.place
         inside = np.all((gap >= band.lower - band.place - 1e-12) & (gap <= band.upper - band.place + 1e-12))
         ax.fill_between(
@@ -40,7 +43,7 @@ def plot_ranks(calibration: Any, parameters: Sequence[str] | None, level: float)
         )
         ax.axhline(0.0, color=shades(ax).grey, linewidth=0.8)
         ax.step(band.place, gap, where="mid", color=BLUE if inside else ORANGE, linewidth=1.3)
-        ax.set_title(name, loc="left", fontsize="medium")
+        ax.set_title(literal(title), loc="left", fontsize="medium")
         plain(ax)
     figure.supxlabel("rank of the truth, as a share", fontsize="small")
     figure.supylabel("distribution function less uniform", fontsize="small")

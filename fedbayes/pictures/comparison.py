@@ -9,6 +9,7 @@ from fedbayes.pictures.drawing import (
     BLUE,
     ORANGE,
     legend_below,
+    literal,
     margin,
     new_rows,
     set_title,
@@ -95,7 +96,7 @@ def plot_comparison(
         style: dict[str, Any] = {"color": color, "markersize": 5.5, "markeredgecolor": shade.paper, "label": label}
         ax.plot(quantiles[2], places + shift, marker, **style)
     margin(ax, [signed(rows[name].difference) for name in shown], "difference\nof means, sd")
-    ax.set_xlabel(scale)
+    ax.set_xlabel(literal(scale))
     legend_below(ax)
     set_title(ax, f"{names[0]} posterior against {names[1]}", "Median, central 50% and 94% of each parameter")
     return ax

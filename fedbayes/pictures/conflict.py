@@ -9,6 +9,7 @@ from fedbayes.pictures.drawing import (
     ON_IMAGE,
     beginnings,
     inches,
+    literal,
     new_axes,
     set_title,
     shades,
@@ -75,8 +76,8 @@ def plot_conflict(
     ax.plot(columns, rows, "o", **ON_IMAGE)
     every = max(1, -(-len(z) // 40))  # more names than that would lie on each other
     shown = np.arange(0, len(z), every)
-    ax.set_xticks(np.arange(len(names)), names, rotation=90)
-    ax.set_yticks(shown, [clients[place] for place in shown])
+    ax.set_xticks(np.arange(len(names)), list(map(literal, names)), rotation=90)
+    ax.set_yticks(shown, [literal(clients[place]) for place in shown])
     ax.tick_params(length=0, colors=ink)
     ax.spines[:].set_visible(False)
     ax.figure.colorbar(image, ax=ax, label="z", fraction=0.05)

@@ -17,7 +17,8 @@ PHASES = ((ORANGE, "s"), (BLUE, "o"), (GREEN, "^"), (PURPLE, "D"))
 ON_IMAGE: dict[str, Any] = {"color": "#222222", "markersize": 5, "markeredgecolor": "white", "linestyle": "none"}
 _LONG = 32  # characters of a row's name in one line
 _USUAL = 1.0  # inches that a figure's width has for the names of its rows
-_LINE = 0.17  # inches, of names in several lines
+LINE = 0.17  # inches, of names in several lines
+_SMALLEST = 0.5  # of the usual letters, which crowded rows may have
 _SURE = 0.8  # of the room that there is now: neighbours drawn later take some, and few pixels make letters wider
 
 
@@ -70,6 +71,13 @@ def require_matplotlib() -> None:
         ) from error
 
 
+def literal(text: str) -> str:
+    """For matplotlib: each dollar sign of a name is one, and what stands between two is no mathematics."""
+    from matplotlib import rcParams
+
+    return text.replace("$", r"\$") if rcParams["text.parse_math"] else text
+
+
 def new_axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
     """The axes given, or those of a new figure of this size in inches."""
     if ax is not None:
@@ -83,24 +91,28 @@ def new_axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
 def new_rows(ax: "Axes | None", names: Sequence[str], *, width: float, around: float, each: float) -> "Axes":
     """Axes with a row per name, the first on top: those given, or of a new figure with room for the names.
 
-    Long names are broken; axes given that are too low for that show the beginning of each.
+    Long names are broken; axes given that are too low for that show the beginning of each, in smaller letters if need
+    be.
     ``width`` is that of a figure with short names, ``around`` the height above and below the rows, and ``each`` that of
     a row, in inches.
     """
     require_matplotlib()
     broken = [fill(name, _LONG) for name in names]
-    lines = max((name.count("\n") + 1 for name in broken), default=1)
+    lines, share = max((name.count("\n") + 1 for name in broken), default=1), 1.0
     if ax is None:
-        size = (width + max(0.0, inches(broken) - _USUAL), around + max(each, _LINE * lines) * len(names))
+        size = (width + max(0.0, inches(broken) - _USUAL), around + max(each, LINE * lines) * len(names))
         ax = new_axes(None, size)
     else:
         room = _SURE * ax.get_window_extent().height / ax.figure.dpi
-        if room < _LINE * lines * len(names):
+        if room < LINE * lines * len(names):
             broken = beginnings(ax, names)
+            share = float(np.clip(room / (_SURE * LINE * len(names)), _SMALLEST, 1.0))
     plain(ax)
     ax.spines["left"].set_visible(False)
-    ax.set_yticks(np.arange(len(names)), broken)
+    ax.set_yticks(np.arange(len(names)), list(map(literal, broken)))
     ax.tick_params(axis="y", length=0)
+    if share < 1.0:
+        ax.tick_params(axis="y", labelsize=share * float(ax.get_yticklabels()[0].get_fontsize()))
     ax.set_ylim(len(names) - 0.4, -0.6)
     return ax
 
@@ -113,13 +125,13 @@ def beginnings(ax: "Axes | None", names: Sequence[str]) -> list[str]:
 
 
 def inches(texts: Sequence[str], size: Any = "medium", weight: Any = "normal") -> float:
-    """Width of the longest line of these."""
+    """Width of the longest line of these, in which a dollar sign is one."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
     font = FontProperties(size=size, weight=weight)
     lines = [line for text in texts for line in text.split("\n") if line.strip()]
-    return max((TextPath((0, 0), line, prop=font).get_extents().width / 72.0 for line in lines), default=0.0)
+    return max((TextPath((0, 0), literal(line), prop=font).get_extents().width / 72.0 for line in lines), default=0.0)
 
 
 def plain(ax: "Axes") -> None:
@@ -138,7 +150,7 @@ def set_title(ax: "Axes", title: str, subtitle: str) -> None:
     ax.figure.canvas.figure.draw_without_rendering()  # lays the figure out
     width = ax.get_window_extent().width / ax.figure.dpi
     below = ax.annotate(
-        _wrapped(subtitle, width, "small", "normal"),
+        literal(wrapped(subtitle, width, "small", "normal")),
         (0, 1),
         (0, 8),
         xycoords="axes fraction",
@@ -150,10 +162,11 @@ def set_title(ax: "Axes", title: str, subtitle: str) -> None:
     below.set_in_layout(False)  # the title above it makes the room
     pad = 12.0 + 1.4 * float(below.get_fontsize()) * (below.get_text().count("\n") + 1)
     size = ax.title.get_fontsize()
-    ax.set_title(_wrapped(title, width, size, "bold"), loc="left", pad=pad, fontweight="bold", color=shade.ink)
+    words = literal(wrapped(title, width, size, "bold"))
+    ax.set_title(words, loc="left", pad=pad, fontweight="bold", color=shade.ink)
 
 
-def _wrapped(text: str, width: float, size: Any, weight: str) -> str:
+def wrapped(text: str, width: float, size: Any, weight: str) -> str:
     """In as many lines as the width asks for, in inches."""
     share = _SURE * width / max(inches([text], size, weight), 1e-9)
     return text if share >= 1.0 else fill(text, max(12, int(share * len(text))), break_on_hyphens=False)
@@ -177,11 +190,12 @@ def legend_below(ax: "Axes") -> None:
     from matplotlib.transforms import ScaledTranslation
 
     ax.figure.canvas.figure.draw_without_rendering()  # lays the figure out
-    labels = ax.get_legend_handles_labels()[1]
+    handles, labels = ax.get_legend_handles_labels()
     room = ax.get_window_extent().width / ax.figure.dpi / (inches(labels) + 0.6)
     below = ax.transAxes + ScaledTranslation(0.0, -0.5, ax.figure.dpi_scale_trans)
     columns = int(np.clip(room, 1, len(labels)))
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, ncols=columns, frameon=False)
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below}
+    ax.legend(handles, list(map(literal, labels)), ncols=columns, frameon=False, **place)
 
 
 def scales_of_rounds(ax: "Axes", *, logarithmic: bool) -> None:

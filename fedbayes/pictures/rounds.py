@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbayes.contract.answer import ERROR_LIMIT
-from fedbayes.pictures.drawing import PHASES, counted, new_axes, plain, scales_of_rounds, set_title, shades
+from fedbayes.pictures.drawing import PHASES, counted, literal, new_axes, plain, scales_of_rounds, set_title, shades
 from fedbayes.results.rounds import check_diagnostics
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     for index, each in enumerate(dict.fromkeys(phase.tolist())):
         color, marker = PHASES[index % len(PHASES)]
         here = (phase == each) & shown
-        label = f"{each} phase, {counted(int(rounds['rounds'][phase == each].sum()), 'round')}"
+        label = f"{literal(each)} phase, {counted(int(rounds['rounds'][phase == each].sum()), 'round')}"
         style: dict[str, Any] = {"color": color, "markersize": 8, "markeredgecolor": shade.paper}
         ax.plot(number[here], values[here], marker, label=label if here.any() else f"{label}, not drawn", **style)
     if falls_to_zero:
@@ -74,7 +74,7 @@ def plot_rounds(fit: "FederatedFit", *, ax: "Axes | None" = None) -> "Axes":
     scales_of_rounds(ax, logarithmic=falls_to_zero)
     ax.grid(axis="y", color=shade.faint, linewidth=0.6)
     ax.set_xlabel("round")
-    ax.set_ylabel(fit.method.diagnostics[name].unit)
+    ax.set_ylabel(literal(fit.method.diagnostics[name].unit))
     plain(ax)
     ax.legend(frameon=False)
     verdict = f"{'Converged' if fit.converged else 'Not converged'} after {counted(int(number[-1]), 'round')}"

@@ -13,6 +13,7 @@ from fedbayes.pictures.drawing import (
     counted,
     inches,
     legend_below,
+    literal,
     new_axes,
     new_rows,
     set_title,
@@ -124,8 +125,8 @@ def _table(found: "xr.Dataset", words: Sequence[str], ax: "Axes | None") -> "Axe
     image = ax.imshow(relative, cmap="RdBu_r", vmin=-4.0, vmax=4.0, aspect="auto")
     rows, columns = np.nonzero(found["included"].values.T)
     ax.plot(columns, rows, "o", **ON_IMAGE)
-    ax.set_yticks(np.arange(len(words)), words)
-    ax.set_xticks(np.arange(num), clients, rotation=90)
+    ax.set_yticks(np.arange(len(words)), list(map(literal, words)))
+    ax.set_xticks(np.arange(num), list(map(literal, clients)), rotation=90)
     ax.tick_params(length=0, colors=shades(ax).ink)
     ax.figure.colorbar(image, ax=ax, label="mean in posterior sds", extend="both", fraction=0.05)
     return ax

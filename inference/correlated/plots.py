@@ -11,6 +11,7 @@ from fedbayes.pictures.drawing import (
     beginnings,
     inches,
     legend_below,
+    literal,
     new_axes,
     new_rows,
     set_title,
@@ -62,8 +63,9 @@ def plot_client_correlation(fit: "FederatedFit", *, ax: "Axes | None" = None) ->
     image = ax.imshow(correlation[np.ix_(order, order)], cmap="RdBu_r", vmin=-1.0, vmax=1.0, interpolation="nearest")
     every = max(1, -(-len(names) // 40))  # more names than that would lie on each other
     shown = np.arange(0, len(names), every)
-    ax.set_xticks(shown, [names[place] for place in shown], rotation=90, fontsize="small")
-    ax.set_yticks(shown, [names[place] for place in shown], fontsize="small")
+    words = [literal(names[place]) for place in shown]
+    ax.set_xticks(shown, words, rotation=90, fontsize="small")
+    ax.set_yticks(shown, words, fontsize="small")
     ax.tick_params(length=0, colors=shades(ax).ink)
     ax.spines[:].set_visible(False)
     ax.figure.colorbar(image, ax=ax, shrink=0.7, label="posterior mean correlation")
@@ -188,7 +190,7 @@ def plot_shrinkage(
         label="everybody's data: median, 90% interval",
     )
     label = coupled[0].removesuffix("_by_client")
-    ax.set_xlabel(f"{label}[{component}]")
+    ax.set_xlabel(literal(f"{label}[{component}]"))
     legend_below(ax)
     arrows = "Arrows lead from a client's own estimate to its posterior median"
     set_title(ax, "What each client has learned from the others", arrows)

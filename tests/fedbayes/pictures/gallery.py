@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import fedbayes as fb
 from fedbayes import plots
@@ -48,6 +49,8 @@ CASES = {
     "small": Size(2, 1, lambda k: "ab"[k], lambda j: "beta"),
     "large": Size(60, 40, lambda k: f"hospital {k}", lambda j: f"beta[{j}]"),
     "long names": Size(5, 6, _long("hospital"), _long("covariate")),
+    "dollars": Size(5, 6, lambda k: rf"cost $\foo$ {k}", lambda j: f"a$b$ {j}"),
+    "many dollars": Size(12, 6, lambda k: f"a$b$ {k}", lambda j: rf"cost $\foo$ {j}"),
     "shown": Size(5, 7, lambda k: HOSPITALS[k], lambda j: SIGNS[j]),
 }
 
@@ -174,6 +177,14 @@ def _curves(size: Size) -> SurvivalCurves:
     return SurvivalCurves(draws, "Survival at the average site", 0.9, _integral=lambda horizon: horizon)
 
 
+def _calibrated(size: Size) -> fb.Calibration:
+    """Uniform ranks, but for the first parameter's."""
+    ranks = np.random.default_rng(10).integers(0, 100, (200, size.parameters)).astype(float)
+    ranks[:, 0] = np.floor(ranks[:, 0] ** 1.3 / 99.0**0.3)
+    found = xr.DataArray(ranks, dims=("simulation", "parameter"), coords={"parameter": size.parameter_names})
+    return fb.Calibration(xr.Dataset({"rank": found}), num_draws=99, method="EP")
+
+
 def _shrunk(size: Size, ax: Axes | None) -> Axes:
     fit = _coupled(size)
     return plots.plot_shrinkage(fit, fit.separate, ax=ax)
@@ -195,16 +206,33 @@ PICTURES: Mapping[str, Callable[[Size, Axes | None], Axes]] = {
     "plot_survival": lambda size, ax: plots.plot_survival(_curves(size), ax=ax),
 }
 
+# those of several axes, which make their own figure
+FIGURES: Mapping[str, Callable[[Size], Figure]] = {"Calibration.plot": lambda size: _calibrated(size).plot()}
+
+
+def drawn(name: str, case: str) -> Figure:
+    """A picture in a figure of its own."""
+    if name in FIGURES:
+        return FIGURES[name](CASES[case])
+    figure = PICTURES[name](CASES[case], None).figure
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def file_of(name: str) -> str:
+    """The picture on the page."""
+    return f"{name.removeprefix('plot_').removesuffix('.plot').lower()}.png"
+
 
 def write(folder: Path, *, every: bool) -> None:
     """The page's pictures; or each picture in each case, light and dark."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in PICTURES.items():
+    for name in (*PICTURES, *FIGURES):
         for case in CASES if every else ["shown"]:
             for style in ("default", "dark_background") if every else ("default",):
                 with plt.style.context(style):
-                    figure = draw(CASES[case], None).figure
-                    file = f"{name} {case} {style}.png" if every else f"{name.removeprefix('plot_')}.png"
+                    figure = drawn(name, case)
+                    file = f"{name} {case} {style}.png" if every else file_of(name)
                     figure.savefig(folder / file, dpi=60 if every else 80)
                     plt.close(figure)
 

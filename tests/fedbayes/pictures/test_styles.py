@@ -5,6 +5,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
+from gallery import CASES, PICTURES
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
@@ -79,6 +80,8 @@ def pictures(small_fit, merged, selected):
         "fairness": lambda ax: plots.plot_fairness({"FedAvg": report(), "GIFAIR": report(-1.1)}, ax=ax),
         "shrinkage": lambda ax: plots.plot_shrinkage(Coupled(), {"p": 0.0, "q": 1.0, "r": 2.0}, ax=ax),
         "correlation": lambda ax: plots.plot_client_correlation(Coupled(), ax=ax),
+        "estimates": lambda ax: PICTURES["plot_estimates"](CASES["shown"], ax),
+        "survival": lambda ax: PICTURES["plot_survival"](CASES["shown"], ax),
     }
 
 
@@ -93,6 +96,8 @@ NAMES = (
     "fairness",
     "shrinkage",
     "correlation",
+    "estimates",
+    "survival",
 )
 
 
