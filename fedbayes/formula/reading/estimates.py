@@ -1,5 +1,6 @@
 """Draws with names, and what is read of them: medians, intervals, and the likelier side of a value."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _SHOWN = 40  # lines of the table in `repr`
+_NEAR_ONE = 0.1  # a ratio whose interval is this close to 1 is shown by its distance from 1
+_MOST_DECIMALS = 9
+_NEARLY_SURE = 0.999  # a probability of direction above it is no certainty, whatever it is rounded to
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,7 +107,9 @@ class Estimates:
         columns = [name for name in self._columns() if name in table]  # nothing may be there to compare with
         if not self.summary["median"].dims:
             columns = columns[1:]  # a single quantity, which the title names
-        cells = [tuple(_cell(value) for value in line) for line in table[columns].head(_SHOWN).itertuples(index=False)]
+        references = np.broadcast_to(np.asarray(self.reference, float), self.summary["median"].shape).ravel()
+        lines = zip(table[columns].head(_SHOWN).to_dict("records"), references, strict=False)
+        cells = [_cells(line, is_ratio=reference == 1.0) for line, reference in lines]
         named = {"probability_of_direction": "direction"}
         return [tuple(named.get(name, name).replace("_", " ") for name in columns), *cells]
 
@@ -131,7 +137,26 @@ def named_draws(values: np.ndarray, dims: dict[str, Any], **coords: Any) -> "xr.
     return xr.DataArray(values, dims=list(labels), coords={**labels, **coords})
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, float | np.floating):
-        return "" if np.isnan(value) else f"{value:.3g}"
-    return str(value)
+def _cells(line: Mapping[str, Any], *, is_ratio: bool) -> tuple[str, ...]:
+    """A line of the printed table; a ratio near 1 is shown by its distance from 1, and not as 1."""
+    numbers = [name for name in ("mean", "median", "lower", "upper") if name in line]
+    decimals = _decimals_near_one([line[name] for name in numbers]) if is_ratio else None
+    return tuple(_cell(name, value, decimals if name in numbers else None) for name, value in line.items())
+
+
+def _decimals_near_one(values: Sequence[float]) -> int | None:
+    """Decimals that show how far values are from 1; ``None`` where three digits show it."""
+    apart = np.abs(np.asarray(values, float) - 1.0)
+    if not (np.isfinite(apart).all() and 0.0 < apart.max() < _NEAR_ONE):
+        return None
+    return int(min(1 - np.floor(np.log10(apart.max())), _MOST_DECIMALS))
+
+
+def _cell(column: str, value: Any, decimals: int | None) -> str:
+    if not isinstance(value, float | np.floating):
+        return str(value)
+    if np.isnan(value):
+        return ""
+    if column == "probability_of_direction" and value > _NEARLY_SURE:
+        return f">{_NEARLY_SURE}"
+    return f"{value:.3g}" if decimals is None else f"{value:.{decimals}f}"
