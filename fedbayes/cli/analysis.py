@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet
-from fedbayes.cli.files import Asked, fit_folder
+from fedbayes.cli.files import Asked
 from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of
 from fedbayes.cli.methods import check_method, options_of
 from fedbayes.cli.studies import StudyJob, study_job
@@ -165,6 +165,8 @@ def _saved_fit(folder: Path) -> tuple[Path, str]:
 
     That is a regression's, or the study file, the one Python file beside the table of its fit.
     """
+    from fedbayes.results.saved.folder import fit_folder
+
     folder = fit_folder(folder)
     beside = folder.absolute().parent
     tables = {"agreed.json", "summary.csv"}

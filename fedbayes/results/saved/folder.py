@@ -81,6 +81,12 @@ class Saved(NamedTuple):
     said: Said | None = None
 
 
+def fit_folder(path: Path) -> Path:
+    """The folder of a saved fit, also where ``fedbayes fit`` has put it into one with other files."""
+    is_one = (path / "fit.json").is_file() or not (path / "fit").is_dir()
+    return path if is_one else path / "fit"
+
+
 def check_savable(method: Method) -> dict[str, Any]:
     """The method's options as JSON knows them.
 
@@ -163,8 +169,8 @@ def read_meta(folder: Path) -> Saved:
     file = folder / "fit.json"
     if not file.is_file():
         raise FileNotFoundError(
-            f"'{folder}' holds no 'fit.json': it is not the folder of a saved fit. Give the path that `fit.save(path)` "
-            "was given."
+            f"'{folder}' holds no 'fit.json': it is not the folder of a saved fit. Give the path that `fit.save(path)`, "
+            "or `--out` of `fedbayes fit`, was given."
         )
     try:
         meta = json.loads(file.read_text())
