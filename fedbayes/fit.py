@@ -263,7 +263,7 @@ def load_fit(
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
     posterior = SavedPosterior(folder, saved.cost, saved.checked)
     fitted = fitted_by(configured, problem, current, programs, runner, saved.key, saved.shown, posterior)
-    return FederatedFit(replace(fitted, unchecked=saved.unchecked))
+    return FederatedFit(replace(fitted, unchecked=saved.unchecked, regression=saved.regression))
 
 
 def _configured(folder: Path, saved: Saved) -> Method:

@@ -9,9 +9,9 @@ import numpy as np
 from numpyro.distributions import biject_to
 
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
+from fedbayes.formula.described import levels_of, reading_of
 from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
-from fedbayes.formula.reading.coefficients import levels_of, reading_of
 from fedbayes.formula.reading.estimates import Estimates, named_draws
 from fedbayes.formula.reading.places import NO_ROWS, client_posterior, global_posterior
 from fedbayes.formula.regression import Regression
@@ -198,7 +198,7 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
         np.stack([effect.draws for effect in found], axis=-1), {"unit": [effect.unit for effect in found]}, **coords
     )
     readings = {
-        plain(predictor.prefix + group.name): reading_of(reg, predictor)
+        plain(predictor.prefix + group.name): reading_of(reg.parts, predictor)
         for predictor in reg.parts.predictors
         for group in predictor.groups
     }
@@ -212,7 +212,7 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
 def _groups(reg: Regression) -> dict[str, tuple[Group, list[list[str]]]]:
     """The terms of groups by name, each with the outcome's levels where it has effects for each."""
     found = {
-        plain(predictor.prefix + group.name): (group, levels_of(reg, predictor))
+        plain(predictor.prefix + group.name): (group, levels_of(reg.parts, predictor))
         for predictor in reg.parts.predictors
         for group in predictor.groups
     }

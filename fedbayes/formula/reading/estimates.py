@@ -1,21 +1,17 @@
 """Draws with names, and what is read of them: medians, intervals, and the likelier side of a value."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.owner.text import aligned, as_html_table
+from fedbayes.owner.text import aligned, as_html_table, estimate_cells
 from fedbayes.questions.hypothesis import SAMPLES, equal_tailed, probability_of_direction
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _SHOWN = 40  # lines of the table in `repr`
-_NEAR_ONE = 0.1  # a ratio whose interval is this close to 1 is shown by its distance from 1
-_MOST_DECIMALS = 9
-_NEARLY_SURE = 0.999  # a probability of direction above it is no certainty, whatever it is rounded to
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,17 +87,17 @@ class Estimates:
         return [name for name in self.to_pandas().columns if name not in left_out]
 
     def __repr__(self) -> str:
-        lines = (f"  {line}" for line in aligned(self._table()))
+        lines = (f"  {line}" for line in aligned(self.printed()))
         return "\n".join([self._headline, *lines, *(f"  {line}" for line in self._below())])
 
     def _repr_html_(self) -> str:
-        return as_html_table(self._headline, self._table(), self._below())
+        return as_html_table(self._headline, self.printed(), self._below())
 
     @property
     def _headline(self) -> str:
         return f"{self.title}, {self.level:.0%} intervals"
 
-    def _table(self) -> list[tuple[str, ...]]:
+    def printed(self) -> list[tuple[str, ...]]:
         """The printed table, its head first."""
         table = self.to_pandas()
         columns = [name for name in self._columns() if name in table]  # nothing may be there to compare with
@@ -109,7 +105,7 @@ class Estimates:
             columns = columns[1:]  # a single quantity, which the title names
         references = np.broadcast_to(np.asarray(self.reference, float), self.summary["median"].shape).ravel()
         lines = zip(table[columns].head(_SHOWN).to_dict("records"), references, strict=False)
-        cells = [_cells(line, is_ratio=reference == 1.0) for line, reference in lines]
+        cells = [estimate_cells(line, is_ratio=reference == 1.0) for line, reference in lines]
         named = {"probability_of_direction": "direction"}
         return [tuple(named.get(name, name).replace("_", " ") for name in columns), *cells]
 
@@ -135,28 +131,3 @@ def named_draws(values: np.ndarray, dims: dict[str, Any], **coords: Any) -> "xr.
 
     labels = {"chain": np.arange(values.shape[0]), "draw": np.arange(values.shape[1]), **dims}
     return xr.DataArray(values, dims=list(labels), coords={**labels, **coords})
-
-
-def _cells(line: Mapping[str, Any], *, is_ratio: bool) -> tuple[str, ...]:
-    """A line of the printed table; a ratio near 1 is shown by its distance from 1, and not as 1."""
-    numbers = [name for name in ("mean", "median", "lower", "upper") if name in line]
-    decimals = _decimals_near_one([line[name] for name in numbers]) if is_ratio else None
-    return tuple(_cell(name, value, decimals if name in numbers else None) for name, value in line.items())
-
-
-def _decimals_near_one(values: Sequence[float]) -> int | None:
-    """Decimals that show how far values are from 1; ``None`` where three digits show it."""
-    apart = np.abs(np.asarray(values, float) - 1.0)
-    if not (np.isfinite(apart).all() and 0.0 < apart.max() < _NEAR_ONE):
-        return None
-    return int(min(1 - np.floor(np.log10(apart.max())), _MOST_DECIMALS))
-
-
-def _cell(column: str, value: Any, decimals: int | None) -> str:
-    if not isinstance(value, float | np.floating):
-        return str(value)
-    if np.isnan(value):
-        return ""
-    if column == "probability_of_direction" and value > _NEARLY_SURE:
-        return f">{_NEARLY_SURE}"
-    return f"{value:.3g}" if decimals is None else f"{value:.{decimals}f}"

@@ -141,7 +141,7 @@ def test_it_has_the_question_the_program_and_the_priors(text):
 
 
 def test_a_saved_fit_of_a_network_says_where_it_can_be_asked(facts):
-    found = writing.html(facts._replace(whole=False, elsewhere=True, priors={}))
+    found = writing.html(facts._replace(whole=False, elsewhere=True, priors={}, sensitivity=None))
     assert "load_fit" not in found
     assert "<code>fit.sensitivity()</code> in the process that made the fit" in found
     assert "the server has seen no row of them" in found

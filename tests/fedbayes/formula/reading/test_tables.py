@@ -180,9 +180,9 @@ def made_estimates(median, width, reference=1.0):
     ],
 )
 def test_a_ratio_near_1_is_shown_by_its_distance_from_1(median, width, shown):
-    assert list(made_estimates(median, width)._table()[1]) == ["age", *shown]
+    assert list(made_estimates(median, width).printed()[1]) == ["age", *shown]
 
 
 def test_a_difference_has_three_digits():
-    assert "1.00" not in made_estimates(1.0004, 1e-4, reference=0.0)._table()[1]
-    assert made_estimates(1.0004, 1e-4, reference=0.0)._table()[1][1:4] == ("1", "5.83e-05", "1")
+    assert "1.00" not in made_estimates(1.0004, 1e-4, reference=0.0).printed()[1]
+    assert made_estimates(1.0004, 1e-4, reference=0.0).printed()[1][1:4] == ("1", "5.83e-05", "1")
