@@ -41,6 +41,7 @@ def described(
     parts: Parts,
     formulas: Mapping[str, str],
     source: str,
+    priors: Mapping[str, str],
     coords: Mapping[str, list[str]],
     dims: Mapping[str, list[str]],
 ) -> Regressed:
@@ -59,8 +60,9 @@ def described(
         for predictor in parts.predictors
         for group in predictor.groups
     ]
+    family = parts.family
     return Regressed(
-        formulas, parts.family.name, parts.family.link, scale, source, tuple(reads), tuple(spread), shares, notes
+        formulas, family.name, family.link, scale, source, priors, tuple(reads), tuple(spread), shares, notes
     )
 
 

@@ -112,7 +112,15 @@ class Regression:
     def described(self) -> Regressed:
         """What is saved of it with a fit: what it was, and how its parameters are read; nothing of a client."""
         formulas = self.formula if isinstance(self.formula, Mapping) else {"": self.formula}
-        return described(self.parts, formulas, self.source, self.coords, self.dims)
+        priors = {
+            f"{name}_centred" if self._is_centred(name) else name: _in_words(text)
+            for name, text, _ in self._written.values()
+        }
+        return described(self.parts, formulas, self.source, priors, self.coords, self.dims)
+
+    def _is_centred(self, name: str) -> bool:
+        """Whether the prior of an intercept is about that at everybody's mean covariates."""
+        return f'"{name}_centred"' in self.source
 
     def fit(self, *, key: Array, **options: Any) -> FederatedFit:
         """Fit it: ``fit_federated`` with this program, its data, and the names of coefficients.
@@ -222,7 +230,7 @@ class Regression:
         lines.append("  priors:")
         width = max(map(len, self._written))
         for name, text, given in self._written.values():
-            about = " (at mean covariates)" if f'"{name}_centred"' in self.source else ""
+            about = " (at mean covariates)" if self._is_centred(name) else ""
             lines.append(f"    {name:<{width}}  {_in_words(text)}{about}{' (given)' if given else ''}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)

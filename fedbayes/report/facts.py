@@ -138,7 +138,7 @@ def facts_of(fitted: Fitted) -> Facts:
         problem.elsewhere,
         True,
         source_of(problem) if fitted.regression is None else fitted.regression.source,
-        priors_of(problem),
+        priors_of(problem) if fitted.regression is None else fitted.regression.priors,
         _cheap_sensitivity(fitted),
         fitted.regression,
     )
@@ -191,6 +191,7 @@ def facts_in(folder: Path, saved: Saved) -> Facts:
         bool(about.get("elsewhere")),
         False,
         "" if saved.regression is None else saved.regression.source,
+        {} if saved.regression is None else saved.regression.priors,
         regression=saved.regression,
     )
 

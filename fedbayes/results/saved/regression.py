@@ -105,8 +105,8 @@ class Regressed(NamedTuple):
         Their names.
     scale
         On which the outcome's coefficients are in the posterior, in words: ``"log odds"``.
-    source
-        The program's text.
+    source, priors
+        The program's text, and each global's prior in words.
     coefficients
         How every parameter is read; first the intercept of the outcome's formula.
     spread, shares
@@ -120,6 +120,7 @@ class Regressed(NamedTuple):
     link: str
     scale: str
     source: str
+    priors: Mapping[str, str]
     coefficients: Sequence[Read]
     spread: Sequence[Read] = ()
     shares: Sequence[Share] = ()

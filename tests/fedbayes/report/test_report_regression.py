@@ -81,6 +81,15 @@ def test_it_says_the_formula_and_the_scale(of_regression):
     assert "Intercept is the odds where all numeric covariates are 0" in said
 
 
+def test_priors_have_the_names_of_the_globals(reg):
+    assert reg.described.priors == {
+        "Intercept_centred": "Normal(0.0, 1.5)",
+        "age": reg.described.priors["age"],
+        "sex": "Normal(0.0, 1.0).expand([1]).to_event(1)",
+        "1|site_sigma": "HalfNormal(1.5)",
+    }
+
+
 def test_differences_are_no_logarithms(of_regression):
     reg = fb.regression({"mu": "age ~ sex", "sigma": "~ sex"}, clients=CLIENTS)
     said = reg.described
@@ -101,7 +110,9 @@ def described(facts):
     """The regression that the stored fit might be of."""
     reads = [Read("Intercept", "mean", may_lack=True), Read("lam", "ratio", reference=0.0, is_log=True)]
     share = Share("lam", ["lam"], 2.0, "sigma2", -1.0)
-    return Regressed({"": "y ~ x"}, "gaussian", "identity", "mean", "import numpyro\n", reads, (), [share], ("why",))
+    priors = {"lam": "LogNormal(0.0, 1.0)"}
+    program = "import numpyro\n"
+    return Regressed({"": "y ~ x"}, "gaussian", "identity", "mean", program, priors, reads, (), [share], ("why",))
 
 
 def test_a_saved_fit_knows_its_regression(fit, described, tmp_path):
@@ -118,6 +129,8 @@ def test_a_saved_fit_knows_its_regression(fit, described, tmp_path):
     loaded = fb.load_fit(tmp_path / "fit")
     first, second = (each.report(tmp_path / "report.html").read_text(encoding="utf-8") for each in (ours, loaded))
     assert rows(first, "posterior") == rows(second, "posterior")
+    assert rows(first, "model") == rows(second, "model")
+    assert rows(second, "model")[1][1] == ["lam", "scalar", "LogNormal(0.0, 1.0)"]
     digests = [dict(rows(each, "reproducibility")[0]) for each in (first, second)]
     for line in ("program's digest", "method"):
         assert digests[0][line] == digests[1][line]
