@@ -9,7 +9,17 @@ from fedbayes.report.markup import Markup, joined, paragraph, signed, table
 
 _MOST = 200  # lines
 _REMARKS = ("remarks", "caveat")  # attributes of a dataset that are sentences
-_LESS = ("term", "sd", "tau", "shrinkage")  # columns that narrow screens leave out
+_LESS = (
+    "term",
+    "sd",
+    "tau",
+    "shrinkage",
+    "predictive_sd",
+    "mcse",
+    "psis",
+    "psis_k_hat",
+    "gaussian",
+)  # columns that narrow screens leave out
 _CHECK = "tail_probability"  # the column by which a check of the model is known
 
 
@@ -43,17 +53,26 @@ def _given(title: str, one: Any) -> Given:
     if hasattr(one, "printed"):
         head, *rows = one.printed()
         return _named(title, list(head), [list(row) for row in rows], list(one.notes))
-    notes = [str(one.attrs[name]) for name in _REMARKS if getattr(one, "attrs", {}).get(name)]
+    notes = [_sentence(str(one.attrs[name])) for name in _REMARKS if getattr(one, "attrs", {}).get(name)]
     frame = one.to_dataframe().reset_index() if hasattr(one, "to_dataframe") else one
     if not hasattr(frame, "itertuples"):
         raise ReportError(
             f"`tables[{title!r}]` is a {type(one).__name__}; write a table of pandas, a dataset such as "
             "`fit.predictive_check()`, or estimates such as `fb.random_effects(reg, fit)`."
         )
-    rows = [list(estimate_cells(line, is_ratio=False)) for line in frame.head(_MOST).to_dict("records")]
+    lines = [{name: _in_words(value) for name, value in line.items()} for line in frame.head(_MOST).to_dict("records")]
+    rows = [list(estimate_cells(line, is_ratio=False)) for line in lines]
     if len(frame) > _MOST:
         notes.append(f"{len(frame) - _MOST:,} more of {len(frame):,} lines are not shown.")
     return _named(title, [str(name) for name in frame.columns], rows, notes)
+
+
+def _in_words(value: Any) -> Any:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
 
 
 def _named(title: str, columns: list[str], rows: list[list[str]], notes: list[str]) -> Given:

@@ -281,15 +281,16 @@ def test_tables_that_it_is_given_are_shown_with_their_remarks(facts):
     check = xr.Dataset(
         {"tail_probability": (("client_name", "statistic"), [[0.41, 0.00012]])},
         {"client_name": [EVIL], "statistic": ["mean", "sd"]},
-        {"caveat": "Data are used twice.", "outside": "none"},
+        {"caveat": "data are used twice", "outside": "none"},
     )
-    given = writing.given_tables({"Predictive check": check, "By hand": pd.DataFrame({"a": range(201)})})
+    given = writing.given_tables({"Predictive check": check, "By hand": pd.DataFrame({"a": [True] * 201})})
     found = writing.html(facts._replace(given=given))
     first, second = tables(found, "given")
     head, *lines = first
     assert head == ["client name", "statistic", "tail probability"]
     assert lines == [[EVIL, "mean", "0.41"], [EVIL, "sd", "0.00012"]]
     assert len(second) == 201
+    assert second[1] == ["yes"]
     said = "".join(section(found, "given").itertext())
     assert "Data are used twice." in said
     assert "1 more of 201 lines are not shown" in said
