@@ -100,7 +100,7 @@ def test_contrasts(many):
 REFUSED = {
     "an unknown unit": (("c", "a"), {}, "'c' has no effect here; those that do are 'a', 'b', 'a: 1'"),
     "an unknown effect": (("a", "b"), {"effect": "z"}, "'a' has no effect `z`; it has Intercept of .*, x of"),
-    "an unknown term": (("a", "b"), {"term": "1|site"}, r"'a' has no effect `1` of 1\|site; it has"),
+    "an unknown term": (("a", "b"), {"term": "1|site"}, r"'a' has no effect `Intercept` of 1\|site; it has"),
     "a label of two sites": (("1", "2"), {}, "'1' has several effects `Intercept`, .*'a: 1', 'b: 1'"),
     "a ratio of means": (("a", "b"), {"ratio": True}, "the link is no logarithm"),
 }
