@@ -117,7 +117,7 @@ def test_the_ratio_between_sites(tables, made):
     reg = fb.regression("y ~ x + (1 | site)", family="poisson", clients=tables(np.arange(40) % 5))
     effects = fb.random_effects(reg, made(reg))
     ratio = effects.contrast("a", "b", ratio=True)
-    assert ratio.title == "Rate ratio of a against b, effect 1"
+    assert ratio.title == "Rate ratio of a against b, effect Intercept"
     np.testing.assert_allclose(ratio.draws, np.exp(effects.contrast("a", "b").draws))
     assert repr(ratio).splitlines()[1].split() == ["median", "lower", "upper", "direction"]  # no sd that one draw makes
 
