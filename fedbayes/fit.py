@@ -26,7 +26,7 @@ from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import Fitted, fitted_by, without_check
 from fedbayes.results.presented import Presentation, check_names
 from fedbayes.results.saved.fit import SavedFit
-from fedbayes.results.saved.folder import Saved, SavedPosterior, about, check_same, read_meta, state_file
+from fedbayes.results.saved.folder import Saved, SavedPosterior, about, check_same, fit_folder, read_meta, state_file
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
@@ -203,7 +203,7 @@ def load_fit(path: str | os.PathLike, model: Model, clients: Mapping[str, Mappin
 def load_fit(
     path: str | os.PathLike, model: Model | None = None, clients: Mapping[str, Mapping[str, Any]] | None = None
 ) -> FederatedFit | SavedFit:
-    """A fit from the folder that ``fit.save(path)`` wrote.
+    """A fit from the folder that ``fit.save(path)``, or ``fedbayes fit --out path``, wrote.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def load_fit(
     >>> fb.load_fit("heart").idata  # doctest: +SKIP
     >>> fb.load_fit("heart", model, clients).predict("cleveland", x=new_rows)  # doctest: +SKIP
     """
-    folder = Path(path)
+    folder = fit_folder(Path(path))
     saved = read_meta(folder)
     if model is None and clients is None:
         return SavedFit(folder, saved)
@@ -263,7 +263,7 @@ def load_fit(
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
     posterior = SavedPosterior(folder, saved.cost, saved.checked)
     fitted = fitted_by(configured, problem, current, programs, runner, saved.key, saved.shown, posterior)
-    return FederatedFit(replace(fitted, unchecked=saved.unchecked))
+    return FederatedFit(replace(fitted, unchecked=saved.unchecked, regression=saved.regression))
 
 
 def _configured(folder: Path, saved: Saved) -> Method:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet
-from fedbayes.cli.files import Asked, fit_folder
+from fedbayes.cli.files import Asked
 from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of
 from fedbayes.cli.methods import check_method, options_of
 from fedbayes.cli.studies import StudyJob, study_job
@@ -145,8 +145,14 @@ def fit(
 
 def report(
     fit: Annotated[Path, typer.Argument(help="A folder that `fedbayes fit --out` or `fit.save` wrote.")],
+    data: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Of a regression, the files that were fitted: the report then has the prior sensitivity."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The file; one that is there is replaced.")] = Path("report.html"),
     question: Annotated[str, typer.Option(help="What was asked, for the report's first section.")] = "",
+    by: By = None,
+    encoding: Encoding = "utf-8",
 ) -> None:
     """A report of a saved fit by the steps of the Bayesian analysis reporting guidelines: one HTML file, no scripts.
 
@@ -154,14 +160,23 @@ def report(
     on.
 
     Example: fedbayes report result --out report.html --question "Does age matter?"
+
+    Example: fedbayes report result north.csv south.csv
     """
     with plain_errors(BAD_INPUT):
-        from fedbayes.report.writing import checked_path, judged, report_saved
+        from fedbayes.cli.reports import tables_beside, whole_fit
+        from fedbayes.report.writing import checked_path, judged, report_fitted, report_saved
 
         checked_path(out)  # before the folder is read, which takes longer
         folder, source = _saved_fit(fit)
+        saved = _read(folder)
         with quiet():
-            path, found = report_saved(folder, _read(folder), out, question=question, source=source)
+            beside = tables_beside(folder.absolute().parent) if source else {}
+            if data:
+                whole = whole_fit(folder, data, by, encoding).fitted
+                path, found = report_fitted(whole, out, question=question, source=source, tables=beside)
+            else:
+                path, found = report_saved(folder, saved, out, question=question, source=source, tables=beside)
     typer.echo(f"  {path!s:<30} {found.conclusion}")
     if not found.usable:
         typer.secho(found.trouble or judged(found), fg="red", err=True)
@@ -173,6 +188,8 @@ def _saved_fit(folder: Path) -> tuple[Path, str]:
 
     That is a regression's, or the study file, the one Python file beside the table of its fit.
     """
+    from fedbayes.results.saved.folder import fit_folder
+
     folder = fit_folder(folder)
     beside = folder.absolute().parent
     tables = {"agreed.json", "summary.csv"}

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet
-from fedbayes.cli.files import fit_folder
 from fedbayes.errors import ClientDataError
 from fedbayes.owner.text import aligned
 from fedbayes.runtime.files import replace_file
@@ -65,6 +64,7 @@ def compare(
 
 def _posterior(path: Path) -> Any:
     from fedbayes.results.arviz import from_netcdf
+    from fedbayes.results.saved.folder import fit_folder
 
     if not path.exists():
         raise ClientDataError(f"There is no '{path}'. Name the folder of a fit, or a NetCDF file.")
@@ -153,7 +153,7 @@ def _write(out: Path, rows: list[tuple[str, ...]]) -> None:
 def _saved(path: Path) -> "Facts | None":
     """What a saved fit says of itself; ``None`` where nothing was said, as in a file of draws."""
     from fedbayes.report.facts import facts_in
-    from fedbayes.results.saved.folder import read_meta
+    from fedbayes.results.saved.folder import fit_folder, read_meta
 
     folder = fit_folder(path)
     if not (folder / "fit.json").is_file():

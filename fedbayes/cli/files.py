@@ -35,12 +35,6 @@ class Asked(NamedTuple):
     encoding: str
 
 
-def fit_folder(path: Path) -> Path:
-    """The folder of a saved fit, also where ``fedbayes fit`` has put it into one with other files."""
-    is_one = (path / "fit.json").is_file() or not (path / "fit").is_dir()
-    return path if is_one else path / "fit"
-
-
 def read_clients(paths: Sequence[Path], by: str | None, encoding: str) -> Any:
     """The clients' tables, by the file's name without its ending; or one table, where ``by`` names its clients.
 

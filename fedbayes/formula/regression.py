@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpyro.distributions as dist
@@ -13,6 +13,7 @@ from jax import Array
 from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.fit import fit_federated
 from fedbayes.formula.agreed import Agreed
+from fedbayes.formula.described import Parts, described
 from fedbayes.formula.design.agreement import check_declared
 from fedbayes.formula.design.everybody import Tables
 from fedbayes.formula.design.factors import numbers_of
@@ -26,28 +27,7 @@ from fedbayes.formula.program.priors import Prior
 from fedbayes.formula.program.source import compiled
 from fedbayes.formula.writing import Program, program_of
 from fedbayes.results.fit import FederatedFit
-
-
-class Parts(NamedTuple):
-    """What a regression was made of, for whoever reads its fits.
-
-    Attributes
-    ----------
-    predictors
-        The linear predictors, that of the outcome first.
-    outcome, family
-        What is on the left of the formula, and its law.
-    needs_rows
-        Whether the program takes an argument that says how many rows there are.
-    gaps
-        Covariates whose missing values are imputed.
-    """
-
-    predictors: tuple[Predictor, ...]
-    outcome: OutcomePlan
-    family: Family
-    needs_rows: bool
-    gaps: Gaps
+from fedbayes.results.saved.regression import Regressed
 
 
 @dataclass(frozen=True)
@@ -133,6 +113,20 @@ class Regression:
         """Names of the columns of the program's arguments: ``fit.disclosure(columns=reg.columns)`` speaks by them."""
         return {f"x{each.suffix}": list(each.design.names) for each in self._predictors if each.design.width}
 
+    @property
+    def described(self) -> Regressed:
+        """What is saved of it with a fit: what it was, and how its parameters are read; nothing of a client."""
+        formulas = self.formula if isinstance(self.formula, Mapping) else {"": self.formula}
+        priors = {
+            f"{name}_centred" if self._is_centred(name) else name: _in_words(text)
+            for name, text, _ in self._written.values()
+        }
+        return described(self.parts, formulas, self.source, priors, self.coords, self.dims)
+
+    def _is_centred(self, name: str) -> bool:
+        """Whether the prior of an intercept is about that at everybody's mean covariates."""
+        return f'"{name}_centred"' in self.source
+
     def fit(self, *, key: Array, **options: Any) -> FederatedFit:
         """Fit it: ``fit_federated`` with this program, its data, and the names of coefficients.
 
@@ -164,7 +158,8 @@ class Regression:
             )
         coords = {**self.coords, **options.pop("coords", {})}
         dims = {**self.dims, **options.pop("dims", {})}
-        return fit_federated(self.model, self.clients, key=key, coords=coords, dims=dims, **options)
+        fit = fit_federated(self.model, self.clients, key=key, coords=coords, dims=dims, **options)
+        return FederatedFit(replace(fit.fitted, regression=self.described))
 
     def arguments(self, client: str, rows: Any, *, outcome: bool = False) -> dict[str, Any]:
         """The program's arguments of new rows, with the columns, levels, means and sds of this regression.
@@ -240,7 +235,7 @@ class Regression:
         lines.append("  priors:")
         width = max(map(len, self._written))
         for name, text, given in self._written.values():
-            about = " (at mean covariates)" if f'"{name}_centred"' in self.source else ""
+            about = " (at mean covariates)" if self._is_centred(name) else ""
             lines.append(f"    {name:<{width}}  {_in_words(text)}{about}{' (given)' if given else ''}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)

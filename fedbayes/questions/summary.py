@@ -266,6 +266,7 @@ def save(fitted: Fitted, path: str | os.PathLike) -> None:
         None if check is None else check._replace(long_tailed=long_tailed(fitted)),
         fitted.unchecked,
         said,
+        fitted.regression,
     )
     write_fit(Path(path), posterior, tables(fitted), saved, problem.description(), fitted.run, fitted.executor)
 

@@ -5,6 +5,7 @@ Nothing here is a client's: no row, no column, no count of few rows. What the va
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,11 +15,13 @@ import numpy as np
 from fedbayes.questions.sensitivity import sensitivity
 from fedbayes.questions.summary import CAN_BE_USED, summary, tables, trouble
 from fedbayes.report.priors import priors_of, source_of
+from fedbayes.report.tables import Given
 from fedbayes.results.corrected import check_is_due
 from fedbayes.results.fitted import Fitted, cost, rounds
 from fedbayes.results.posterior import idata
 from fedbayes.results.rounds import Communication
 from fedbayes.results.saved.folder import TABLES, Saved, SavedPosterior, read_table
+from fedbayes.results.saved.regression import Regressed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -64,6 +67,10 @@ class Facts(NamedTuple):
         The program's text, and each global's prior; empty where they can't be had.
     sensitivity
         To prior and likelihood; ``None`` where it was not cheap.
+    regression
+        What was fitted, where that was a formula.
+    given
+        Further tables, of whoever asked for the report.
     """
 
     summary: str
@@ -84,6 +91,8 @@ class Facts(NamedTuple):
     source: str = ""
     priors: Mapping[str, str] = {}
     sensitivity: "xr.Dataset | None" = None
+    regression: Regressed | None = None
+    given: Sequence[Given] = ()
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -97,6 +106,11 @@ class Facts(NamedTuple):
         told = dict(self.lines)
         unknown = "whether fit.idata can be used was not saved with the fit"
         return told.get("verdict", told.get("so", unknown))  # "so" in fits that were saved by early versions
+
+    @property
+    def converged(self) -> bool:
+        """Whether the rounds have converged, as the printed fit's first line says."""
+        return "NOT CONVERGED" not in self.summary.partition("\n")[0]
 
     @property
     def usable(self) -> bool:
@@ -125,18 +139,23 @@ def facts_of(fitted: Fitted) -> Facts:
         _key(fitted.key),
         problem.elsewhere,
         True,
-        source_of(problem),
-        priors_of(problem),
+        source_of(problem) if fitted.regression is None else fitted.regression.source,
+        priors_of(problem) if fitted.regression is None else fitted.regression.priors,
         _cheap_sensitivity(fitted),
+        fitted.regression,
     )
 
 
 def _cheap_sensitivity(fitted: Fitted) -> "xr.Dataset | None":
-    """Where nobody has to be asked for it, and there are few globals."""
-    if fitted.problem.elsewhere or fitted.saved is not None or fitted.roster.size > _MANY:
+    """Where nobody elsewhere has to be asked for it, and there are few globals.
+
+    Of a loaded fit the clients in this process are asked once more, and that is no exchange of the fit's.
+    """
+    if fitted.problem.elsewhere or fitted.roster.size > _MANY:
         return None
+    loaded = fitted.saved is not None
     try:
-        return sensitivity(fitted)
+        return sensitivity(replace(fitted, clients=fitted.clients.aside(), answers={}) if loaded else fitted)
     except ValueError:  # a point, or clients that are coupled
         return None
 
@@ -173,6 +192,9 @@ def facts_in(folder: Path, saved: Saved) -> Facts:
         _key(saved.key),
         bool(about.get("elsewhere")),
         False,
+        "" if saved.regression is None else saved.regression.source,
+        {} if saved.regression is None else saved.regression.priors,
+        regression=saved.regression,
     )
 
 

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbayes.report.facts import Facts
-from fedbayes.report.markup import UNKNOWN, Markup, pairs, paragraph, table
-from fedbayes.report.steps import joined, number, todo
+from fedbayes.report.markup import UNKNOWN, Markup, joined, pairs, paragraph, table
+from fedbayes.report.steps import number, todo
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _UNSURE = (
-    "`print(fit)` does not tell this unasked: the Gaussians that are compared are of unknown error, or far from the "
-    "posterior. Take it as a hint."
+    "`print(fit)` leaves this out, because the error of the Gaussians that are compared is large or not known. Take it "
+    "as a hint."
 )
 
 
@@ -30,7 +30,7 @@ def left_clients(facts: Facts) -> Markup:
     how = (
         "Messages went between processes. The sites' owners have decided what may leave, and their logs have all of it."
         if facts.elsewhere
-        else "All clients were in one process, where nothing is sent: the numbers are those of a network."
+        else "All clients were in one process, where nothing is sent: a network would have carried this."
     )
     return joined(
         paragraph(
@@ -99,4 +99,4 @@ def _clients(found: "xr.Dataset") -> Markup:
         about = str(found["coordinate"].values[most])
         rows.append([str(client), about, number(z[most], 2), number(p[most], 2), overall])
     head = ["client", "differs most on", "z", "adjusted p", "adjusted p, all globals together"]
-    return table("Each client against all the others", head, rows, 2)
+    return table("Each client against all the others", head, rows, 2, less=(4,))

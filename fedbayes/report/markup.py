@@ -1,6 +1,6 @@
 """HTML by small functions: each takes texts, which it escapes, and gives markup that is well-formed XML too."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from typing import NewType
 from unicodedata import category
@@ -47,9 +47,19 @@ def marked(text: str) -> Markup:
     return Markup("".join(element("code", words(part)) if i % 2 else words(part) for i, part in enumerate(parts)))
 
 
+def signed(text: str) -> str:
+    """A number as text with a minus sign, which is as wide as a digit, in place of a hyphen."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def joined(*parts: Markup | None) -> Markup:
+    """One after the other."""
+    return Markup("".join(part for part in parts if part is not None))
+
+
 def code(text: str, label: str) -> Markup:
-    """A listing, whose long lines can be scrolled to by keys."""
-    return element("pre", element("code", words(text.strip("\n"))), tabindex="0", role="region", aria_label=label)
+    """A listing, whose long lines are wrapped."""
+    return element("pre", element("code", words(text.strip("\n"))), role="region", aria_label=label)
 
 
 def pairs(rows: Sequence[tuple[str, str]], label: str) -> Markup:
@@ -58,11 +68,28 @@ def pairs(rows: Sequence[tuple[str, str]], label: str) -> Markup:
     return element("table", element("tbody", *lines), class_="pairs", aria_label=label)
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], num_words: int = 1) -> Markup:
-    """A table that is scrolled sideways where it is too wide; the first ``num_words`` columns are words."""
+def table(
+    caption: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    num_words: int = 1,
+    less: Collection[int] = (),
+) -> Markup:
+    """A table that is scrolled sideways where it is too wide.
+
+    Parameters
+    ----------
+    caption, head, rows
+        What it shows.
+    num_words
+        So many columns, the first ones, are words.
+    less
+        Columns that narrow screens leave out, which the caption then says.
+    """
 
     def kind(place: int) -> dict[str, str]:
-        return {} if place < num_words else {"class_": "number"}
+        kinds = [*(["number"] if place >= num_words else []), *(["less"] if place in less else [])]
+        return {"class_": " ".join(kinds)} if kinds else {}
 
     top = element("tr", *(element("th", words(name), scope="col", **kind(i)) for i, name in enumerate(head)))
     lines = [
@@ -73,8 +100,16 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], num_
         )
         for row in rows
     ]
-    whole = element("table", element("caption", words(caption)), element("thead", top), element("tbody", *lines))
+    left_out = [element("span", words(_narrow(head, less)), class_="narrow")] if less else []
+    titled = element("caption", words(caption), *left_out)
+    whole = element("table", titled, element("thead", top), element("tbody", *lines))
     return element("div", whole, class_="wide", tabindex="0", role="region", aria_label=caption)
+
+
+def _narrow(head: Sequence[str], less: Collection[int]) -> str:
+    """What a narrow screen leaves out."""
+    named = [name for place, name in enumerate(head) if place in less]
+    return f" (on a wider screen and on paper also {', '.join(named)})"
 
 
 def figure(picture: Markup, caption: str) -> Markup:

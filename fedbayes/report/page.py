@@ -32,6 +32,8 @@ a { color: var(--blue); }
 nav ol { list-style: none; columns: 2 16rem; padding: 0; margin: 1rem 0; }
 nav li { break-inside: avoid; padding: .15rem 0; }
 .wide, pre { overflow-x: auto; margin: 1rem 0; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+.narrow { display: none; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; white-space: nowrap; padding-bottom: .4rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--faint); }
@@ -48,10 +50,15 @@ svg { display: block; width: 100%; max-width: 34rem; height: auto; }
 svg * { stroke-linejoin: round; stroke-linecap: butt; }
 svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
 figcaption { font-size: .9rem; max-width: 40rem; }
-@media (max-width: 34rem) {
+@media screen and (max-width: 34rem) {
   body { padding: 1rem .9rem 3rem; }
   .pairs th, .pairs td { display: block; width: auto; }
   .pairs th { border-bottom: 0; padding-bottom: 0; }
+  .less { display: none; }
+  .narrow { display: inline; }
+  caption, thead .number { white-space: normal; }
+  th, td { padding-right: .5rem; }
+  tbody th, td:not(.number) { overflow-wrap: anywhere; }
 }
 @media print {
   :root { color-scheme: light; LIGHT }
@@ -61,7 +68,6 @@ figcaption { font-size: .9rem; max-width: 40rem; }
   figure, tr, .verdict { break-inside: avoid; }
   thead { display: table-header-group; }
   .wide, pre { overflow: visible; }
-  pre { white-space: pre-wrap; }
   a { color: inherit; text-decoration: none; }
 }
 @page { margin: 18mm; }

@@ -11,24 +11,36 @@ import numpy as np
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.owner.rules import DisclosureRules
 from fedbayes.pictures.drawing import counted
-from fedbayes.report import figures
+from fedbayes.report import figures, regression
 from fedbayes.report.facts import Facts
-from fedbayes.report.markup import UNKNOWN, Markup, code, element, figure, marked, pairs, paragraph, table, words
+from fedbayes.report.markup import (
+    UNKNOWN,
+    Markup,
+    code,
+    element,
+    figure,
+    joined,
+    marked,
+    pairs,
+    paragraph,
+    table,
+    words,
+)
 from fedbayes.report.quantities import Quantity
+from fedbayes.report.tables import has_check
 
 MOST_ROWS, MOST_DRAWN = 200, 60
 _SEEN = 1e-6  # smallest error, of means in posterior sds and of sds relative, that is told from round-off
+_CHECK = (
+    "Not part of this report: whether the model describes the data. `fit.predictive_check()` tells it from model and "
+    'data, and `fit.report(path, tables={"Predictive check": fit.predictive_check()})` puts it here.'
+)
 _PACKAGES = ("fedbayes", "jax", "jaxlib", "numpyro", "arviz", "numpy", "scipy")
 
 
 def todo(text: str) -> Markup:
     """What the author has to write, or to call."""
     return element("p", marked(text), class_="todo")
-
-
-def joined(*parts: Markup | None) -> Markup:
-    """One after the other."""
-    return Markup("".join(part for part in parts if part is not None))
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -78,8 +90,8 @@ def model(facts: Facts) -> Markup:
         code(facts.source, "The program of one client")
         if facts.source
         else todo(
-            "The program's text is not at hand: it is not part of a saved fit, and Python has none of what was typed "
-            'into a terminal. `fit.report(path, source="...")` puts it here; of a regression it is `reg.source`.'
+            "The program's text is not known: it is saved of a regression by a formula alone, and Python keeps no text "
+            'of what was typed into a terminal. `fit.report(path, source="...")` puts it here.'
         )
     )
     local = f"Local latents, each client's own: {', '.join(facts.locals)}." if facts.locals else ""
@@ -90,13 +102,14 @@ def model(facts: Facts) -> Markup:
         f"{_whole(facts, 'report(path)')}. They are also in the program."
     )
     return joined(
+        regression.formulas(facts),
         text,
         _latents(facts),
         element("p", words(local)) if local else None,
         todo(lacking) if lacking else None,
         todo(
-            "Why these priors is the author's to say. `fit.predictive_check(prior=True)` shows where the clients' "
-            "outcomes lie among those that the priors expect; it needs model and data."
+            "To be written by the author: why these priors were chosen. `fit.predictive_check(prior=True)` shows where "
+            "the clients' outcomes lie among those that the priors expect; it needs model and data."
         ),
     )
 
@@ -168,19 +181,21 @@ def _small(error: float, unit: float) -> str:
 def posterior(facts: Facts, rows: Sequence[Quantity], total: int) -> Markup:
     """Step 4: the posterior in numbers and as a picture."""
     head = ["quantity", "mean", "error of mean", "sd", "5%", "50%", "95%", "R-hat", "effective"]
-    listed = table("The posterior, each quantity in its own units", head, [_row(each) for each in rows])
+    of_link = facts.regression is not None and facts.regression.is_log
+    units = "on the scale of the link" if of_link else "each quantity in its own units"
+    listed = table(f"The posterior, {units}", head, [_row(each) for each in rows], less=(1, 2, 3, 7, 8))
     more = f"{total - len(rows):,} more of {total:,} quantities are in `fit.idata`." if total > len(rows) else ""
     measured = "error" in facts.tables and "quantity_mean_mcse" in facts.tables["error"]
     how = "measured by the check after the rounds" if measured else "computed by ArviZ from the chains"
-    warned = (
-        None if facts.usable else element("p", words(f"Mind the verdict: {facts.conclusion}."), class_="verdict bad")
-    )
+    verdict = f"Before these numbers are used: {facts.conclusion}."
+    warned = None if facts.usable else element("p", words(verdict), class_="verdict bad")
     tails = dict(facts.lines).get("tails", "")
     some = rows[:MOST_DRAWN]
     which = "" if len(some) == total else f" The first {len(some)} of {total:,} quantities."
     picture = figures.forest(some) if any(np.isfinite(row.median) for row in some) else None
     return joined(
         warned,
+        regression.results(facts),
         listed,
         paragraph(
             f"Between 5% and 95% lies the central 90 percent interval. The Monte Carlo error of the mean is {how}."
@@ -188,7 +203,7 @@ def posterior(facts: Facts, rows: Sequence[Quantity], total: int) -> Markup:
         element("p", words(f"Tails are {tails}.")) if tails else None,
         paragraph(more) if more else None,
         figure(picture, f"Median and 90 percent interval.{which}") if picture else None,
-        todo("Whether the model describes the data: `fit.predictive_check()`; it needs model and data."),
+        None if has_check(facts.given) else todo(_CHECK),
     )
 
 
@@ -212,13 +227,7 @@ def sensitivity(facts: Facts) -> Markup:
     """Step 5: how much the posterior would change with the prior."""
     found = facts.sensitivity
     if found is None:
-        return todo(
-            "Not part of this report: `fit.sensitivity()` measures how much a slightly stronger or weaker prior, or "
-            "likelihood, would change each quantity, and needs model and data."
-            if facts.whole
-            else f"Not part of a saved fit: {_whole(facts, 'sensitivity()')} measures how much a slightly stronger or "
-            "weaker prior, or likelihood, would change each quantity."
-        )
+        return todo(f"Not part of this report: {_why_no_sensitivity(facts)}")
     prior, likelihood = found["sensitivity"].values
     names, diagnoses = found["parameter"].values.tolist(), found["diagnosis"].values.tolist()
     rows = [
@@ -233,6 +242,20 @@ def sensitivity(facts: Facts) -> Markup:
         ),
         table("Sensitivity of each quantity", ["quantity", "to the prior", "to the likelihood", "diagnosis"], rows),
     )
+
+
+def _why_no_sensitivity(facts: Facts) -> str:
+    """How to have it."""
+    measures = "measures how much a slightly stronger or weaker prior, or likelihood, would change each quantity"
+    if facts.whole:
+        return f"`fit.sensitivity()` {measures}, and needs model and data."
+    found = f"it needs model and data. {_whole(facts, 'sensitivity()')} {measures}"
+    if facts.elsewhere:
+        return f"{found}."
+    found = f"{found}, and {_whole(facts, 'report(path)')} has it in the report."
+    if facts.regression is None:
+        return found
+    return f"{found} So has `fedbayes report FOLDER DATA...`, with the files that `fedbayes fit` has read."
 
 
 def reproducibility(facts: Facts) -> Markup:
@@ -257,7 +280,7 @@ def reproducibility(facts: Facts) -> Markup:
             "Versions are those of the process that wrote this report; it need not be the one that made the fit. No "
             "digest of the data is given: of few rows it could be found by trying."
         ),
-        todo("Where program and data can be had is the author's to say."),
+        todo("To be written by the author: where readers can get the program and the data."),
     )
 
 

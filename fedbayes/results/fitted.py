@@ -30,6 +30,7 @@ from fedbayes.results.personal import Asked, Clients, asked_for
 from fedbayes.results.presented import Presentation, labels_of_globals
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved.folder import SavedPosterior
+from fedbayes.results.saved.regression import Regressed
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.precision import computing
@@ -71,6 +72,8 @@ class Fitted:
         Why the clients could not be asked once the rounds were over, in a sentence; empty if they could.
     agreement
         Whether a site over a network finds the posterior in agreement with its own data, of those that said so.
+    regression
+        What was fitted, where that was a formula; ``None``: a program of the user's own.
     answers
         To the questions that were asked :func:`once`.
     """
@@ -87,6 +90,7 @@ class Fitted:
     saved: SavedPosterior | None = None
     unchecked: str = ""
     agreement: Mapping[str, bool] = field(default_factory=dict)
+    regression: Regressed | None = None
     answers: dict[Any, Any] = field(default_factory=dict)
 
     @property

@@ -1,6 +1,7 @@
 """What clients are asked once the rounds are over: their own posteriors, and their log-likelihoods."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +69,12 @@ class Clients:
         self._kept: Kept[Personal] = Kept(_KEPT)
         self._kept_cavities: Kept[Gaussian] = Kept(1)
         self.exchanges: list[Asked] = []
+
+    def aside(self) -> "Clients":
+        """The same clients with a ledger of their own, for questions that are not the user's."""
+        other = copy(self)
+        other.exchanges = []
+        return other
 
     def log_likelihood(
         self, drawn: Drawn, turn: int = 0, *, what: str = "posterior", finer: bool = False, single: bool = False

@@ -1,6 +1,7 @@
 """The command line on tables in files: table 1, and a regression by a formula."""
 
 import json
+from hashlib import sha256
 from types import SimpleNamespace
 
 import numpy as np
@@ -143,7 +144,12 @@ def test_a_fit_is_written_whole_and_is_that_of_python(files, tmp_path):
     table = pd.read_csv(out / "coefficients.csv").set_index("coefficient")
     reg = fb.regression({"mu": "grade3 ~ failures", "sigma": "~ sex"}, agreed=out / "agreed.json", clients=STUDENTS)
     assert reg.source == (out / "model.py").read_text()
-    fit = fb.load_fit(out / "fit")
+    fit = fb.load_fit(out)
     posterior = fit.idata.posterior["failures"]
     assert table.loc["failures", "median"] == pytest.approx(float(np.median(posterior)))
     assert json.loads((out / "agreed.json").read_text())
+    again = run("report", out, files / "both.csv", "--by", "school", "--out", tmp_path / "report.html")
+    assert again.exit_code == 0, again.output
+    found = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Sensitivity of each quantity" in found
+    assert sha256(reg.source.encode()).hexdigest() in found

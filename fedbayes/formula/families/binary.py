@@ -13,6 +13,7 @@ from fedbayes.formula.families.family import (
     Outcome,
     Parameter,
     Reading,
+    Residual,
     logit_scale,
     refuse_outside,
     whole,
@@ -49,7 +50,7 @@ def _mean_share(law: Any) -> Any:
 
 
 _READING = Reading(
-    "odds ratio", "odds", _log_odds, lambda law: law.probs, "probability", residual=lambda draws: LOGISTIC_VARIANCE
+    "odds ratio", "odds", _log_odds, lambda law: law.probs, "probability", residual=Residual(LOGISTIC_VARIANCE)
 )
 BERNOULLI = Family(
     "bernoulli",

@@ -108,6 +108,14 @@ LOGISTIC_VARIANCE = np.pi**2 / 3.0
 """Of a logistic variable, which an outcome of log odds compares with zero or thresholds."""
 
 
+class Residual(NamedTuple):
+    """The variance of an outcome around its linear predictor, ``constant * parameter ** power``."""
+
+    constant: float
+    parameter: str = ""
+    power: float = 0.0
+
+
 class Reading(NamedTuple):
     """How the fits of a family are read.
 
@@ -125,8 +133,8 @@ class Reading(NamedTuple):
     ratio
         Whether the exponential of a coefficient is read.
     residual
-        From draws of the parameters to the variance of an outcome around its linear predictor, on the scale of the
-        latter; ``None`` where there is none that does not depend on the row.
+        The variance of an outcome around its linear predictor, on the scale of the latter; ``None`` where there is none
+        that does not depend on the row.
     """
 
     coefficient: str
@@ -135,7 +143,7 @@ class Reading(NamedTuple):
     expected: Callable[[Any], Any] = _mean
     response: str = "mean"
     ratio: bool = True
-    residual: Callable[[Mapping[str, Any]], Any] | None = None
+    residual: Residual | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpyro.distributions as dist
 
-from fedbayes.formula.families.family import Family, Outcome, Parameter, Reading, half_student, identity_scale
+from fedbayes.formula.families.family import Family, Outcome, Parameter, Reading, Residual, half_student, identity_scale
 
 
 def _any(outcome: Outcome) -> None:
@@ -26,7 +26,7 @@ GAUSSIAN = Family(
     identity_scale,
     (SIGMA,),
     additions=("weights", "se"),
-    reading=_READING._replace(residual=lambda draws: draws["sigma"] ** 2),
+    reading=_READING._replace(residual=Residual(1.0, "sigma", 2.0)),
 )
 GAUSSIAN_WITH_ERRORS = Family(
     "gaussian",

@@ -11,6 +11,7 @@ from fedbayes.formula.families.family import (
     Outcome,
     Parameter,
     Reading,
+    Residual,
     Summary,
     logit_scale,
     refuse_outside,
@@ -58,7 +59,7 @@ CUMULATIVE = Family(
     integers=True,
     intercept=False,
     before=_thresholds,
-    reading=_READING._replace(residual=lambda draws: LOGISTIC_VARIANCE),
+    reading=_READING._replace(residual=Residual(LOGISTIC_VARIANCE)),
 )
 CATEGORICAL = Family(
     "categorical",

@@ -11,6 +11,7 @@ from fedbayes.formula.families.family import (
     Outcome,
     Parameter,
     Reading,
+    Residual,
     Scale,
     Summary,
     half_student,
@@ -63,7 +64,7 @@ LOGNORMAL = Family(
     _positive("lognormal"),
     _scale_of_logs,
     (Parameter("sigma", lambda summary: half_student(summary.sd_log)),),
-    reading=Reading("ratio of medians", "median", _location, residual=lambda draws: draws["sigma"] ** 2),
+    reading=Reading("ratio of medians", "median", _location, residual=Residual(1.0, "sigma", 2.0)),
 )
 BETA = Family(
     "beta",

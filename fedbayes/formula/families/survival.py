@@ -17,6 +17,7 @@ from fedbayes.formula.families.family import (
     Outcome,
     Parameter,
     Reading,
+    Residual,
     Scale,
     Summary,
     refuse_outside,
@@ -88,9 +89,8 @@ def _predictor(law: Any) -> Any:
     return law.eta
 
 
-def _of_log_time(draws: Mapping[str, Any]) -> Any:
-    """The variance of a logarithm of a time around that of its median, a logistic variable over the shape."""
-    return LOGISTIC_VARIANCE / draws["shape"] ** 2
+# the variance of a logarithm of a time around that of its median, a logistic variable over the shape
+_OF_LOG_TIME = Residual(LOGISTIC_VARIANCE, "shape", -2.0)
 
 
 _HAZARD = Reading("hazard ratio", "cumulative hazard", _predictor, response="mean time")
@@ -106,7 +106,7 @@ WEIBULL = Family(
     (_SHAPE,),
     additions=("weights", "cens"),
     imports=(f"{_MODULE} Weibull",),
-    reading=_HAZARD._replace(residual=lambda draws: _EXTREME_VALUE),
+    reading=_HAZARD._replace(residual=Residual(_EXTREME_VALUE)),
 )
 LOGLOGISTIC = Family(
     "loglogistic",
@@ -117,7 +117,7 @@ LOGLOGISTIC = Family(
     (_SHAPE,),
     additions=("weights", "cens"),
     imports=(f"{_MODULE} LogLogistic",),
-    reading=Reading("time ratio", "median time", _predictor, response="mean time", residual=_of_log_time),
+    reading=Reading("time ratio", "median time", _predictor, response="mean time", residual=_OF_LOG_TIME),
 )
 PIECEWISE_EXPONENTIAL = Family(
     "piecewise_exponential",

@@ -9,9 +9,9 @@ import numpy as np
 from numpyro.distributions import biject_to
 
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
+from fedbayes.formula.described import levels_of, reading_of
 from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
-from fedbayes.formula.reading.coefficients import levels_of, reading_of
 from fedbayes.formula.reading.estimates import Estimates, named_draws
 from fedbayes.formula.reading.places import NO_ROWS, client_posterior, global_posterior
 from fedbayes.formula.regression import Regression
@@ -51,7 +51,7 @@ class RandomEffects(Estimates):
     _ratios: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # by term, what an exponential is
 
     def contrast(
-        self, first: str, second: str, *, effect: str = "1", term: str | None = None, ratio: bool = False
+        self, first: str, second: str, *, effect: str = "Intercept", term: str | None = None, ratio: bool = False
     ) -> Estimates:
         """The difference of two effects, ``b_first - b_second``, on the scale of the link.
 
@@ -64,7 +64,8 @@ class RandomEffects(Estimates):
         first, second
             Units, as they are printed: ``"north"``, ``"north: ward 3"``, or a group's label alone.
         effect
-            ``"1"`` for the intercept, or the name of a slope; of a categorical outcome ``"1, level"``.
+            ``"Intercept"``, which the formula writes as ``1``, or the name of a slope; of a categorical outcome
+            ``"Intercept, level"``.
         term
             Such as ``"1|site"``, where several have these units.
         ratio
@@ -84,6 +85,7 @@ class RandomEffects(Estimates):
         --------
         >>> fb.random_effects(reg, fit).contrast("north", "south")  # doctest: +SKIP
         """
+        effect = _in_words(effect)
         one, two = self._place(first, effect, term), self._place(second, effect, term)
         values, sites = self.draws.values, self.draws["site"].values.tolist()
         word = self._ratios.get(self.draws["term"].values.tolist()[one], "")
@@ -196,7 +198,7 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
         np.stack([effect.draws for effect in found], axis=-1), {"unit": [effect.unit for effect in found]}, **coords
     )
     readings = {
-        plain(predictor.prefix + group.name): reading_of(reg, predictor)
+        plain(predictor.prefix + group.name): reading_of(reg.parts, predictor)
         for predictor in reg.parts.predictors
         for group in predictor.groups
     }
@@ -210,7 +212,7 @@ def random_effects(reg: Regression, fit: Any, level: float = 0.9) -> RandomEffec
 def _groups(reg: Regression) -> dict[str, tuple[Group, list[list[str]]]]:
     """The terms of groups by name, each with the outcome's levels where it has effects for each."""
     found = {
-        plain(predictor.prefix + group.name): (group, levels_of(reg, predictor))
+        plain(predictor.prefix + group.name): (group, levels_of(reg.parts, predictor))
         for predictor in reg.parts.predictors
         for group in predictor.groups
     }
@@ -222,8 +224,8 @@ def _groups(reg: Regression) -> dict[str, tuple[Group, list[list[str]]]]:
 def _effects(
     reg: Regression, posterior: Any, own: Mapping[str, Any], name: str, group: Group, levels: list[list[str]]
 ) -> Iterator[Effect]:
-    """All effects of one term; those for a level of the outcome are called ``1, level``."""
-    labels = [", ".join(each) for each in product(group.effects, *levels)]
+    """All effects of one term; those for a level of the outcome are called ``Intercept, level``."""
+    labels = [_in_words(", ".join(each)) for each in product(group.effects, *levels)]
     sds = np.asarray(posterior[shown(f"{name}_sigma")], float)
     taus = np.sqrt((sds.reshape(*sds.shape[:2], -1) ** 2).mean(axis=(0, 1)))
     kind, label = group.grouping.kind, group.grouping.name
@@ -235,6 +237,12 @@ def _effects(
         for place, unit in enumerate(units):
             for number, effect in enumerate(labels):
                 yield Effect(name, site, unit, effect, effects[:, :, place, number], float(taus[number]))
+
+
+def _in_words(effect: str) -> str:
+    """The effect's name as people read it: the formula's ``1`` is the intercept."""
+    first, comma, level = effect.partition(", ")
+    return f"Intercept{comma}{level}" if first == "1" else effect
 
 
 def _unconstrained(reg: Regression, posterior: Any) -> np.ndarray:

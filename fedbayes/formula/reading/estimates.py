@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.owner.text import aligned, as_html_table
+from fedbayes.owner.text import aligned, as_html_table, estimate_cells
 from fedbayes.questions.hypothesis import SAMPLES, equal_tailed, probability_of_direction
 
 if TYPE_CHECKING:
@@ -87,23 +87,25 @@ class Estimates:
         return [name for name in self.to_pandas().columns if name not in left_out]
 
     def __repr__(self) -> str:
-        lines = (f"  {line}" for line in aligned(self._table()))
+        lines = (f"  {line}" for line in aligned(self.printed()))
         return "\n".join([self._headline, *lines, *(f"  {line}" for line in self._below())])
 
     def _repr_html_(self) -> str:
-        return as_html_table(self._headline, self._table(), self._below())
+        return as_html_table(self._headline, self.printed(), self._below())
 
     @property
     def _headline(self) -> str:
         return f"{self.title}, {self.level:.0%} intervals"
 
-    def _table(self) -> list[tuple[str, ...]]:
+    def printed(self) -> list[tuple[str, ...]]:
         """The printed table, its head first."""
         table = self.to_pandas()
         columns = [name for name in self._columns() if name in table]  # nothing may be there to compare with
         if not self.summary["median"].dims:
             columns = columns[1:]  # a single quantity, which the title names
-        cells = [tuple(_cell(value) for value in line) for line in table[columns].head(_SHOWN).itertuples(index=False)]
+        references = np.broadcast_to(np.asarray(self.reference, float), self.summary["median"].shape).ravel()
+        lines = zip(table[columns].head(_SHOWN).to_dict("records"), references, strict=False)
+        cells = [estimate_cells(line, is_ratio=reference == 1.0) for line, reference in lines]
         named = {"probability_of_direction": "direction"}
         return [tuple(named.get(name, name).replace("_", " ") for name in columns), *cells]
 
@@ -129,9 +131,3 @@ def named_draws(values: np.ndarray, dims: dict[str, Any], **coords: Any) -> "xr.
 
     labels = {"chain": np.arange(values.shape[0]), "draw": np.arange(values.shape[1]), **dims}
     return xr.DataArray(values, dims=list(labels), coords={**labels, **coords})
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float | np.floating):
-        return "" if np.isnan(value) else f"{value:.3g}"
-    return str(value)

@@ -145,7 +145,7 @@ def _rows(estimates: Any) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray
             "`estimates` has differences as well as ratios, which have no axis in common. Draw those of one formula."
         )
     labels = [name for name in estimates._columns() if name in ("unit", "effect", *map(str, estimates.draws.dims))]
-    if "effect" in labels and (table["effect"] == "1").all():
+    if "effect" in labels and (table["effect"] == "Intercept").all():
         labels.remove("effect")
     names = [" ".join(map(str, line)) for line in table[labels].itertuples(index=False)] if labels else [""]
     median, lower, upper = (table[name].to_numpy() for name in ("median", "lower", "upper"))

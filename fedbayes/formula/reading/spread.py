@@ -6,16 +6,14 @@ from typing import Any
 import numpy as np
 
 from fedbayes.errors import FormulaError
-from fedbayes.formula.program.groups import Group
-from fedbayes.formula.program.predictor import Predictor
-from fedbayes.formula.program.source import plain
-from fedbayes.formula.reading.coefficients import levels_of
-from fedbayes.formula.reading.entries import Entry, entries_of, stacked
+from fedbayes.formula.described import sd_of, with_slopes
+from fedbayes.formula.reading.entries import stacked
 from fedbayes.formula.reading.estimates import Estimates
 from fedbayes.formula.reading.places import NO_ROWS, global_posterior
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
 from fedbayes.results.arviz import shown
+from fedbayes.results.saved.regression import Entry
 
 
 class Heterogeneity(Estimates):
@@ -66,48 +64,12 @@ def heterogeneity(reg: Regression, fit: Any, level: float = 0.9) -> Heterogeneit
     >>> fb.heterogeneity(reg, fit)  # doctest: +SKIP
     """
     level, posterior = check_level(level), global_posterior(reg, fit)
-    found: list[Entry] = []
-    for predictor in reg.parts.predictors:
-        for group in predictor.groups:
-            name = plain(predictor.prefix + group.name)
-            axes = [list(group.effects) if len(group.effects) > 1 else [""], *levels_of(reg, predictor)]
-            taus = entries_of(posterior, f"{name}_sigma", "tau", axes)
-            found += [entry._replace(name="tau of " + entry.name.replace("_sigma", "", 1)) for entry in taus]
+    found = reg.described.heterogeneity(posterior)
     if not found:
         raise FormulaError("The formula has no effects of groups, and so no heterogeneity. Write `(1 | site)` in it.")
-    shares, notes = _shares(reg, posterior)
     squared, reason = _i_squared(reg, posterior)
-    draws, _ = stacked([*found, *shares, *squared], "quantity")
-    return Heterogeneity(draws, "Heterogeneity", level, np.nan, (*notes, *reason))
-
-
-def _variances(posterior: Any, predictor: Predictor) -> dict[str, np.ndarray]:
-    """Of each group's intercepts, by term, shape ``(chain, draw)``."""
-    names = [plain(predictor.prefix + group.name) for group in predictor.groups]
-    return {name: np.asarray(posterior[shown(f"{name}_sigma")], float) ** 2 for name in names}
-
-
-def _shares(reg: Regression, posterior: Any) -> tuple[list[Entry], list[str]]:
-    """The ICC of each group, and why there is none."""
-    main, family = reg.parts.predictors[0], reg.parts.family
-    if not main.groups:
-        return [], []
-    if slopes := _with_slopes(main.groups):
-        return [], [f"The ICC is not defined: with the effects {slopes} it is another one for each row."]
-    if reg.parts.outcome.errors is not None:
-        return [], ["The ICC is not defined: each row has a standard error of its own; I2 has a typical one."]
-    if family.reading.residual is None:
-        return [], [f"The ICC is not defined: the variance of a {family.name} outcome depends on its mean, or has none "
-                    "on the scale of the link."]  # fmt: skip
-    parameters = {parameter.name: parameter for parameter in family.parameters}
-    draws = {name: np.asarray(posterior[name], float) for name in parameters if name in posterior}
-    try:
-        residual = family.reading.residual(draws)
-    except KeyError as error:
-        return [], [f"The ICC is not defined: {error.args[0]} has a formula of its own, and is another for each row."]
-    variances = _variances(posterior, main)
-    whole = sum(variances.values()) + residual
-    return [Entry(f"ICC of {name}", "ICC", variance / whole) for name, variance in variances.items()], []
+    draws, _ = stacked([*found, *squared], "quantity")
+    return Heterogeneity(draws, "Heterogeneity", level, np.nan, (*reg.described.notes, *reason))
 
 
 def _i_squared(reg: Regression, posterior: Any) -> tuple[list[Entry], list[str]]:
@@ -115,12 +77,13 @@ def _i_squared(reg: Regression, posterior: Any) -> tuple[list[Entry], list[str]]
     main = reg.parts.predictors[0]
     if reg.parts.outcome.errors is None or not main.groups:
         return [], []
-    if _with_slopes(main.groups) or len(main.groups) > 1:
+    if with_slopes(main.groups) or len(main.groups) > 1:
         return [], ["I2 is not defined: it is about one group with one effect each."]
     if not reg.clients:
         return [], ["I2 is not defined here: it needs the standard errors of all rows." + NO_ROWS]
     typical = typical_variance(reg.clients)
-    (variance,) = _variances(posterior, main).values()
+    (group,) = main.groups
+    variance = np.asarray(posterior[shown(sd_of(group, main))], float) ** 2
     return [Entry("I2", "I2", variance / (variance + typical))], []
 
 
@@ -128,7 +91,3 @@ def typical_variance(clients: Mapping[str, Mapping[str, Any]]) -> float:
     """The typical variance within studies, from the standard errors of all rows."""
     weights = np.concatenate([np.asarray(each["errors"], float) for each in clients.values()]) ** -2.0
     return float((len(weights) - 1) * weights.sum() / (weights.sum() ** 2 - (weights**2).sum()))
-
-
-def _with_slopes(groups: tuple[Group, ...]) -> list[str]:
-    return [group.name for group in groups if group.effects != ("1",)]

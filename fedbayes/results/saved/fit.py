@@ -1,6 +1,7 @@
 """A saved fit without its model and the clients' data: what its files tell."""
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -58,7 +59,14 @@ class SavedFit:
         """What is wrong with the fit, in words, and what to try; empty if nothing is."""
         return self._said.trouble
 
-    def report(self, path: str | os.PathLike, *, question: str = "", source: str = "") -> Path:
+    def report(
+        self,
+        path: str | os.PathLike,
+        *,
+        question: str = "",
+        source: str = "",
+        tables: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Write a report of the fit as :meth:`fedbayes.FederatedFit.report` does; it says what needs model and data.
 
         Parameters
@@ -68,7 +76,9 @@ class SavedFit:
         question
             What was asked, for the preamble.
         source
-            The program's text, which was not saved.
+            The program's text, which was saved of a regression by a formula alone.
+        tables
+            Further tables by title, as for the fit itself.
 
         Returns
         -------
@@ -78,11 +88,11 @@ class SavedFit:
         Raises
         ------
         ReportError
-            The path is a folder, or lies in one that does not exist.
+            The path is a folder, or lies in one that does not exist; or ``tables`` holds something else.
         FileNotFoundError
             The fit's folder holds no posterior.
         """
-        return report_saved(self._folder, self._saved, path, question=question, source=source)[0]
+        return report_saved(self._folder, self._saved, path, question=question, source=source, tables=tables)[0]
 
     @property
     def converged(self) -> bool:

@@ -19,6 +19,7 @@ from fedbayes.results.arviz import from_netcdf
 from fedbayes.results.checked import Checked
 from fedbayes.results.presented import Presentation
 from fedbayes.results.rounds import Communication
+from fedbayes.results.saved.regression import Regressed
 from fedbayes.rounds.checkpoint import Advice, Checkpoint, fingerprint
 from fedbayes.rounds.executors import Executor
 
@@ -67,6 +68,8 @@ class Saved(NamedTuple):
         Why what follows the rounds has failed; empty if it has not.
     said
         What the fit says of itself.
+    regression
+        What was fitted, where that was a formula.
     """
 
     method: str
@@ -79,6 +82,13 @@ class Saved(NamedTuple):
     checked: Checked | None = None
     unchecked: str = ""
     said: Said | None = None
+    regression: Regressed | None = None
+
+
+def fit_folder(path: Path) -> Path:
+    """The folder of a saved fit, also where ``fedbayes fit`` has put it into one with other files."""
+    is_one = (path / "fit.json").is_file() or not (path / "fit").is_dir()
+    return path if is_one else path / "fit"
 
 
 def check_savable(method: Method) -> dict[str, Any]:
@@ -95,7 +105,12 @@ def check_savable(method: Method) -> dict[str, Any]:
             f"`{functions[0]}` of the method is or holds a function, which can't be saved. Write the parts that you "
             "need: `fit.idata.to_netcdf(path)`, `fit.rounds.to_netcdf(path)`."
         )
-    return jax.tree.map(lambda value: np.asarray(value).tolist() if hasattr(value, "dtype") else value, options)
+    # by name, since a tree is sorted by the names, and options are printed in the method's own order
+    return {name: jax.tree.map(_as_json, value) for name, value in options.items()}
+
+
+def _as_json(value: Any) -> Any:
+    return np.asarray(value).tolist() if hasattr(value, "dtype") else value
 
 
 def write_fit(
@@ -137,6 +152,7 @@ def write_fit(
         "checked": None if saved.checked is None else saved.checked._asdict(),
         "unchecked": saved.unchecked,
         "said": None if saved.said is None else saved.said._asdict(),
+        "regression": None if saved.regression is None else saved.regression.plain(),
     }
     (folder / "fit.json").write_text(json.dumps(meta, indent=1, default=list))
     state_file(folder, clients).write(run, executor)
@@ -164,7 +180,7 @@ def read_meta(folder: Path) -> Saved:
     if not file.is_file():
         raise FileNotFoundError(
             f"'{folder}' holds no 'fit.json': it is not the folder of a saved fit. Give the path that `fit.save(path)` "
-            "was given."
+            "or `fedbayes fit --out` was given."
         )
     try:
         meta = json.loads(file.read_text())
@@ -181,6 +197,7 @@ def read_meta(folder: Path) -> Saved:
             None if meta.get("checked") is None else Checked.read(meta["checked"]),
             meta.get("unchecked", ""),
             _said(meta.get("said")),
+            None if meta.get("regression") is None else Regressed.read(meta["regression"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

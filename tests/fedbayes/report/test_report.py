@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import arviz as az
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -141,7 +142,7 @@ def test_it_has_the_question_the_program_and_the_priors(text):
 
 
 def test_a_saved_fit_of_a_network_says_where_it_can_be_asked(facts):
-    found = writing.html(facts._replace(whole=False, elsewhere=True, priors={}))
+    found = writing.html(facts._replace(whole=False, elsewhere=True, priors={}, sensitivity=None))
     assert "load_fit" not in found
     assert "<code>fit.sensitivity()</code> in the process that made the fit" in found
     assert "the server has seen no row of them" in found
@@ -252,6 +253,71 @@ def test_a_fit_without_model_and_data_says_what_needs_them(folder, text, tmp_pat
         assert "load_fit(folder, model, clients)" in "".join(section(found, name).itertext())
     assert dict(tables(found, "reproducibility")[0])["draws' digest"] == f"SHA-256 {digest(loaded.idata)}"
     assert len(list(parsed(found).iter("svg"))) == 2
+
+
+def test_a_loaded_fit_with_its_model_and_data_has_the_sensitivity(folder, facts, stored_fits, tmp_path):
+    """The clients in this process are asked for it, and the fit's own count of exchanges stays what it was."""
+    again = fb.load_fit(folder, stored_fits.RECIPES["ridge"].model, stored_fits.read_clients("ridge"))
+    before = again.communication
+    (found,) = tables(again.report(tmp_path / "report.html").read_text(encoding="utf-8"), "sensitivity")
+    assert again.communication == before
+    expected = again.sensitivity()
+    np.testing.assert_allclose(
+        [[number(cell) for cell in row[1:3]] for row in found[1:]], expected["sensitivity"].T, rtol=6e-3
+    )
+
+
+def test_rounds_that_did_not_converge_are_named_where_the_draws_can_be_used(facts):
+    first, *lines = facts.summary.splitlines()
+    stopped = "\n".join([first.replace("converged", "NOT CONVERGED"), *lines])
+    for summary, said in ((facts.summary, False), (stopped, True)):
+        found = writing.html(facts._replace(summary=summary))
+        head = "".join(parsed(found).find("body/header").itertext())
+        assert ("The rounds did not converge, but" in head) == said
+        assert "can be used" in head
+
+
+def test_tables_that_it_is_given_are_shown_with_their_remarks(facts):
+    check = xr.Dataset(
+        {"tail_probability": (("client_name", "statistic"), [[0.41, 0.00012]])},
+        {"client_name": [EVIL], "statistic": ["mean", "sd"]},
+        {"caveat": "data are used twice", "outside": "none"},
+    )
+    given = writing.given_tables({"Predictive check": check, "By hand": pd.DataFrame({"a": [True] * 201})})
+    found = writing.html(facts._replace(given=given))
+    first, second = tables(found, "given")
+    head, *lines = first
+    assert head == ["client name", "statistic", "tail probability"]
+    assert lines == [[EVIL, "mean", "0.41"], [EVIL, "sd", "0.00012"]]
+    assert len(second) == 201
+    assert second[1] == ["yes"]
+    said = "".join(section(found, "given").itertext())
+    assert "Data are used twice." in said
+    assert "1 more of 201 lines are not shown" in said
+    assert "whether the model describes the data" not in found
+    assert "whether the model describes the data" in writing.html(facts)
+
+
+@pytest.mark.parametrize(
+    ("given", "words_"), [({"Title": 3}, "is a int; write a table of pandas"), ([1], "is a list; write a title")]
+)
+def test_what_is_no_table_is_refused_before_anything_is_done(given, words_, fit, tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "facts_of", None)
+    with pytest.raises(fb.ReportError, match=words_):
+        fit.report(tmp_path / "report.html", tables=given)
+
+
+def test_narrow_screens_leave_out_columns_and_no_line_of_the_program_is_cut(text):
+    style, media = text.partition("</style>")[0].partition("@media screen and (max-width: 34rem)")[::2]
+    narrow = media.partition("@media print")[0]
+    assert re.search(r"pre \{[^}]*white-space: pre-wrap", style)
+    assert ".less { display: none; }" in narrow
+    table = section(text, "posterior").find(".//table")
+    for row in table.iter("tr"):
+        kept = [cell for cell in row if "less" not in cell.get("class", "").split()]
+        assert len(kept) == 4  # the name, and three quantiles
+    left_out = "".join(table.find("caption/span").itertext())
+    assert left_out == " (on a wider screen and on paper also mean, error of mean, sd, R-hat, effective)"
 
 
 def test_a_fit_saved_by_an_earlier_version_has_a_report_that_trusts_it_not(stored_fits, tmp_path):

@@ -3,6 +3,8 @@
 import pytest
 from typer.testing import CliRunner
 
+import fedbayes as fb
+from fedbayes.cli import reports
 from fedbayes.cli.main import app
 from fedbayes.report import writing
 
@@ -41,7 +43,16 @@ def test_the_command_says_by_its_code_that_a_fit_should_not_be_relied_on(folder,
     assert "should not be relied on" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("case", ["no fit", "no folder", "a folder", "cut short", "no posterior"])
+def test_the_command_reads_the_files_again(folder, stored_fits, tmp_path, monkeypatch):
+    """With them the report has what needs model and data."""
+    again = fb.load_fit(folder, stored_fits.RECIPES["ridge"].model, stored_fits.read_clients("ridge"))
+    monkeypatch.setattr(reports, "whole_fit", lambda _, data, by, encoding: again if data and by == "site" else None)
+    result = run(folder, tmp_path / "a.csv", "--by", "site", "--out", tmp_path / "report.html")
+    assert result.exit_code == 0, result.output
+    assert "Sensitivity of each quantity" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", ["no fit", "no regression", "no folder", "a folder", "cut short", "no posterior"])
 def test_bad_input_ends_in_words_with_code_2_and_nothing_is_written(case, folder, tmp_path):
     given, out, words_ = folder, tmp_path / "report.html", "'posterior.nc'"
     if case in ("cut short", "no posterior"):
@@ -55,7 +66,10 @@ def test_bad_input_ends_in_words_with_code_2_and_nothing_is_written(case, folder
         out, words_ = tmp_path / "nowhere" / "report.html", "There is no folder"
     if case == "a folder":
         out, words_ = tmp_path, "is a folder"
-    result = run(given, "--out", out)
+    data = []
+    if case == "no regression":
+        data, words_ = [tmp_path / "north.csv"], "agreed.json' is not there. Leave them out"
+    result = run(given, *data, "--out", out)
     assert result.exit_code == 2, result.output
     assert words_ in " ".join(result.output.split())
     assert "Traceback" not in result.output

@@ -55,6 +55,13 @@ def datasets(idata):
     return [group.to_dataset() if hasattr(group, "to_dataset") else group for group in (idata[name] for name in groups)]
 
 
+def test_the_folder_of_the_command_holds_the_fit_in_a_folder_of_its_own(fit, folder):
+    """`fedbayes fit --out result` writes result/fit, beside tables and the program."""
+    (folder.parent / "summary.csv").touch()
+    assert repr(fb.load_fit(folder.parent)) == repr(fb.load_fit(folder))
+    assert repr(fb.load_fit(folder.parent, model, CLIENTS)) == repr(fit)
+
+
 def test_a_loaded_fit_reads_its_draws(fit, folder):
     """They are not computed again, nor is what was found about their error: nothing is asked of the clients."""
     loaded = fb.load_fit(folder, model, CLIENTS)

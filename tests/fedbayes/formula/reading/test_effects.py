@@ -23,7 +23,7 @@ def test_every_effect_is_there_under_its_name(many):
     reg, fit = many
     shown = fb.random_effects(reg, fit).to_pandas()
     assert shown["unit"].tolist() == ["a", "a", "b", "b", "a: 1", "a: 2", "b: 1", "b: 2", "m", "f"]
-    assert shown["effect"].tolist() == ["1", "x", "1", "x", *["1"] * 6]
+    assert shown["effect"].tolist() == ["Intercept", "x", "Intercept", "x", *["Intercept"] * 6]
     own, found = fit.client_posterior("b").posterior, fb.random_effects(reg, fit).draws.values
     np.testing.assert_array_equal(found[..., 3], own["1 + x|site"].values[..., 1])
     np.testing.assert_array_equal(found[..., 7], own["1|site:ward"].values[..., 1])
@@ -36,17 +36,27 @@ def test_effects_for_each_level_of_a_categorical_outcome(tables, made):
     fit = made(reg)
     found = fb.random_effects(reg, fit)
     shown = found.to_pandas()
-    assert shown["effect"].tolist() == ["1, 1", "1, 2", "x, 1", "x, 2"] * 2 + ["1, 1", "1, 2"] * 4
+    assert (
+        shown["effect"].tolist()
+        == ["Intercept, 1", "Intercept, 2", "x, 1", "x, 2"] * 2 + ["Intercept, 1", "Intercept, 2"] * 4
+    )
     own = fit.client_posterior("b").posterior
     np.testing.assert_array_equal(found.draws.values[..., 6], own["1 + x|site"].values[..., 1, 0])
     np.testing.assert_array_equal(found.draws.values[..., 15], own["1|site:ward"].values[..., 1, 1])
     squared = (fit.idata.posterior["1 + x|site_sigma"].values[..., 1, 0] ** 2).mean()
     assert shown.loc[6, "tau"] == pytest.approx(np.sqrt(squared))
-    assert found.contrast("b: 1", "b: 2", effect="1, 2", ratio=True).reference == 1.0
+    assert found.contrast("b: 1", "b: 2", effect="Intercept, 2", ratio=True).reference == 1.0
     names = fb.summary_table(reg, fit).to_pandas()["coefficient"].tolist()
     assert {"1 + x|site_sigma[x, 2]", "1|site:ward_sigma[1]"} <= set(names)
     quantities = fb.heterogeneity(reg, fit).to_pandas()["quantity"].tolist()
     assert "tau of 1 + x|site[1, 2]" in quantities
+
+
+def test_the_intercept_of_a_contrast_is_also_what_the_formula_calls_it(many):
+    found = fb.random_effects(*many)
+    np.testing.assert_array_equal(
+        found.contrast("a", "b", effect="1").draws, found.contrast("a", "b", effect="Intercept").draws
+    )
 
 
 def test_probabilities_of_levels_at_a_site_have_its_effects(tables, made):
@@ -89,9 +99,9 @@ def test_contrasts(many):
 
 REFUSED = {
     "an unknown unit": (("c", "a"), {}, "'c' has no effect here; those that do are 'a', 'b', 'a: 1'"),
-    "an unknown effect": (("a", "b"), {"effect": "z"}, "'a' has no effect `z`; it has 1 of .*, x of"),
-    "an unknown term": (("a", "b"), {"term": "1|site"}, r"'a' has no effect `1` of 1\|site; it has"),
-    "a label of two sites": (("1", "2"), {}, "'1' has several effects `1`, .*'a: 1', 'b: 1'"),
+    "an unknown effect": (("a", "b"), {"effect": "z"}, "'a' has no effect `z`; it has Intercept of .*, x of"),
+    "an unknown term": (("a", "b"), {"term": "1|site"}, r"'a' has no effect `Intercept` of 1\|site; it has"),
+    "a label of two sites": (("1", "2"), {}, "'1' has several effects `Intercept`, .*'a: 1', 'b: 1'"),
     "a ratio of means": (("a", "b"), {"ratio": True}, "the link is no logarithm"),
 }
 
@@ -107,7 +117,7 @@ def test_the_ratio_between_sites(tables, made):
     reg = fb.regression("y ~ x + (1 | site)", family="poisson", clients=tables(np.arange(40) % 5))
     effects = fb.random_effects(reg, made(reg))
     ratio = effects.contrast("a", "b", ratio=True)
-    assert ratio.title == "Rate ratio of a against b, effect 1"
+    assert ratio.title == "Rate ratio of a against b, effect Intercept"
     np.testing.assert_allclose(ratio.draws, np.exp(effects.contrast("a", "b").draws))
     assert repr(ratio).splitlines()[1].split() == ["median", "lower", "upper", "direction"]  # no sd that one draw makes
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import fedbayes as fb
 from fedbayes.formula.families import FAMILIES
@@ -160,3 +161,28 @@ def test_levels_without_an_intercept_are_compared_with_nothing(tables, made):
     direction = found.summary["probability_of_direction"]
     assert np.isnan(direction.sel(coefficient=["sex[f]", "sex[m]"])).all()
     assert not np.isnan(direction.sel(coefficient="x"))
+
+
+def made_estimates(median, width, reference=1.0):
+    """Of one quantity, whose median is in the middle of evenly spaced draws."""
+    values = np.linspace(median - width, median + width, 101)[None, :, None]
+    draws = xr.DataArray(values, dims=("chain", "draw", "row"), coords={"row": ["age"]})
+    return fb.Estimates(draws, "A ratio", reference=reference)
+
+
+@pytest.mark.parametrize(
+    ("median", "width", "shown"),
+    [
+        (1.0004, 1e-4, ["1.00040", "1.00031", "1.00049", ">0.999"]),
+        (0.99997, 1e-4, ["0.99997", "0.99988", "1.00006", "0.649"]),
+        (1.2, 0.5, ["1.2", "0.75", "1.65", "0.698"]),
+        (1.0, 0.0, ["1", "1", "1", "0.5"]),
+    ],
+)
+def test_a_ratio_near_1_is_shown_by_its_distance_from_1(median, width, shown):
+    assert list(made_estimates(median, width).printed()[1]) == ["age", *shown]
+
+
+def test_a_difference_has_three_digits():
+    assert "1.00" not in made_estimates(1.0004, 1e-4, reference=0.0).printed()[1]
+    assert made_estimates(1.0004, 1e-4, reference=0.0).printed()[1][1:4] == ("1", "5.83e-05", "1")
