@@ -174,8 +174,9 @@ _PARAMETRISATION = (
 _OFTEN = 0.25  # of the last rounds and their replicates
 _SCALES = "Scale the covariates to unit size, or try `fedbayes.EP(damping=0.2)`."
 _FAR = (
-    "A client that is left an improper cavity under proper priors is probably far from all the others: look at the "
-    "data of {}, such as their units and codes, or let coefficients differ between clients, by `(1 + x | site)` in a "
-    'formula or effects inside `with fedbayes.local():`. `method="laplace"` needs no cavities.'
+    "Without the data of {} the others' sites leave some global undetermined: few clients share a scale, or that one "
+    'is far from all the others, as by other units or codes. Fit by `method="laplace"`, which needs no cavities; '
+    "look at those data; or let coefficients differ between clients, by `(1 + x | site)` in a formula or effects "
+    "inside `with fedbayes.local():`."
 )
 _PRIORS = "Give the globals proper priors, or scale the covariates to unit size, or try `fedbayes.EP(damping=0.2)`."

@@ -51,7 +51,7 @@ def test_a_hierarchy_among_the_globals_is_named_before_anything_else() -> None:
 @pytest.mark.parametrize("stuck", [0, HOPELESS])
 def test_a_client_left_an_improper_cavity_under_proper_priors_is_far(stuck) -> None:
     found = told(code=ResultCode.NO_CAVITY, stuck=stuck)
-    assert "probably far from all the others: look at the data of 'd'" in found.trouble
+    assert "Without the data of 'd' the others' sites leave some global undetermined" in found.trouble
     assert ("raise `num_rounds`" in found.trouble) is (stuck == 0)
     assert not found.ask_who_disagrees  # it is known
     assert "far from" not in told(code=ResultCode.NO_CAVITY, stuck=stuck, proper=False).trouble

@@ -138,7 +138,7 @@ def test_the_verdict_and_the_line_on_more_rounds_agree() -> None:
     found = answer.verdict(rounds)
     assert not found.converged
     assert "ended about 0.2 posterior sds from their fixed point (the limit is 0.1)" in found.trouble
-    assert any("would move the global by about 0.2" in line for line in found.headline)
+    assert any("more of them would move it by about 0.2" in line for line in found.headline)
 
 
 def separable(x, y) -> None:
