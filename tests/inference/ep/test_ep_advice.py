@@ -71,7 +71,7 @@ def normal(y) -> None:
 def test_a_fit_with_a_far_client_names_it_and_says_that_its_draws_are_right() -> None:
     rng = np.random.default_rng(0)
     clients = {name: {"y": rng.normal(size=20) + (10.0 if name == "d" else 0.0)} for name in "abcd"}
-    method, far = fb.EP(num_replicates=1), r"look at the data of 'd'.*`fit.idata` is corrected all the same"
+    method, far = fb.EP(num_replicates=1), r"Without the data of 'd' .*`fit.idata` is corrected all the same"
     with pytest.warns(fb.NotConvergedWarning, match=far) as caught:
         fit = fb.fit_federated(
             normal, clients, method=method, key=jax.random.key(0), num_rounds=12, progress=False, correct=True
