@@ -43,7 +43,7 @@ _KNOWN = 1e-9  # share of the posterior's precision that the others hold: below 
 _SAYS = 1e-6  # share of the cavity's variance that a client removes: below it the client says nothing
 _TYPICAL = 0.25  # of the information that a client has on average: a direction with less is left out of the joint test
 _ERRORS = 3.0  # Monte Carlo standard errors by which both must exceed zero
-JOINTLY = "jointly"  # about no global by itself, but in the test of all of them together
+_JOINTLY = "jointly"  # about no global by itself, but in the test of all of them together
 _NAMED = 3  # globals of one client that are named in words
 _PRODUCT = 1e-6  # relative difference between the posterior and prior times sites that counts as round-off
 
@@ -339,7 +339,7 @@ def disagreeing(conflict: "xr.Dataset") -> list[str]:
         about = [str(label) for label in single[COORDINATE].values[single.values < LEVEL]]
         if about or conflict["p_overall_adjusted"].values[place] < LEVEL:
             name = str(conflict[CLIENT].values[place])
-            found.append(f"{name} ({shortened(about, _NAMED) if about else JOINTLY})")
+            found.append(f"{name} ({shortened(about, _NAMED) if about else _JOINTLY})")
     return found
 
 

@@ -193,7 +193,7 @@ def _disagreement_lines(fitted: Fitted) -> list[str]:
         verb = "disagrees" if len(names) == 1 else "disagree"
         lines.append(f"{', '.join(names)} {verb} with the others; see fit.conflict()")
     if fitted.roster.prior.is_proper and (unknown := left_out(found)):  # else one client may know what nobody else does
-        lines.append(f"not known of {shortened(unknown)}, left an improper cavity by rounds that did not converge")
+        lines.append(f"not known of {shortened(unknown)}, left an improper cavity by the others' sites")
     return [f"  conflict  {line}" for line in lines]
 
 
