@@ -228,7 +228,6 @@ class ResultCode(IntEnum):
     REFUSED = 8
     NOISY = 9
     LOST = 10
-    NO_CAVITY = 11
     NOT_SUMMED = 12
     IN_PART = 13
 
@@ -251,7 +250,6 @@ def usable(codes: Any) -> Any:
         ResultCode.UNRELIABLE,
         ResultCode.NOISY,
         ResultCode.LOST,
-        ResultCode.NO_CAVITY,
         ResultCode.IN_PART,
     ):
         found = found | (codes == code)
@@ -266,7 +264,6 @@ _MEANINGS = {
     ResultCode.UNRELIABLE: f"importance weights heavy-tailed (k-hat above {K_HAT_LIMIT}): used, but not to be trusted",
     ResultCode.NOISY: "used; more than its share of the Monte Carlo noise that a fit should have in all",
     ResultCode.LOST: "it has lost what it kept, with its disk or its process: the clients' sites are counted anew",
-    ResultCode.NO_CAVITY: "the others' sites leave it an improper cavity: it proposes no change, and its site stays",
     ResultCode.NOT_SUMMED: "another site had nothing to add to the secure sum: dropped, its last message stays",
     ResultCode.IN_PART: "some modes' messages not finite: those are dropped, the others used",
     ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",

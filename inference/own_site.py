@@ -1,8 +1,8 @@
 """A client's own site, which nobody else sees: the server holds the product of all sites, and sums of their changes.
 
-A client can't know whether its reply has counted: a message may be lost, come too late, or belong to a step that the
-server has taken back. So the server tells it with each broadcast which of its replies was the last that counted, and
-how far all sites have moved towards those of that round. The client keeps its last two replies; one of them is the one
+A client can't know whether its reply has counted: a message may be lost or come too late. So the server tells it with
+each broadcast which of its replies was the last that counted, and how far all sites have moved towards those of that
+round. The client keeps its last two replies; one of them is the one
 that the server means, or its site is lost, which it says.
 """
 

@@ -225,7 +225,6 @@ _WORTH_NAMING = (
     ResultCode.IMPROPER,
     ResultCode.UNRELIABLE,
     ResultCode.LOST,
-    ResultCode.NO_CAVITY,
 )
 
 

@@ -135,7 +135,7 @@ class AnsweringSite:
             told = int(failed <= most)  # later refusals tell nothing
             self._counted = data, before, failed + told
             log.error(
-                "%d times these data have made a number not finite or too large, or a cavity improper, and %d times "
+                "%d times these data have made a number not finite or too large, or a density improper, and %d times "
                 "they would in this answer. The owner allows %d (`failures` under [answers] of the policy).",
                 failed,
                 failures,

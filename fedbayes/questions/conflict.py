@@ -398,14 +398,14 @@ def _remarks(conflict: "xr.Dataset", *, proper: bool) -> list[str]:
     conflict
         From :meth:`fedbayes.FederatedFit.conflict`.
     proper
-        Whether the prior is: a cavity can then be improper for one reason alone, that the rounds have not converged.
+        Whether the prior is: then no client knows alone what nobody else speaks of.
     """
     alone = np.isnan(conflict["share"].values)
     unheard = np.isnan(conflict["z"].values) & ~alone.any(axis=1, keepdims=True)
     silent = (conflict["rank"].values == 0) & ~alone.any(axis=1)
     without = (
-        "client '{}' can't be compared about {}: the others' sites leave it an improper cavity, as rounds that have "
-        "not converged may"
+        "client '{}' can't be compared about {}: the others' sites leave it an improper cavity, as where it is far from "
+        "them or the rounds have not converged; a fit without it tells what they say"
         if proper
         else "nobody but client '{}' knows anything of {}"
     )

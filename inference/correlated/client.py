@@ -89,7 +89,7 @@ def update(layout: Layout, solver: Solver, *, draws: bool) -> Update:
         cavity = unpacked(own.cavity)
         tilted = Tilted(client.with_global(layout.latent), cavity, own.mean, spread)
         shift = private.shift if draws else ()
-        found = matched(solver, tilted, cavity.precision, shared.opening, private.warm, shift)
+        found = matched(solver, tilted, shared.opening, private.warm, shift)
         reply = Reply(each=SiteMessage(packed(found.site), found.noise), code=found.code, info=found.info)
         return reply, private._replace(warm=found.warm)
 

@@ -25,6 +25,8 @@ from fedbayes.problem.program.prior import Prior
 if TYPE_CHECKING:
     import xarray as xr
 
+_SMALLEST = "smallest_cavity_eigenvalue"
+
 DIAGNOSTICS: Mapping[str, Diagnostic] = {
     "kl": Diagnostic((REPLICATE,), "KL divergence of the new global from the old one", "nats"),
     "change": Diagnostic(
@@ -35,8 +37,10 @@ DIAGNOSTICS: Mapping[str, Diagnostic] = {
     ),
     "step": Diagnostic((REPLICATE,), "step taken towards the clients' new sites"),
     "stuck": Diagnostic((REPLICATE,), "rounds without progress, up to this one"),
-    "smallest_cavity_eigenvalue": Diagnostic(
-        (CLIENT, REPLICATE), "smallest eigenvalue of the cavity's precision", "units of the global's precision"
+    _SMALLEST: Diagnostic(
+        (CLIENT, REPLICATE),
+        "smallest eigenvalue of the cavity's precision, negative where the cavity is improper",
+        "units of the global's precision",
     ),
     "k_hat": Diagnostic((CLIENT, REPLICATE), "Pareto tail shape of the importance weights"),
     "heavy_tailed": Diagnostic((CLIENT, REPLICATE), "1 where the importance weights can't be trusted"),
@@ -128,7 +132,7 @@ class EPAnswer(GaussianAnswer):
             stopped = f"It stopped because the last {HOPELESS} rounds brought it no nearer to a fixed point."
             return [stopped, self._remedy(last)]
         if float(last["step"].min()) == 0.0:
-            return ["No step kept the global and every cavity proper.", self._remedy(last)]
+            return ["No step kept the global proper.", self._remedy(last)]
         if self._far(last):
             return [self._remedy(last), "Or it was still on its way: raise `num_rounds`."]
         if noise >= 0.5 * change:
@@ -147,17 +151,16 @@ class EPAnswer(GaussianAnswer):
         return _PARAMETRISATION if self._has_locals else _SCALES
 
     def _far(self, last: "xr.Dataset") -> list[str]:
-        """Clients that are left an improper cavity though the prior is proper.
+        """Clients that are left an improper cavity though the prior is proper; none where only they can know.
 
         The others' sites have then lost precision: so far from this client that each finds the data less likely, and
-        the globals less known, with it than without. As the step is then taken back, this comes every other round;
-        Monte Carlo noise alone seldom does it twice, or to one client rather than many.
+        the globals less known, with it than without. Monte Carlo noise alone seldom does it to one client in most
+        replicates, rather than to many in some.
         """
-        if not self._prior.is_proper:
+        if not self._prior.is_proper or _SMALLEST not in last:
             return []
         names = last[CLIENT].values
-        codes = [np.reshape(record["code"], (len(names), -1)) for record in self._run.history[-HOPELESS:]]
-        found = names[np.concatenate([each == ResultCode.NO_CAVITY for each in codes], axis=1).mean(axis=1) >= _OFTEN]
+        found = names[(last[_SMALLEST] < 0.0).mean(REPLICATE).values >= _OFTEN]
         return list(found) if len(found) < 0.5 * len(names) else []
 
     def _asks_who(self, rounds: "xr.Dataset") -> bool:
@@ -171,7 +174,7 @@ _PARAMETRISATION = (
     "Write the locals in the other parametrisation: non-centred, for instance by `numpyro.handlers.reparam` with "
     "`LocScaleReparam(0)`, where a client's groups have few rows each, and centred where they have many."
 )
-_OFTEN = 0.25  # of the last rounds and their replicates
+_OFTEN = 0.5  # of the replicates
 _SCALES = "Scale the covariates to unit size, or try `fedbayes.EP(damping=0.2)`."
 _FAR = (
     "Without the data of {} the others' sites leave some global undetermined: few clients share a scale, or that one "

@@ -17,6 +17,7 @@ from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, packed, unpac
 from fedbayes.problem.client import Client
 
 _IMPROPER_SLACK = 1e-9  # a cavity may be singular where only its own client knows a direction, as under a flat prior
+_MOST_OWN = 0.9  # of the global's precision, what the client's own part of it may be once its cavity was improper
 
 
 class Family(NamedTuple):
@@ -53,15 +54,12 @@ class Change(NamedTuple):
         sites the precision is a vector ``(d,)``. Where the server counts the sites anew: the whole site.
     noise
         Expected squared Monte Carlo error of the global that this causes, in posterior sds, summed over coordinates.
-    improper
-        One where the client's cavity is improper, so that it has computed nothing.
     lost
         One where the client has lost its site: what the global holds of it is not known to anybody.
     """
 
     site: Gaussian
     noise: Array
-    improper: Array
     lost: Array
 
 
@@ -97,14 +95,15 @@ class Told(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps: its site, and where its solver starts."""
+    """What a client keeps: its site, where its solver starts, and whether its cavity was improper once."""
 
     site: OwnSite
     warm: Warm
+    was_improper: Array
 
 
 class Matched(NamedTuple):
-    """A client's next site, from its cavity.
+    """A client's next site, from a cavity.
 
     Attributes
     ----------
@@ -116,8 +115,6 @@ class Matched(NamedTuple):
         Expected squared Monte Carlo error of the global that it causes, in posterior sds, summed over coordinates.
     usable
         Whether its numbers are finite, and the opening's mode was found.
-    proper
-        Whether the cavity is proper wherever the global is.
     code, info
         Of the reply.
     warm
@@ -128,13 +125,12 @@ class Matched(NamedTuple):
     white: Array
     noise: Array
     usable: Array
-    proper: Array
     code: Array
     info: Info
     warm: Warm
 
 
-def matched(solver: Solver, tilted: Tilted, everybody: Array, opening: Array, warm: Warm, inputs: Any) -> Matched:
+def matched(solver: Solver, tilted: Tilted, opening: Array, warm: Warm, inputs: Any) -> Matched:
     """Moment match of the tilted density, divided by the cavity.
 
     Parameters
@@ -143,8 +139,6 @@ def matched(solver: Solver, tilted: Tilted, everybody: Array, opening: Array, wa
         How the tilted density is explored.
     tilted
         Cavity times factor.
-    everybody
-        Precision of what all clients know together, shape ``(d, d)``: the scale on which a cavity is proper.
     opening
         Whether the Laplace approximation is asked for, as in an opening round.
     warm, inputs
@@ -156,7 +150,7 @@ def matched(solver: Solver, tilted: Tilted, everybody: Array, opening: Array, wa
     site, log_evidence = either((laplace, laplace_evidence(found.mode)), (found.site, found.log_evidence))
     usable = jnp.all(jnp.isfinite(site.shift)) & jnp.all(jnp.isfinite(site.precision))
     usable = usable & (found.mode.converged | ~opening)  # no approximation of what grows for ever
-    site, white, influence, proper = _scaled(site, cavity, everybody, log_evidence)
+    site, white, influence = _scaled(site, cavity, log_evidence)
     # the tilted covariance is the global's where EP has converged
     noise = found.error.noise(white.T @ white)
     noise = jnp.where(jnp.isfinite(noise) & ~opening, noise, 0.0)
@@ -171,7 +165,7 @@ def matched(solver: Solver, tilted: Tilted, everybody: Array, opening: Array, wa
         "noise": noise,
     }
     after = jax.tree.map(lambda new, old: jnp.where(usable, new, old), found.warm, warm)
-    return Matched(site, white, noise, usable, proper, code, info, after)
+    return Matched(site, white, noise, usable, code, info, after)
 
 
 def local_update(
@@ -200,43 +194,68 @@ def local_update(
     """
     kept, lost = own.site.settled(told.counted)
     site, everybody = kept.at(told.counted), unpacked(shared.global_)
-    tilted = Tilted(client, everybody - site, shared.mean, everybody.precision if spread else None)
-    found = matched(solver, tilted, everybody.precision, shared.opening, own.warm, inputs)
-    idle = lost | ~found.proper | shared.recount  # nothing is proposed
+    cavity, smallest, was_improper = cavity_of(everybody, site, own.was_improper)
+    tilted = Tilted(client, cavity, shared.mean, everybody.precision if spread else None)
+    found = matched(solver, tilted, shared.opening, own.warm, inputs)
+    idle = lost | shared.recount  # nothing is proposed
     proposed = where(found.usable & ~idle, family.within(found.site), site)
     change = Change(
         site=family.sent(where(told.whole, site, proposed - site)),
         noise=jnp.where(idle, 0.0, found.noise),
-        improper=(~found.proper & ~lost & ~shared.recount).astype(float),
         lost=lost.astype(float),
     )
-    warm = jax.tree.map(lambda new, old: jnp.where(idle, old, new), found.warm, own.warm)
     noisy = (found.code == ResultCode.OK) & (found.noise >= most_noise)
     code = jnp.where(idle, ResultCode.OK, jnp.where(noisy, ResultCode.NOISY, found.code))
-    code = jnp.where(lost, ResultCode.LOST, jnp.where(change.improper > 0.0, ResultCode.NO_CAVITY, code))
-    smallest = smallest_eigenvalue(found.white, found.site)
-    info = found.info | {"noise": change.noise, "smallest_cavity_eigenvalue": smallest}
+    code = jnp.where(lost, ResultCode.LOST, code)
+    influence = jnp.where(smallest < 0.0, jnp.nan, found.info["influence"])  # on what others know, if it is a density
+    info = found.info | {"noise": change.noise, "smallest_cavity_eigenvalue": smallest, "influence": influence}
     reply = Reply(total=change, code=code, info=info)
-    return reply, Own(kept.replied(told.counted, proposed, shared.round), warm)
+    warm, was_improper = jax.tree.map(
+        lambda new, old: jnp.where(idle, old, new), (found.warm, was_improper), (own.warm, own.was_improper)
+    )
+    return reply, Own(kept.replied(told.counted, proposed, shared.round), warm, was_improper)
 
 
-def _scaled(
-    site: Gaussian, cavity: Gaussian, everybody: Array, log_evidence: Array
-) -> tuple[Gaussian, Array, Array, Array]:
-    """The site with its scale, the whitener of cavity times site, the client's influence, and if the cavity is proper.
+def cavity_of(everybody: Gaussian, site: Gaussian, was_improper: Array) -> tuple[Gaussian, Array, Array]:
+    """The Gaussian in which a client matches moments: its cavity ``q / s_k``, or ``q / s_k^a`` with ``a < 1``.
+
+    Monte Carlo noise, or the way to the fixed point, can make a cavity improper, though it is proper at the fixed
+    point. From then on the client takes the largest power ``a`` of its site out of the global that leaves a tenth of
+    the global's precision in every direction. A site that holds less than nine tenths of it has ``a = 1``, the cavity.
+
+    Parameters
+    ----------
+    everybody, site
+        The global, and the client's site in it.
+    was_improper
+        Whether the cavity was improper in an earlier round.
+
+    Returns
+    -------
+    cavity
+        Proper wherever the global is.
+    smallest
+        Smallest eigenvalue of ``q / s_k``'s precision, in units of the global's; NaN where the global is improper.
+    was_improper
+        In this round or an earlier one.
+    """
+    smallest = smallest_eigenvalue(whitener(everybody.precision), site)
+    was_improper = was_improper | (smallest < -_IMPROPER_SLACK)
+    own = 1.0 - smallest
+    power = jnp.where(was_improper & (own > _MOST_OWN), _MOST_OWN / own, 1.0)
+    return everybody - site.scaled(power), smallest, was_improper
+
+
+def _scaled(site: Gaussian, cavity: Gaussian, log_evidence: Array) -> tuple[Gaussian, Array, Array]:
+    """The site with its scale, the whitener of cavity times site, and the client's influence.
 
     The scale is that of :func:`~fedbayes.inference.local.density.tilted.with_evidence`. The influence is how far the
-    client moves everybody else's mean, in the cavity's sds (root mean square). All need the same few factorisations,
-    made side by side.
+    client moves everybody else's mean, in the cavity's sds (root mean square).
     """
-    together = cavity.precision + site.precision
-    nearly = cavity.precision + _IMPROPER_SLACK * everybody
-    white, other, bound, whole = jax.vmap(whitener)(jnp.stack([together, cavity.precision, nearly, everybody]))
+    white, other = jax.vmap(whitener)(jnp.stack([cavity.precision + site.precision, cavity.precision]))
     half = white @ (cavity.shift + site.shift)
     gap = white.T @ half - other.T @ (other @ cavity.shift)
     log_integral = 0.5 * (half @ half - log_det(white) + site.size * LOG_2PI)
     influence = jnp.sqrt(gap @ cavity.precision @ gap / site.size)
     scaled = Gaussian(site.shift, site.precision, log_evidence - log_integral)
-    # where the global is improper, as under a flat prior before the first round, so is every cavity
-    proper = jnp.all(jnp.isfinite(bound)) | ~jnp.all(jnp.isfinite(whole))
-    return scaled, white, influence, proper
+    return scaled, white, influence

@@ -9,8 +9,9 @@ for client k:
 
 The site is the client's own, and so is the cavity that it forms from it. A message is how the site should change, of
 which the server sees the sum alone; it takes the step ``q <- q prod_k (new / s_k)^eta`` with ``eta`` small enough that
-the global stays proper, and takes it back where a client then reports an improper cavity. Which of its replies counted,
-and how far, a client learns with the next broadcast (:mod:`fedbayes.inference.own_site`).
+the global stays proper. A client whose cavity is improper leaves a power of its site out of the global in place of the
+whole. Which of its replies counted, and how far, a client learns with the next broadcast
+(:mod:`fedbayes.inference.own_site`).
 """
 
 import warnings
@@ -48,6 +49,10 @@ class EP(Options, Method):
 
     in natural parameters (algorithms 3.2 and 3.3 of Yue 2023, after Minka 2001). The global is exact where clients are
     linear-Gaussian; elsewhere ``fit.error`` has its error.
+
+    A cavity ``q / s_k`` that was improper in some round, by Monte Carlo noise or on the way to the fixed point, is
+    replaced by ``q / s_k^a`` from then on, with the largest ``a <= 1`` for which ``s_k^a`` has at most nine tenths of
+    the global's precision in every direction. Where the site has no more than that at the end, ``a`` is 1.
 
     Parameters
     ----------

@@ -25,7 +25,6 @@ from fedbayes.inference.ep.step import (
     makes_progress,
     noise_limited,
     remaining,
-    taken_back,
 )
 from fedbayes.inference.local import solvers
 from fedbayes.inference.local.density.moments import (
@@ -137,7 +136,7 @@ def _asked_at(shared: Shared) -> Array:
 
 
 def _own(client: Client, site: OwnSite) -> Own:
-    return Own(site, cold_chains(cold_start(site.old.size + client.num_locals)))
+    return Own(site, cold_chains(cold_start(site.old.size + client.num_locals)), jnp.asarray(False))
 
 
 def _in_family(before: OfMode, family: Family) -> OwnSite:
@@ -165,7 +164,7 @@ def _init(
         return state
     assert isinstance(previous.convex, Gaussian)  # noqa: S101
     sites = family.within(previous.convex)
-    moved = state._replace(direction=sites, step=jnp.ones(()), counted=previous.counted(), stepped=previous.best_round)
+    moved = state._replace(direction=sites, step=jnp.ones(()), counted=previous.counted())
     moved = moved._replace(white=whitener(moved.global_().precision), round=previous.round)
     state = state._replace(round=previous.round)
     proper = jnp.all(jnp.isfinite(moved.white))
@@ -188,21 +187,17 @@ def _aggregate(
     replies: Replies,
     key: Array,
 ) -> tuple[EPState, Info]:
-    """The server's half of a round: refine the prior's site, choose the step, take it; or take the last one back.
+    """The server's half of a round: refine the prior's site, choose the step, take it.
 
     While the sites are counted anew, and where nobody's reply can be used, nothing moves.
     """
     old, used, total = state.global_(), replies.used, replies.total
-    counting, improper, lost = state.recount.running, total.improper > 0.0, total.lost > 0.0
-    back = improper & (state.step > 0.0) & ~counting
-    plain = ~back & ~counting & jnp.any(used)
+    counting, lost = state.recount.running, total.lost > 0.0
+    plain = ~counting & jnp.any(used)
     noise = jnp.where(plain, jnp.sqrt(total.noise / prior.size), state.noise)
     wanted = damping(noise, state.change) if config.damping is None else jnp.asarray(config.damping)
     wanted = jnp.where(state.opening, 1.0, jnp.minimum(wanted, state.ceiling))
-    ahead = _ahead(family, prior, refine, state, total, key)
-    before = state._replace(white=jnp.full_like(state.white, jnp.nan))  # a smaller step can't lose more
-    chosen = where_state(back, before, ahead)
-    moved, step = largest_proper_step(chosen, jnp.where(back, taken_back(state.step), wanted))
+    moved, step = largest_proper_step(_ahead(family, prior, refine, state, total, key), wanted)
     still = step <= 0.0  # as far as the base: where that is the present global, nothing has moved
     kl = jnp.where(plain & ~still, divergence(moved, state, old), 0.0)
     # ``sqrt(2 KL / d)``: for a shift of the mean, its root mean square in posterior sds
@@ -217,18 +212,17 @@ def _aggregate(
     alone = ~jnp.isfinite(state.change) & (change > 2.0 * noise)  # one round tells of its own change only
     far = jnp.where(alone, change, left) > ERROR_LIMIT  # false where that is not known
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
-    fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used)
-    stuck = jnp.where(counting, state.stuck, jnp.where(fine & ~back, 0.0, state.stuck + 1.0))
+    some = jnp.any(used) & ~jnp.all(used)  # others may answer in the next round; where nobody can, nobody may ever
+    fine = makes_progress(noise, change, state.change, step) | state.opening | some
+    stuck = jnp.where(counting, state.stuck, jnp.where(fine, 0.0, state.stuck + 1.0))
     known = jnp.where(state.opening, jnp.inf, change)  # the opening round's change says nothing of the next one's
-    counted = _counted(state, replies, step, back=back, plain=plain)
-    moved = where_state(plain | back, moved, state)._replace(
+    moved = where_state(plain, moved, state)._replace(
         ceiling=ceiling,
         change=known,
         noise=noise,
         opening=jnp.asarray(False),
         stuck=stuck,
-        counted=counted,
-        stepped=jnp.where(plain, state.round, state.stepped),
+        counted=_counted(state, replies.used & plain, step),
     )
     moved = _recounted(moved, replies, family, counting, lost)
     moved = moved._replace(round=state.round + 1)
@@ -236,10 +230,10 @@ def _aggregate(
         "kl": kl,
         "change": change,
         "monte_carlo_noise": noise,
-        "step": jnp.where(plain | back, step, 0.0),
+        "step": jnp.where(plain, step, 0.0),
         "stuck": stuck,
         "hopeless": stuck >= HOPELESS,
-        "converged": plain & ~lost & ~improper & ((change <= config.tolerance) | at_noise) & ~far & ~state.opening,
+        "converged": plain & ~lost & ((change <= config.tolerance) | at_noise) & ~far & ~state.opening,
         "proper": jnp.all(jnp.isfinite(moved.white)),
     }
     return moved, info
@@ -262,11 +256,9 @@ def _ahead(family: Family, prior: Prior, refine: solvers.Solver, state: EPState,
     return state._replace(base=old, direction=direction, prior=own, prior_direction=refined)
 
 
-def _counted(state: EPState, replies: Replies, step: Array, *, back: Array, plain: Array) -> Counted:
-    """Whose reply of this round counts, and how far; where a step was taken back, how far the last ones do."""
-    now, last = replies.used & plain, back & (state.counted.round == state.stepped)
-    rounds = jnp.where(now, state.round, state.counted.round)
-    return Counted(rounds, jnp.where(now | last, step, state.counted.step))
+def _counted(state: EPState, now: Array, step: Array) -> Counted:
+    """Whose reply of this round counts, and how far."""
+    return Counted(jnp.where(now, state.round, state.counted.round), jnp.where(now, step, state.counted.step))
 
 
 def _recounted(state: EPState, replies: Replies, family: Family, counting: Array, lost: Array) -> EPState:

@@ -1,8 +1,7 @@
 """The server's step in EP: towards the clients' new sites, as far as noise and propriety allow.
 
 The server knows the product of all sites and the sum of their changes, so it sees that the global stays proper. A
-cavity is its client's: one that the step has made improper is reported with the next replies, and the server then takes
-the step back and a smaller one.
+cavity is its client's, who sees to one that a step has made improper (:mod:`fedbayes.inference.ep.client`).
 """
 
 from types import ModuleType
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.inference.own_site import NEVER, Counted
+from fedbayes.inference.own_site import Counted
 from fedbayes.numerics.gaussian import Gaussian, log_det, whitener
 from fedbayes.numerics.host import product_of
 
@@ -21,7 +20,6 @@ NOISE_TARGET = 0.1  # Monte Carlo noise of the global, in posterior sds, that ne
 # Two undamped rounds at the fixed point differ by 1.4 times their noise (root mean square), rarely by three times.
 _AT_NOISE, ABOVE_NOISE, _NEAR_NOISE = 2.0, 3.0, 4.0
 _BACKOFF, _MAX_BACKOFF = 0.8, 40
-_BACK, _LEAST = 0.25, 0.01  # how far a step is taken back, and where from wholly: after five exchanges at most
 _SLOWEST = 0.95  # ratio of two changes from which on they tell no more than a bound
 HOPELESS = 8  # rounds without progress after which a fit stops
 
@@ -60,8 +58,8 @@ class EPState(NamedTuple):
         Whitener of the global's precision, shape ``(d, d)``; not finite where the global is improper.
     counted
         For each client, its last reply that counts and the step towards it.
-    round, stepped
-        Number of the present round, and of the one in which the last step was taken.
+    round
+        Number of the present round.
     ceiling
         Largest step allowed, lowered when the iteration oscillates.
     change
@@ -84,7 +82,6 @@ class EPState(NamedTuple):
     white: Array
     counted: Counted
     round: Array
-    stepped: Array
     ceiling: Array
     change: Array
     noise: Array
@@ -106,7 +103,6 @@ class EPState(NamedTuple):
             white=white,
             counted=Counted.none(num_clients),
             round=zero,
-            stepped=jnp.full((), NEVER),
             ceiling=jnp.ones(()),
             change=infinity,
             noise=infinity,
@@ -218,11 +214,6 @@ def largest_proper_step(state: EPState, wanted: Array) -> tuple[EPState, Array]:
     return moved._replace(white=whitener(moved.global_().precision)), step
 
 
-def taken_back(step: Array) -> Array:
-    """The smaller step in the place of one that made a cavity improper; none where it was small already."""
-    return jnp.where(step < _LEAST, 0.0, _BACK * step)
-
-
 def smallest_eigenvalue(white: Array, site: Gaussian) -> Array:
     """Smallest eigenvalue of the cavity's precision in units of the global's: 0 for a client that decides alone.
 
@@ -240,7 +231,8 @@ def smallest_eigenvalue(white: Array, site: Gaussian) -> Array:
         matrix = matrix @ matrix
         return matrix / jnp.trace(matrix)
 
-    power = jax.lax.fori_loop(0, 12, square, share + jnp.sqrt(jnp.sum(share**2)) * eye + 1e-300 * eye)
+    shifted = share + jnp.sqrt(jnp.sum(share**2)) * eye + 1e-300 * eye
+    power = jax.lax.fori_loop(0, 12, square, shifted / jnp.trace(shifted))
     return 1.0 - jnp.sum(power * share) / jnp.trace(power)
 
 

@@ -31,10 +31,7 @@ _OWN_WORDS = ("ticket", "oldest", "records", "seat")
 _OWN_ARRAYS = ("recorded",)
 _SEAT = ("kinds", "template")  # as all sites read their data; rows are padded at each in its own way
 # Codes that hang on the data where a server chooses what is computed, and say by name at which site it can't be.
-_FAILED = (
-    ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.NO_GRADIENT, ResultCode.NO_CAVITY, ResultCode.IN_PART,
-)  # fmt: skip
-_IDLE = (ResultCode.LOST, ResultCode.NO_CAVITY)  # replies that count and hold nothing of the data
+_FAILED = (ResultCode.NOT_FINITE, ResultCode.IMPROPER, ResultCode.NO_GRADIENT, ResultCode.IN_PART)
 
 
 class Hiding(NamedTuple):
@@ -138,9 +135,9 @@ class Sums:
     def sent(self, reply: Reply, hiding: Hiding | None, *, finite: bool = True, counted: Reply | None = None) -> Sent:
         """What leaves: the reply, or its term of a sum under masks, beside the result code.
 
-        A reply that holds nothing of the data, since it does not count or has nothing to propose, goes openly. Hidden
-        it would be a term that the server knows, and the sum one over fewer sites than it seems; so the others' masks
-        stay on, and there is no sum this time.
+        A reply that holds nothing of the data, since it does not count or the site has lost its state, goes openly.
+        Hidden it would be a term that the server knows, and the sum one over fewer sites than it seems; so the others'
+        masks stay on, and there is no sum this time.
 
         Parameters
         ----------
@@ -183,13 +180,13 @@ class Sums:
             return reply._replace(code=jnp.full_like(reply.code, int(ResultCode.NOT_FINITE)))
         in_part = jnp.equal(reply.code, int(ResultCode.IN_PART))  # its noughts are places with one term less
         reply = reply._replace(code=jnp.where(in_part, int(ResultCode.NOT_FINITE), reply.code))
-        used, idle = np.asarray(usable(reply.code)), np.isin(reply.code, _IDLE)
-        if np.all(used) and not np.any(idle):
+        used, lost = np.asarray(usable(reply.code)), _is_lost(reply)
+        if np.all(used) and not np.any(lost):
             return reply
-        constant = jax.tree.map(lambda leaf: _kept(idle, leaf), reply.total)
+        constant = jax.tree.map(lambda leaf: _kept(lost, leaf), reply.total)
         if not all(np.all(np.isin(leaf, (0.0, 1.0))) for leaf in jax.tree.leaves(constant)):
-            constant, idle = jax.tree.map(np.zeros_like, constant), np.zeros_like(idle)
-        code = jnp.where(used & ~idle, int(ResultCode.NOT_SUMMED), reply.code)
+            constant, lost = jax.tree.map(np.zeros_like, constant), np.zeros_like(lost)
+        code = jnp.where(used & ~lost, int(ResultCode.NOT_SUMMED), reply.code)
         return reply._replace(total=constant, code=code)
 
     def _numbers(self, reply: Reply) -> np.ndarray:
@@ -204,8 +201,13 @@ class Sums:
 
 def _holds_nothing(reply: Reply, numbers: np.ndarray) -> bool:
     """Whether a reply is the same whatever the data are: noughts, and ones that count what the codes say."""
-    is_constant = ~np.asarray(usable(reply.code)) | np.isin(reply.code, _IDLE)
+    is_constant = ~np.asarray(usable(reply.code)) | _is_lost(reply)
     return bool(np.all(is_constant) and np.all(np.isin(numbers, (0.0, 1.0))))
+
+
+def _is_lost(reply: Reply) -> np.ndarray:
+    """Where a reply counts though it holds nothing of the data: it says that the site has lost what it kept."""
+    return np.asarray(reply.code) == ResultCode.LOST
 
 
 def _failed(codes: jax.Array) -> int:
@@ -225,10 +227,10 @@ def _failures(reply: Reply, limit: float = np.inf) -> int:
     return _failed(reply.code) + (beyond if used.any() else 0)
 
 
-def _kept(idle: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-    """A leaf's numbers in the replicates that are idle, noughts in the others."""
+def _kept(lost: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+    """A leaf's numbers in the replicates that say of a loss, noughts in the others."""
     leaf = np.asarray(leaf)
-    return np.where(idle.reshape(idle.shape + (1,) * (leaf.ndim - idle.ndim)), leaf, 0)
+    return np.where(lost.reshape(lost.shape + (1,) * (leaf.ndim - lost.ndim)), leaf, 0)
 
 
 def history_after(message: Message, before: str) -> str:

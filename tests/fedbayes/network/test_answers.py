@@ -203,7 +203,7 @@ def test_so_many_numbers_that_are_too_large_are_told_and_then_nothing(federation
     assert server.draws(0, server.TOO_LARGE) == "FAILURES"
     assert server.failures == 257
     shown = as_text(list(server.site.journal.entries()), 5)
-    assert "257 times a number was not finite or too large for a sum, or a cavity improper." in shown
+    assert "257 times a number was not finite or too large for a sum, or a density improper." in shown
     with pytest.raises(FederatedError, match=r"would tell more often than its owner allows .* `failures` under"):
         server.world.fit(secure_sums=True)
     policy("failures = 257")
@@ -261,8 +261,6 @@ def term_of(folder, reply: Reply, hidden: bool, **options) -> Sent:
     ("codes", "values", "failures"),
     [
         ((ResultCode.OK, ResultCode.NOISY), (1.0, 2.0), 0),
-        ((ResultCode.OK, ResultCode.NO_CAVITY), (1.0, 0.0), 1),
-        ((ResultCode.NO_CAVITY, ResultCode.NO_CAVITY), (0.0, 0.0), 2),
         ((ResultCode.NOT_FINITE, ResultCode.OK), (np.nan, 1.0), 1),
         ((ResultCode.IN_PART, ResultCode.IMPROPER), (1.0, 0.0), 2),
         ((ResultCode.LOST, ResultCode.OK), (0.0, 1.0), 0),  # the server says which replies have counted

@@ -9,7 +9,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.errors import ResultCode
-from fedbayes.inference.ep.client import Family, Own, Shared, Told, local_update
+from fedbayes.inference.ep.client import Family, Own, Shared, Told, cavity_of, local_update
 from fedbayes.inference.ep.server import _in_family
 from fedbayes.inference.local.density.laplace import Mode
 from fedbayes.inference.local.density.tilted import LocalSite, cold_chains
@@ -64,7 +64,9 @@ def kept() -> OwnSite:
     return OwnSite.neutral(SIZE)._replace(later=twice, later_round=jnp.asarray(ROUND))
 
 
-def sent(everybody=EVERYBODY, found=FOUND, counted=ROUND, recount=False, whole=False, most_noise=1.0) -> Sent:
+def sent(
+    everybody=EVERYBODY, found=FOUND, counted=ROUND, recount=False, whole=False, most_noise=1.0, was_improper=False
+) -> Sent:
     """What the client does where the server means its reply of this round, half of the way."""
     given = []
 
@@ -77,7 +79,7 @@ def sent(everybody=EVERYBODY, found=FOUND, counted=ROUND, recount=False, whole=F
 
     shared = Shared(jnp.zeros(SIZE), packed(everybody), jnp.asarray(False), jnp.asarray(NOW), jnp.asarray(recount))
     told = Told(Counted(jnp.asarray(counted), jnp.asarray(0.5)), jnp.asarray(whole))
-    own = Own(kept(), cold_chains(jnp.zeros(SIZE)))
+    own = Own(kept(), cold_chains(jnp.zeros(SIZE)), jnp.asarray(was_improper))
     solver = Solver(run, lambda key, size: ())
     reply, own = local_update(solver, Family(False), False, most_noise, shared, told, own, None, ())
     return Sent(reply, own, given[0])
@@ -89,10 +91,10 @@ def assert_same(one: Gaussian, other: Gaussian) -> None:
     np.testing.assert_allclose(one.precision, other.precision, atol=1e-12)
 
 
-def assert_sent(found: Sent, site: Gaussian, *, noise=0.0, improper=0.0, lost=0.0, code=ResultCode.OK) -> None:
+def assert_sent(found: Sent, site: Gaussian, *, noise=0.0, lost=0.0, code=ResultCode.OK) -> None:
     change = found.reply.total
     assert_same(unpacked(change.site), site)
-    assert [float(each) for each in (change.noise, change.improper, change.lost)] == [noise, improper, lost]
+    assert [float(each) for each in (change.noise, change.lost)] == [noise, lost]
     assert int(found.reply.code) == code
 
 
@@ -112,16 +114,59 @@ def test_a_reply_above_its_share_of_the_noise_is_called_noisy() -> None:
     assert_sent(sent(most_noise=0.4), FOUND - HELD, noise=NOISE, code=ResultCode.NOISY)
 
 
-def test_an_improper_cavity_is_reported_and_nothing_proposed() -> None:
+def share(everybody: Gaussian, site: Gaussian) -> np.float64:
+    """The largest part of the global's precision that a site holds in a direction."""
+    return np.linalg.eigvals(np.linalg.solve(everybody.precision, site.precision)).real.max()
+
+
+@pytest.mark.parametrize("was_improper", [False, True])
+def test_a_proper_cavity_is_the_global_without_the_site(was_improper) -> None:
+    """Also once it was improper, as long as the site holds less than nine tenths of the global in each direction."""
+    found = sent(was_improper=was_improper)
+    assert_same(found.cavity, EVERYBODY - HELD)
+    assert bool(found.own.was_improper) is was_improper
+    assert float(found.reply.info["smallest_cavity_eigenvalue"]) == pytest.approx(1.0 - share(EVERYBODY, HELD))
+
+
+def test_of_an_improper_cavity_a_power_of_the_site_is_left_out() -> None:
+    """The largest that leaves a tenth of the global's precision; the client goes on, and remembers it."""
     found = sent(TOO_WIDE)
-    assert_sent(found, FLAT, improper=1.0, code=ResultCode.NO_CAVITY)
-    assert_same(unpacked(found.own.site.later), HELD)
-    assert np.all(found.own.warm.position == 0.0)
+    power = 0.9 / share(TOO_WIDE, HELD)
+    assert power < 0.5
+    assert_same(found.cavity, TOO_WIDE - HELD.scaled(power))
+    assert np.linalg.eigvals(np.linalg.solve(TOO_WIDE.precision, found.cavity.precision)).min() == pytest.approx(0.1)
+    assert_sent(found, FOUND - HELD, noise=NOISE)
+    assert bool(found.own.was_improper)
+    assert float(found.reply.info["smallest_cavity_eigenvalue"]) == pytest.approx(1.0 - share(TOO_WIDE, HELD))
+    assert np.isnan(found.reply.info["influence"])  # on the others, as whose product the cavity is no Gaussian
 
 
-def test_where_the_global_is_improper_nobody_reports_its_cavity() -> None:
+def test_a_narrow_margin_is_kept_once_the_cavity_was_improper() -> None:
+    """Else noise about a singular cavity would change between two ways to match moments. Exact before that."""
+    near = gaussian([1.5, -1.0], HELD.precision / 0.95)
+    assert_same(sent(near).cavity, near - HELD)
+    kept = sent(near, was_improper=True)
+    assert_same(kept.cavity, near - HELD.scaled(0.9 / share(near, HELD)))
+    assert bool(kept.own.was_improper)
+
+
+def test_a_cavity_that_is_singular_where_its_client_alone_knows_a_direction_stays() -> None:
+    """As under a flat prior: in the second coordinate everybody's precision is the client's own."""
+    own = gaussian([0.5, 0.75], np.diag([1.0, 0.75]))
+    alone = gaussian([1.5, 0.75], np.diag([4.0, 0.75]))
+    cavity, smallest, was_improper = cavity_of(alone, own, jnp.asarray(False))
+    assert_same(cavity, alone - own)
+    assert abs(float(smallest)) < 1e-9
+    assert not was_improper
+
+
+def test_where_the_global_is_improper_so_is_every_cavity() -> None:
     """As under a flat prior before the first round."""
-    assert_sent(sent(gaussian([0.0, 0.0], np.diag([-1.0, 4.0]))), FOUND - HELD, noise=NOISE)
+    everybody = gaussian([0.0, 0.0], np.diag([-1.0, 4.0]))
+    found = sent(everybody)
+    assert_sent(found, FOUND - HELD, noise=NOISE)
+    assert_same(found.cavity, everybody - HELD)
+    assert not found.own.was_improper
 
 
 def test_a_site_that_is_not_finite_changes_nothing() -> None:

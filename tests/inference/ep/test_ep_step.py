@@ -16,7 +16,7 @@ from fedbayes.contract.answer import ERROR_LIMIT
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep import server
 from fedbayes.inference.ep.answer import EPAnswer, fixed_point_error
-from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress, taken_back
+from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress
 from fedbayes.models import linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
@@ -66,13 +66,6 @@ def test_no_step_loses_nine_tenths_of_a_precision() -> None:
     moved, taken = largest_proper_step(state_of(100.0, -99.0), jnp.ones(()))
     assert 0.0 < float(taken) < 1.0
     assert float(moved.global_().precision[0, 0]) > 10.0
-
-
-def test_a_step_is_taken_back_by_quarters_and_then_wholly() -> None:
-    steps = [1.0]
-    while steps[-1] > 0.0:
-        steps.append(float(taken_back(jnp.asarray(steps[-1]))))
-    np.testing.assert_allclose(steps, [*0.25 ** np.arange(5), 0.0])
 
 
 @pytest.mark.parametrize(

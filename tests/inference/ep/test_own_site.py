@@ -1,7 +1,7 @@
 """Clients keep their own sites: whatever gets lost, the global is the prior times the sites that they hold.
 
 The server's half is EP's own. The clients' half is played by a few lines that propose whatever they like, lose replies,
-miss rounds, report improper cavities and forget their sites.
+miss rounds and forget their sites.
 """
 
 from dataclasses import dataclass, field
@@ -40,14 +40,14 @@ class Prior:
 AGGREGATE = jax.jit(partial(server._aggregate, fb.EP(), Family(False), Prior(), None))
 
 
-def reply_of(own: OwnSite, counted: Counted, proposal: Gaussian, recount, whole, improper, at):
+def reply_of(own: OwnSite, counted: Counted, proposal: Gaussian, recount, whole, at):
     """A client's round, as in `ep.client.local_update`: what it sends, and what it keeps."""
     kept, lost = own.settled(counted)
     site = kept.at(counted)
-    idle = recount | improper | lost
+    idle = recount | lost
     proposed = jax.tree.map(lambda new, old: jnp.where(idle, old, new), proposal, site)
     sent = jax.tree.map(lambda now, new: jnp.where(whole, now, new - now), site, proposed)
-    change = Change(packed(sent), jnp.zeros(()), (improper & ~lost & ~recount) * 1.0, lost * 1.0)
+    change = Change(packed(sent), jnp.zeros(()), lost * 1.0)
     return change, kept.replied(counted, proposed, at)
 
 
@@ -70,7 +70,7 @@ class World:
     def counted(self, k: int) -> Counted:
         return Counted(self.state.counted.round[k], self.state.counted.step[k])
 
-    def round(self, active, arrives, improper=(False,) * NUM, forgets=(False,) * NUM) -> None:
+    def round(self, active, arrives, forgets=(False,) * NUM) -> None:
         total, used = None, np.zeros(NUM, bool)
         for k in range(NUM):
             if forgets[k]:
@@ -79,13 +79,13 @@ class World:
                 continue
             recount = self.state.recount
             asked = recount.running, recount.running & ~recount.heard[k]
-            given = self.own[k], self.counted(k), self.proposal(), *asked, jnp.asarray(improper[k]), self.state.round
+            given = self.own[k], self.counted(k), self.proposal(), *asked, self.state.round
             sent, self.own[k] = self.client(*given)
             if arrives[k]:
                 used[k] = True
                 total = sent if total is None else jax.tree.map(jnp.add, total, sent)
         if total is None:
-            total = jax.tree.map(jnp.zeros_like, Change(packed(Prior().gaussian), *[jnp.zeros(())] * 3))
+            total = jax.tree.map(jnp.zeros_like, Change(packed(Prior().gaussian), *[jnp.zeros(())] * 2))
         self.state, self.info = AGGREGATE(self.state, Replies(total, (), jnp.asarray(used)), jax.random.key(0))
 
     def gap(self) -> float:
@@ -102,31 +102,12 @@ ALL, NONE = (True,) * NUM, (False,) * NUM
 
 
 def test_the_global_is_prior_times_sites_whatever_arrives() -> None:
-    """Lost replies, absent clients, steps taken back: no client has forgotten anything, so it holds in every round."""
+    """Lost replies, absent clients: no client has forgotten anything, so it holds in every round."""
     world = World(0)
     for _ in range(60):
         draw = partial(world.rng.random, NUM)
-        world.round(draw() < 0.8, draw() < 0.8, improper=draw() < 0.1)
+        world.round(draw() < 0.8, draw() < 0.8)
         assert world.gap() < 1e-10
-
-
-def test_a_step_that_makes_a_cavity_improper_is_taken_back() -> None:
-    """To a quarter, for those whose replies it has gone towards, and nothing else of that round counts."""
-    world = World(1)
-    world.round(ALL, ALL)
-    base, counted = world.state.base, world.state.counted
-    world.round((True, True, False), ALL)
-    ahead = world.state
-    world.round(ALL, ALL, improper=(False, True, False))
-    back = world.state
-    assert float(back.step) == pytest.approx(0.25 * float(ahead.step))
-    np.testing.assert_allclose(back.base.precision, ahead.base.precision)
-    assert back.counted.round.tolist() == [1.0, 1.0, 0.0]
-    np.testing.assert_allclose(back.counted.step[:2], 0.25 * ahead.counted.step[:2])
-    assert back.counted.step[2] == counted.step[2]
-    assert world.gap() < 1e-12
-    assert not np.allclose(base.precision, back.base.precision)
-    assert not world.info["converged"]
 
 
 def test_a_client_that_forgot_its_site_is_counted_anew() -> None:
@@ -161,8 +142,7 @@ def test_a_count_changes_the_global_at_its_end_alone() -> None:
     assert world.gap() < 1e-12
 
 
-@pytest.mark.parametrize("trouble", ["improper", "forgets"])
-def test_no_fit_converges_while_a_client_is_in_trouble(trouble) -> None:
+def test_no_fit_converges_while_a_site_is_lost() -> None:
     """Proposals that stay the same: an undamped round changes nothing any more."""
     world = World(6)
     site = Gaussian(jnp.ones(SIZE), jnp.eye(SIZE), jnp.zeros(()))
@@ -170,7 +150,7 @@ def test_no_fit_converges_while_a_client_is_in_trouble(trouble) -> None:
     for _ in range(4):
         world.round(ALL, ALL)
     assert world.info["converged"]
-    world.round(ALL, ALL, **{trouble: (False, True, False)})
+    world.round(ALL, ALL, forgets=(False, True, False))
     assert not world.info["converged"]
 
 
@@ -180,7 +160,7 @@ def test_random_histories_leave_the_sum_right(seed) -> None:
     world = World(10 + seed)
     for _ in range(60):
         draw = partial(world.rng.random, NUM)
-        world.round(draw() < 0.8, draw() < 0.8, improper=draw() < 0.1, forgets=draw() < 0.05)
+        world.round(draw() < 0.8, draw() < 0.8, forgets=draw() < 0.05)
     for _ in range(4):
         world.round(ALL, ALL)
     assert not bool(world.state.recount.running)
@@ -229,23 +209,13 @@ def test_what_is_kept_travels_as_triangles() -> None:
 
 
 def test_a_round_that_nobody_answers_moves_nothing() -> None:
-    """The step before it can still be taken back."""
     world = World(5)
     world.round(ALL, ALL)
     before = world.state
     world.round(ALL, NONE)
     assert float(world.state.step) == float(before.step)
     np.testing.assert_array_equal(world.state.base.precision, before.base.precision)
-    assert float(world.state.stepped) == 0.0
     assert world.gap() < 1e-12
-
-
-def test_no_round_converges_while_a_cavity_is_improper() -> None:
-    """Also where no step is left to take back, and those who could propose nothing change nothing."""
-    world = World(6)
-    for _ in range(7):
-        world.round(ALL, ALL, improper=ALL)
-        assert not world.info["converged"]
 
 
 def test_where_no_reply_counts_the_site_is_flat() -> None:
