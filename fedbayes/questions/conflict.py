@@ -404,8 +404,8 @@ def _remarks(conflict: "xr.Dataset", *, proper: bool) -> list[str]:
     unheard = np.isnan(conflict["z"].values) & ~alone.any(axis=1, keepdims=True)
     silent = (conflict["rank"].values == 0) & ~alone.any(axis=1)
     without = (
-        "client '{}' can't be compared about {}: the others' sites leave it an improper cavity, as where it is far from "
-        "them or the rounds have not converged; a fit without it tells what they say"
+        "client '{}' can't be compared about {}: the others' sites leave it an improper cavity, as where it is far "
+        "from them or the rounds have not converged; a fit without it tells what they say"
         if proper
         else "nobody but client '{}' knows anything of {}"
     )
