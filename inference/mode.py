@@ -293,7 +293,8 @@ def federated_mode(
     def newton(shared: tuple[Array, Array], counted: Any, own: Own, client: Client, inputs: tuple[()]) -> Any:
         # the same draws of the locals in every round: Newton's method needs one function, not a noisy one
         position, round_ = shared
-        reply, z = expanded(client, position, own.z, num_samples)
+        reply, found = expanded(client, position, own.z, num_samples)
+        z = jnp.where(reply.code == ResultCode.OK, found, own.z)  # else all later searches would begin where it failed
         site = reply.total.site
         if needs.convex:
             site = packed(convex_part(unpacked(site), position))

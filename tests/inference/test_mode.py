@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbayes.errors import ResultCode
 from fedbayes.inference.mode import ModeState, Needs, Own, _newton_step, convex_part, expansion, federated_mode
 from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.models import eight_schools
@@ -104,3 +105,18 @@ def test_a_client_keeps_the_expansion_that_the_server_counts(convex) -> None:
     assert float(kept.site.later_round) == 2.0
     if convex:
         assert np.linalg.eigvalsh(unpacked(reply.total.convex).precision).min() > -1e-9
+
+
+def test_a_search_that_failed_is_no_start_of_the_next() -> None:
+    """Where a step has led too far for a finite factor, a client looks for its locals from where they were before."""
+    problem = make_problem(eight_schools.model, eight_schools.clients())
+    needs = Needs(own_sites=True)
+    update = jax.jit(federated_mode(problem.roster, needs, num_samples=64, tolerance=0.1).updates["newton"].run)
+    nobody, client = Counted(jnp.asarray(-1.0), jnp.zeros(())), problem.client(problem.names[0])
+    here, far = (jnp.array([4.0, 0.0]), jnp.asarray(1.0)), (jnp.array([1e200, 0.0]), jnp.asarray(2.0))
+    before, kept = update(here, nobody, Own(jnp.zeros(1), OwnSite.neutral(2)), client, ())
+    failed, after = update(far, nobody, kept, client, ())
+    assert (int(before.code), int(failed.code)) == (ResultCode.OK, ResultCode.NOT_FINITE)
+    np.testing.assert_array_equal(after.z, kept.z)
+    again, _ = update(here, nobody, after, client, ())
+    np.testing.assert_allclose(again.total.value, before.total.value, rtol=1e-9)
