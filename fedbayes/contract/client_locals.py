@@ -5,6 +5,7 @@ modules read its fields, tell the clients what it has for them, draw through it,
 couple clients is one more class.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +14,19 @@ import numpy as np
 from jaxtyping import Float
 
 from fedbayes.contract.locals_from import GLOBALS, AtClient, LocalsFrom, Personal, Private, Question, Variables, Wanted
-from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
+from fedbayes.numerics.chains import chain_diagnostics
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments
+
+_R_HAT, _ENOUGH = 1.05, 100  # of NUTS, at which a client's own draws can be used
 
 
 class FromCavity(LocalsFrom):
     """Clients are independent given the globals, and what all others know of these is a Gaussian, the cavity.
 
     A client samples ``p(y_k | theta, z) p(z | theta)`` times its cavity, which it forms itself where it has kept its
-    own site.
+    own site: by importance weights, or where these can't be trusted its locals given the draws of the globals.
 
     Parameters
     ----------
@@ -53,7 +57,8 @@ class FromCavity(LocalsFrom):
 
     def draws(self, at: AtClient, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Personal:
         """See :class:`LocalsFrom`."""
-        return sampled(at.reply, gaussian_moments(self._posterior)[0], theta.shape[:2])
+        mean = gaussian_moments(self._posterior)[0]
+        return sampled(at.reply, mean, theta.shape[:2], lambda: _given(at, theta))
 
     @staticmethod
     def draws_at_site(
@@ -88,8 +93,8 @@ class FromStart(LocalsFrom):
 
     def draws(self, at: AtClient, theta: Float[np.ndarray, "chain draw d"], num_draws: int) -> Personal:
         """See :class:`LocalsFrom`: the point itself, with draws of the locals."""
-        drawn = sampled(at.reply, theta[:, 0], (len(theta), num_draws))
         point = np.broadcast_to(theta, (len(theta), num_draws, theta.shape[-1]))
+        drawn = sampled(at.reply, theta[:, 0], (len(theta), num_draws), lambda: _given(at, point))
         return drawn._replace(draws=np.concatenate([point, drawn.draws[..., theta.shape[-1] :]], axis=-1))
 
     @staticmethod
@@ -280,15 +285,60 @@ def kind_of(source: LocalsFrom, num_locals: int) -> str:
     return GLOBALS if source.by_locals and (alone or not num_locals) else source.kind
 
 
-def sampled(reply: Callable[[str, Any], Any], mean: Float[np.ndarray, "chain d"], shape: tuple[int, ...]) -> Personal:
-    """Draws of one client's own posterior, by importance resampling or, where that can't be trusted, by NUTS."""
+def sampled(
+    reply: Callable[[str, Any], Any],
+    mean: Float[np.ndarray, "chain d"],
+    shape: tuple[int, ...],
+    given: Callable[[], Personal] | None = None,
+) -> Personal:
+    """Draws of one client's own posterior, by importance resampling or in another way where that can't be trusted.
+
+    Parameters
+    ----------
+    reply
+        See :class:`AtClient`.
+    mean
+        Of the globals.
+    shape
+        Number of chains, and of draws in each.
+    given
+        The client's locals given draws of the globals; ``None``: there are none. Without them, and for a client that
+        has no locals, it is NUTS.
+
+    Warns
+    -----
+    UnreliableWarning
+        The chains of NUTS have not mixed.
+    """
     chains, num_draws = shape
     wanted = Wanted(mean, np.zeros((chains, -(-num_draws // 4) * 4)))
     found = reply("resampled", wanted)
-    k_hat, solver = float(np.max(found.k_hat)), "importance"
+    k_hat = float(np.max(found.k_hat))
+    attrs = {"k_hat": k_hat, "solver": "importance"}
     if not k_hat <= K_HAT_LIMIT:
-        found, solver = reply("chained", wanted), "nuts"
-    return Personal(np.asarray(found.draws)[:, :num_draws], {"k_hat": k_hat, "solver": solver})
+        if given is not None and found.draws.shape[-1] > mean.shape[-1]:
+            drawn = given()
+            return drawn._replace(attrs={"k_hat": k_hat, **drawn.attrs})
+        found = reply("chained", wanted)
+        attrs |= {"solver": "nuts", **_mixing(np.asarray(found.draws))}
+    return Personal(np.asarray(found.draws)[:, :num_draws], attrs)
+
+
+def _mixing(draws: Float[np.ndarray, "chain draw p"]) -> dict[str, float]:
+    """The worst R-hat, and the smallest effective number of draws; a warning where they say that chains did not mix."""
+    half = draws.shape[1] // 2  # of each chain, so that one alone can be judged as well
+    found = chain_diagnostics(draws[:, : 2 * half].reshape(-1, half, draws.shape[-1]))
+    r_hat, effective = float(found["r_hat"].max(skipna=False)), float(found["ess"].min(skipna=False))
+    if not (r_hat < _R_HAT and effective >= _ENOUGH):
+        warnings.warn(
+            f"The client's own posterior is too far from Gaussian for importance weights, and NUTS has not mixed: "
+            f"R-hat is {r_hat:.3g} (good below {_R_HAT}), with {effective:.0f} effective draws (at least {_ENOUGH} are "
+            "needed). Don't rely on these draws. Fit with `correct=True`, or write the model in another "
+            "parametrisation, nearer to Gaussian in unconstrained space.",
+            UnreliableWarning,
+            stacklevel=2,
+        )
+    return {"r_hat": r_hat, "effective_draws": effective}
 
 
 def _given(at: AtClient, theta: np.ndarray) -> Personal:

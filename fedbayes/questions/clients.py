@@ -27,8 +27,10 @@ Client = str | Mapping[str, Any]  # a client of the fit by its name, or the argu
 def client_posterior(fitted: Fitted, name: str) -> Any:
     """One client's posterior: its local latents and the globals, given everybody's data.
 
-    Draws of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in
-    its place the client's data would count twice). With Markov chains: the draws of the globals, and the client's
+    Of a corrected fit: the draws of ``fit.idata``, each with draws of the client's locals given the globals. Else draws
+    of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in its place
+    the client's data would count twice), by importance weights or, where these can't be trusted, the client's locals
+    given the draws of ``fit.idata``; a client without locals then has chains of NUTS. With Markov chains: the draws of the globals, and the client's
     own draws of its locals. Where clients keep points of their own: the client's point.
 
     Parameters
@@ -47,6 +49,11 @@ def client_posterior(fitted: Fitted, name: str) -> Any:
         Unknown client.
     ValueError
         The posterior has low rank, or the fit is an ensemble of points of a model with local latents.
+
+    Warns
+    -----
+    UnreliableWarning
+        NUTS has not mixed.
 
     Examples
     --------
@@ -139,6 +146,11 @@ def adapt(fitted: Fitted, new_client: Mapping[str, Any]) -> Any:
         The program has other globals for it than for them.
     ValueError
         The posterior has low rank, or the method couples its own clients and knows nothing of others.
+
+    Warns
+    -----
+    UnreliableWarning
+        Weights can't be trusted for this client, and NUTS, which is then run, has not mixed.
     """
     check_newcomers(fitted, "adapt")
     posterior, shown, num_draws = fitted.dense("adapt"), fitted.shown, theta(fitted).shape[1]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import fedbayes as fb
 from fedbayes.contract.client_locals import (
     FromCavity,
     FromOwnPoint,
@@ -43,6 +44,8 @@ class Client:
     """Answers what it is asked by numbers that tell where they come from, and remembers the questions."""
 
     update = "nuts"
+    locals = LOCALS
+    chain: np.ndarray | None = None  # of NUTS
 
     def __init__(self, k_hat: float = 0.1) -> None:
         self.asked: list[str] = []
@@ -52,8 +55,10 @@ class Client:
         self.asked.append(update)
         if update == "given":
             return np.full((*shared.shape[:2], LOCALS), 5.0)
+        if update == "chained":
+            return SimpleNamespace(draws=self.chain)
         num = shared.shape[1] if update == "given_coupled" else shared.slots.shape[1]
-        return SimpleNamespace(draws=np.full((CHAINS, num, SIZE + LOCALS), 7.0), k_hat=self.k_hat)
+        return SimpleNamespace(draws=np.full((CHAINS, num, SIZE + self.locals), 7.0), k_hat=self.k_hat)
 
     def private(self):
         return np.zeros((CHAINS, 1, SIZE + LOCALS))
@@ -96,12 +101,32 @@ def test_at_a_point_the_locals_alone_are_drawn():
     assert np.all(drawn.draws[..., SIZE:] == 7.0)
 
 
-def test_heavy_tails_go_to_nuts():
+@pytest.mark.parametrize(("kind", "theta"), [("cavity", THETA), ("point", POINT)])
+def test_where_weights_can_t_be_trusted_locals_are_drawn_given_the_globals(kind, theta):
     client = Client(k_hat=0.9)
-    drawn = KINDS["cavity"].draws(client, THETA, num_draws=6)
+    drawn = KINDS[kind].draws(client, theta, num_draws=DRAWS)
+    assert client.asked == ["resampled", "given"]
+    assert drawn.attrs == {"k_hat": 0.9, "solver": "importance weights given the globals"}
+    np.testing.assert_array_equal(drawn.draws[..., :SIZE], np.broadcast_to(theta, THETA.shape))
+    assert np.all(drawn.draws[..., SIZE:] == 5.0)
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_without_locals_nuts_draws_and_says_whether_it_has_mixed(mixes):
+    client = Client(k_hat=0.9)
+    client.locals = 0
+    client.chain = np.random.default_rng(0).normal(size=(CHAINS, 400, SIZE)) + (0.0 if mixes else [[[0.0]], [[9.0]]])
+    draw = lambda: KINDS["cavity"].draws(client, np.zeros((CHAINS, 400, SIZE)), num_draws=400)  # noqa: E731
+    if mixes:
+        drawn = draw()
+    else:
+        with pytest.warns(fb.UnreliableWarning, match=r"NUTS has not mixed: R-hat is \d.* Fit with `correct=True`"):
+            drawn = draw()
     assert client.asked == ["resampled", "chained"]
-    assert drawn.attrs == {"k_hat": 0.9, "solver": "nuts"}
-    assert drawn.draws.shape == (CHAINS, DRAWS, SIZE + LOCALS)
+    assert drawn.attrs["solver"] == "nuts"
+    assert (drawn.attrs["r_hat"] < 1.05) is mixes
+    assert (drawn.attrs["effective_draws"] > 600) is mixes
+    np.testing.assert_array_equal(drawn.draws, client.chain)
 
 
 @pytest.mark.parametrize(
