@@ -342,7 +342,7 @@ that fails on it. Other tests may fail too. The first three are faults that the 
 Since clients keep their own sites and the server sees sums, seven faults are other replacements than before; none was
 dropped then. Since a client sees to an improper cavity itself, no step is taken back, and the faults of that are gone.
 
-- *moments matched in an improper cavity*: it was a step that the server kept although a cavity had become improper.
+- *moments matched in an improper cavity*: before, a step that the server kept although a cavity had become improper.
 - *a client counts in its own cavity*: the client forms it, no longer the server.
 - *messages of inactive clients used*: the server held the sites and chose among them; now the executor adds up replies,
   and the fault is in that sum.

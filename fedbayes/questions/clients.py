@@ -30,8 +30,8 @@ def client_posterior(fitted: Fitted, name: str) -> Any:
     Of a corrected fit: the draws of ``fit.idata``, each with draws of the client's locals given the globals. Else draws
     of the tilted density with the client's cavity (equation 3.10 of Yue 2023; with the global posterior in its place
     the client's data would count twice), by importance weights or, where these can't be trusted, the client's locals
-    given the draws of ``fit.idata``; a client without locals then has chains of NUTS. With Markov chains: the draws of the globals, and the client's
-    own draws of its locals. Where clients keep points of their own: the client's point.
+    given the draws of ``fit.idata``; a client without locals then has chains of NUTS. With Markov chains: the draws of
+    the globals, and the client's own draws of its locals. Where clients keep points of their own: the client's point.
 
     Parameters
     ----------
