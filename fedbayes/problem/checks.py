@@ -72,6 +72,22 @@ def gradient_exists(program: Program, client: ClientArrays, trace: Traced) -> No
         ) from error
 
 
+def curvature_is_finite(program: Program, client: ClientArrays) -> bool:
+    """Whether the log factor has a finite second derivative near zero, if it has a finite first one there.
+
+    A program may have none though its density is smooth, since its second derivatives overflow: where a discrete latent
+    is summed out, ``clamp_probs`` keeps a probability of zero at 2e-308, whose square is zero.
+    """
+    theta = 0.01 * (1.0 + jnp.arange(program.globals.size))
+    data = {name: jnp.asarray(array) for name, array in client.arrays.items()}
+
+    def slope(at: Array) -> Array:
+        return jax.grad(program.log_factor)(at, jnp.zeros(program.locals.size), data)
+
+    found, along = jit_cheaply(lambda at: jax.jvp(slope, (at,), (jnp.ones_like(at),)))(theta)
+    return bool(jnp.all(jnp.isfinite(along)) | ~jnp.all(jnp.isfinite(found)))
+
+
 def prior_ignores_data(names: Sequence[str], buckets: Sequence[Bucket], clients: Sequence[ClientArrays]) -> None:
     """The prior of the globals must be the same on every client, and stay so when its data change."""
     programs = list(dict.fromkeys(bucket.clients.program for bucket in buckets))

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.errors import ModelError
+from fedbayes.numerics.columns import by_differences
 from fedbayes.problem import checks
 from fedbayes.problem.buckets import Bucket, make_bucket, own_program
 from fedbayes.problem.client import Client
@@ -289,6 +290,8 @@ def _refined(program: Program, client: ClientArrays) -> Known:
         program = with_prior_terms(program, client, trace)
         trace = traced(program, client)
     checks.gradient_exists(program, client, trace)
+    if program.enumerated and not program.locals.size and not checks.curvature_is_finite(program, client):
+        program = replace(program, jacobian=by_differences)
     return Known(program, trace)
 
 

@@ -1,11 +1,11 @@
-"""A Jacobian some columns at a time is the Jacobian."""
+"""A Jacobian some columns at a time, or by differences, is the Jacobian."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbayes.numerics.columns import by_columns
+from fedbayes.numerics.columns import by_columns, by_differences
 
 POINT = jnp.linspace(0.5, 2.0, 7)
 
@@ -39,3 +39,13 @@ def test_no_more_columns_than_said_are_side_by_side() -> None:
     text = str(jax.make_jaxpr(by_columns(of_many_rows, at_once=3))(POINT))
     assert "f32[3,1000]" in text
     assert "f32[7,1000]" not in text
+
+
+def test_differences_of_a_smooth_function_are_its_jacobian() -> None:
+    with jax.enable_x64(True):
+        point = jnp.linspace(0.5, 2.0, 7)
+        found, whole = by_differences(curved)(point, 3.0), jax.jacfwd(curved)(point, 3.0)
+        jax.tree.map(lambda mine, theirs: np.testing.assert_allclose(mine, theirs, atol=1e-7), found, whole)
+        found, more = by_differences(lambda x: (x**3, {"first": x[0]}), has_aux=True)(point)
+        np.testing.assert_allclose(found, jnp.diag(3.0 * point**2), atol=1e-8)
+        assert float(more["first"]) == 0.5

@@ -183,7 +183,8 @@ class Program:
     integrated
         Names of the client's own latents that the processes have integrated out, and give back after the fit.
     jacobian
-        Derivative of the gradient: ``jax.jacfwd``, or ``jax.jacrev`` for code that forward differentiation refuses.
+        Derivative of the gradient: ``jax.jacfwd``; ``jax.jacrev`` for code that forward differentiation refuses;
+        :func:`~fedbayes.numerics.columns.by_differences` where the gradient is finite and its derivative is not.
     """
 
     model: Model
