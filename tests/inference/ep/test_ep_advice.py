@@ -81,6 +81,8 @@ def test_a_fit_with_a_far_client_converges_and_is_right(offset) -> None:
     method, key = fb.EP(num_replicates=1), jax.random.key(0)
     fit = fb.fit_federated(normal, clients, method=method, key=key, num_rounds=12, progress=False, correct=True)
     assert fit.converged
+    assert fit.error.attrs["mean_error"] < 0.05
+    assert fit.error.attrs["sd_error"] < 0.05
     smallest = fit.rounds["smallest_cavity_eigenvalue"].sel(client="d").isel(round=-1).item()
     assert (smallest < 0.0) is (offset == 10.0)
     assert ("conflict  not known of d" in repr(fit)) is (offset == 10.0)
