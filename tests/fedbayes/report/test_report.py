@@ -1,6 +1,8 @@
 """A report of a fit is one file that says what the fit says, escapes what it was given, and loads and runs nothing."""
 
+import json
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -321,7 +323,15 @@ def test_narrow_screens_leave_out_columns_and_no_line_of_the_program_is_cut(text
 
 
 def test_a_fit_saved_by_an_earlier_version_has_a_report_that_trusts_it_not(stored_fits, tmp_path):
-    found = fb.load_fit(stored_fits.HERE / "linear").report(tmp_path / "report.html").read_text(encoding="utf-8")
+    """It had neither its own words nor its error in the folder."""
+    old = tmp_path / "old"
+    shutil.copytree(stored_fits.HERE / "linear", old)
+    meta = json.loads((old / "fit.json").read_text())
+    assert meta.pop("said")
+    (old / "fit.json").write_text(json.dumps(meta))
+    for name in ("error.nc", "conflict.nc"):
+        (old / name).unlink()
+    found = fb.load_fit(old).report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "should not be relied on as it is" in found
     assert "was not saved with this fit" in found
 
