@@ -2,8 +2,8 @@
 
 A client can't know whether its reply has counted: a message may be lost or come too late. So the server tells it with
 each broadcast which of its replies was the last that counted, and how far all sites have moved towards those of that
-round. The client keeps its last two replies; one of them is the one
-that the server means, or its site is lost, which it says.
+round. The client keeps its last two replies; one of them is the one that the server means, or its site is lost, which
+it says.
 """
 
 from typing import NamedTuple, Self

@@ -329,12 +329,13 @@ def _mixing(draws: Float[np.ndarray, "chain draw p"]) -> dict[str, float]:
     half = draws.shape[1] // 2  # of each chain, so that one alone can be judged as well
     found = chain_diagnostics(draws[:, : 2 * half].reshape(-1, half, draws.shape[-1]))
     r_hat, effective = float(found["r_hat"].max(skipna=False)), float(found["ess"].min(skipna=False))
-    if not (r_hat < _R_HAT and effective >= _ENOUGH):
+    enough = min(_ENOUGH, draws.shape[0] * draws.shape[1] // 4)
+    if not (r_hat < _R_HAT and effective >= enough):
         warnings.warn(
             f"The client's own posterior is too far from Gaussian for importance weights, and NUTS has not mixed: "
-            f"R-hat is {r_hat:.3g} (good below {_R_HAT}), with {effective:.0f} effective draws (at least {_ENOUGH} are "
-            "needed). Don't rely on these draws. Fit with `correct=True`, or write the model in another "
-            "parametrisation, nearer to Gaussian in unconstrained space.",
+            f"R-hat is {r_hat:.3g} (good below {_R_HAT}), with {effective:.0f} effective draws (at least {enough} are "
+            "needed). Don't rely on these draws. Write the model in another parametrisation, nearer to Gaussian in "
+            "unconstrained space; for a client of the fit, `correct=True` does without these chains.",
             UnreliableWarning,
             stacklevel=2,
         )

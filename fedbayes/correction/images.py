@@ -193,8 +193,8 @@ class Search(NamedTuple):
     def found(self, laws: Sequence[Law], log_joint: np.ndarray, draws: np.ndarray) -> "Images | None":
         """The modes by what was heard at the places, and by where the chains are; ``None`` where there is one.
 
-        A place counts where the posterior is about as high as at typical draws of the Gaussian, and far higher than the
-        Gaussian is there.
+        A place counts where the posterior is about as high as at typical draws of the first chain's Gaussian, and far
+        higher than the Gaussian is there.
 
         Parameters
         ----------
@@ -205,16 +205,17 @@ class Search(NamedTuple):
         draws
             Of the Gaussians, shape ``(chain, n, d)``, with which the exchange begins.
         """
-        images = closure(laws, self._as_high(laws[0], log_joint, draws.shape[1]), draws[:, :_CLOUD])
+        # beside draws of the same law: another chain's may be at a higher mode, which has the same symmetries
+        images = closure(laws, self._as_high(laws[0], log_joint[0, : draws.shape[1]], log_joint), draws[:, :_CLOUD])
         return images if len(images.laws) > 1 else None
 
-    def _as_high(self, law: Law, log_joint: np.ndarray, num: int) -> list[Map]:
+    def _as_high(self, law: Law, at_draws: np.ndarray, log_joint: np.ndarray) -> list[Map]:
         if not self.maps:
             return []
         _, per_chain, size = self.places.shape
         heard = log_joint[:, -per_chain:].T.reshape(-1)[: len(self.maps)]
         points = self.places.swapaxes(0, 1).reshape(-1, size)[: len(self.maps)]
-        typical = float(np.median(log_joint[:, :num]))
+        typical = float(np.median(at_draws))
         top = typical + 0.5 * size  # of a Gaussian, whose log density at a draw is d / 2 lower on average
         squares = np.asarray([_distance(law, point, law.mean) ** 2 for point in points])
         high = (heard > typical - _LOWER) & (heard > top - 0.5 * squares + _MORE)

@@ -40,7 +40,8 @@ def by_columns(function: Callable[..., Any], has_aux: bool = False, *, at_once: 
 def by_differences(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """The same by central differences, of functions whose derivatives are not finite though their values are.
 
-    In float64 the step is 6e-6, as for numbers near one: the error is some 1e-10 of the function's own scale.
+    In float64 the step is 6e-6: the error is some 1e-10 of the function's own scale where that changes over distances
+    near one, as over a posterior whose sds are far above the step.
 
     Parameters
     ----------

@@ -72,22 +72,6 @@ def gradient_exists(program: Program, client: ClientArrays, trace: Traced) -> No
         ) from error
 
 
-def curvature_is_finite(program: Program, client: ClientArrays) -> bool:
-    """Whether the log factor has a finite second derivative near zero, if it has a finite first one there.
-
-    A program may have none though its density is smooth, since its second derivatives overflow: where a discrete latent
-    is summed out, ``clamp_probs`` keeps a probability of zero at 2e-308, whose square is zero.
-    """
-    theta = 0.01 * (1.0 + jnp.arange(program.globals.size))
-    data = {name: jnp.asarray(array) for name, array in client.arrays.items()}
-
-    def slope(at: Array) -> Array:
-        return jax.grad(program.log_factor)(at, jnp.zeros(program.locals.size), data)
-
-    found, along = jit_cheaply(lambda at: jax.jvp(slope, (at,), (jnp.ones_like(at),)))(theta)
-    return bool(jnp.all(jnp.isfinite(along)) | ~jnp.all(jnp.isfinite(found)))
-
-
 def prior_ignores_data(names: Sequence[str], buckets: Sequence[Bucket], clients: Sequence[ClientArrays]) -> None:
     """The prior of the globals must be the same on every client, and stay so when its data change."""
     programs = list(dict.fromkeys(bucket.clients.program for bucket in buckets))
@@ -276,6 +260,7 @@ def _in_words(support: Any) -> str:
 
 
 _INDEPENDENT: Kept[Any] = Kept(64)
+_FINITE: Kept[Any] = Kept(64)
 
 
 def groups_are_independent(bucket: Bucket) -> bool:
@@ -300,6 +285,23 @@ def groups_are_independent(bucket: Bucket) -> bool:
     points = np.random.default_rng(5).normal(size=(2, size + program.locals.size)) * 0.3
     found = _INDEPENDENT.get(program, lambda: jit_cheaply(lambda clients: jax.lax.map(largest_between, clients)))
     return bool(np.all(np.asarray(found(clients)) == 0.0))
+
+
+def curvature_is_finite(bucket: Bucket) -> bool:
+    """Whether the log factor of each client has finite second derivatives near zero, where its first ones are finite.
+
+    A program may have none though its density is smooth, since its second derivatives overflow: where a discrete latent
+    is summed out, ``clamp_probs`` keeps a probability of zero at 2e-308, whose square is zero.
+    """
+    program, clients = bucket.clients.program, bucket.clients
+    theta = 0.01 * (1.0 + np.arange(program.globals.size))
+
+    def is_finite(client: Client) -> Array:
+        found, along = jax.jvp(jax.grad(client.log_factor), (jnp.asarray(theta),), (jnp.ones(theta.shape),))
+        return jnp.all(jnp.isfinite(along)) | ~jnp.all(jnp.isfinite(found))
+
+    found = _FINITE.get(program, lambda: jit_cheaply(lambda clients: jax.lax.map(is_finite, clients)))
+    return bool(np.all(found(clients)))
 
 
 class Rows(NamedTuple):

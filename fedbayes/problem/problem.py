@@ -211,7 +211,7 @@ def make_problem(
         groups.setdefault(repr(sorted(client.static.items())), []).append(place)
     options = Options(model, tuple(local), jnp.dtype(dtype))
     found = [bucket for members in groups.values() for bucket in _group_buckets(options, names, arrays, members)]
-    buckets = [_with_independence(bucket) for bucket in found]
+    buckets = [_with_curvature(_with_independence(bucket)) for bucket in found]
     program = buckets[0].clients.program
     checks.same_globals([(names[bucket.members[0]], bucket.clients.program) for bucket in buckets])
     if not only_locals:
@@ -249,6 +249,7 @@ class Known(NamedTuple):
 _SPLIT: Kept[Known] = Kept(64)
 _PADDED: Kept["Padded | None"] = Kept(64)
 _PRIORS: Kept[Prior] = Kept(64)
+_BY_DIFFERENCES: Kept[Program] = Kept(64)  # kept, since compiled code is found by the program's identity
 
 
 def known_program(options: "Options", client: ClientArrays, name: str) -> Known:
@@ -290,8 +291,6 @@ def _refined(program: Program, client: ClientArrays) -> Known:
         program = with_prior_terms(program, client, trace)
         trace = traced(program, client)
     checks.gradient_exists(program, client, trace)
-    if program.enumerated and not program.locals.size and not checks.curvature_is_finite(program, client):
-        program = replace(program, jacobian=by_differences)
     return Known(program, trace)
 
 
@@ -332,6 +331,16 @@ def _group_buckets(
 
 def _with_independence(bucket: Bucket) -> Bucket:
     return replace(bucket, clients=replace(bucket.clients, independent=checks.groups_are_independent(bucket)))
+
+
+def _with_curvature(bucket: Bucket) -> Bucket:
+    """With second derivatives by differences where a discrete latent that is summed out leaves no finite ones."""
+    program = bucket.clients.program
+    usual = not program.enumerated or bool(program.locals.size) or program.jacobian is not jax.jacfwd
+    if usual or checks.curvature_is_finite(bucket):
+        return bucket
+    other = _BY_DIFFERENCES.get(program, lambda: replace(program, jacobian=by_differences))
+    return replace(bucket, clients=replace(bucket.clients, program=other))
 
 
 def _padded_program(

@@ -185,10 +185,10 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
         usual for its rows, ``p_overall``, ``p_overall_adjusted`` (Holm, over clients).
 
         NaN where there is nothing to compare: where the client says almost nothing of a global (``share`` below
-        1e-6 or three Monte Carlo errors, or negative), and where the cavity is improper, because nobody else says
-        anything of it (then ``share`` is NaN, too). ``attrs["disagreement"]`` names in words who disagrees about
-        what at an adjusted p-value below 0.05 and is empty if nobody does; ``attrs["remarks"]`` says what could not
-        be compared.
+        1e-6 or three Monte Carlo errors, or negative), and where the cavity is improper, as where nobody else says
+        anything of it or the client is far from all others (then ``share`` is NaN, too). ``attrs["disagreement"]``
+        names in words who disagrees about what at an adjusted p-value below 0.05 and is empty if nobody does;
+        ``attrs["remarks"]`` says what could not be compared.
 
     Raises
     ------

@@ -151,11 +151,11 @@ class EPAnswer(GaussianAnswer):
         return _PARAMETRISATION if self._has_locals else _SCALES
 
     def _far(self, last: "xr.Dataset") -> list[str]:
-        """Clients that are left an improper cavity though the prior is proper; none where only they can know.
+        """Clients that are left an improper cavity though the prior is proper; over a network only they know.
 
         The others' sites have then lost precision: so far from this client that each finds the data less likely, and
-        the globals less known, with it than without. Monte Carlo noise alone seldom does it to one client in most
-        replicates, rather than to many in some.
+        the globals less known, with it than without. Monte Carlo noise alone seldom does it to one client in half of
+        the replicates, rather than to many in some.
         """
         if not self._prior.is_proper or _SMALLEST not in last:
             return []

@@ -207,7 +207,8 @@ def local_update(
     noisy = (found.code == ResultCode.OK) & (found.noise >= most_noise)
     code = jnp.where(idle, ResultCode.OK, jnp.where(noisy, ResultCode.NOISY, found.code))
     code = jnp.where(lost, ResultCode.LOST, code)
-    influence = jnp.where(smallest < 0.0, jnp.nan, found.info["influence"])  # on what others know, if it is a density
+    replaced = was_improper & (1.0 - smallest > _MOST_OWN)  # the cavity, which is what the others know
+    influence = jnp.where(replaced, jnp.nan, found.info["influence"])
     info = found.info | {"noise": change.noise, "smallest_cavity_eigenvalue": smallest, "influence": influence}
     reply = Reply(total=change, code=code, info=info)
     warm, was_improper = jax.tree.map(
@@ -233,7 +234,7 @@ def cavity_of(everybody: Gaussian, site: Gaussian, was_improper: Array) -> tuple
     Returns
     -------
     cavity
-        Proper wherever the global is.
+        Proper wherever the global is, up to the error of :func:`~fedbayes.inference.ep.step.smallest_eigenvalue`.
     smallest
         Smallest eigenvalue of ``q / s_k``'s precision, in units of the global's; NaN where the global is improper.
     was_improper

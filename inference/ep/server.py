@@ -198,7 +198,7 @@ def _aggregate(
     wanted = damping(noise, state.change) if config.damping is None else jnp.asarray(config.damping)
     wanted = jnp.where(state.opening, 1.0, jnp.minimum(wanted, state.ceiling))
     moved, step = largest_proper_step(_ahead(family, prior, refine, state, total, key), wanted)
-    still = step <= 0.0  # as far as the base: where that is the present global, nothing has moved
+    still = step <= 0.0  # nothing has moved
     kl = jnp.where(plain & ~still, divergence(moved, state, old), 0.0)
     # ``sqrt(2 KL / d)``: for a shift of the mean, its root mean square in posterior sds
     rms = jnp.sqrt(jnp.maximum(2.0 * kl, 0.0) / prior.size)
@@ -212,8 +212,7 @@ def _aggregate(
     alone = ~jnp.isfinite(state.change) & (change > 2.0 * noise)  # one round tells of its own change only
     far = jnp.where(alone, change, left) > ERROR_LIMIT  # false where that is not known
     ceiling = jnp.where(oscillates & (config.damping is None), 0.7 * state.ceiling, state.ceiling)
-    some = jnp.any(used) & ~jnp.all(used)  # others may answer in the next round; where nobody can, nobody may ever
-    fine = makes_progress(noise, change, state.change, step) | state.opening | some
+    fine = makes_progress(noise, change, state.change, step) | state.opening | ~jnp.all(used)
     stuck = jnp.where(counting, state.stuck, jnp.where(fine, 0.0, state.stuck + 1.0))
     known = jnp.where(state.opening, jnp.inf, change)  # the opening round's change says nothing of the next one's
     moved = where_state(plain, moved, state)._replace(

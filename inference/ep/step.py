@@ -1,7 +1,7 @@
 """The server's step in EP: towards the clients' new sites, as far as noise and propriety allow.
 
 The server knows the product of all sites and the sum of their changes, so it sees that the global stays proper. A
-cavity is its client's, who sees to one that a step has made improper (:mod:`fedbayes.inference.ep.client`).
+cavity is its client's, which deals with one that a step has made improper (:mod:`fedbayes.inference.ep.client`).
 """
 
 from types import ModuleType

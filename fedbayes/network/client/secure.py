@@ -206,7 +206,7 @@ def _holds_nothing(reply: Reply, numbers: np.ndarray) -> bool:
 
 
 def _is_lost(reply: Reply) -> np.ndarray:
-    """Where a reply counts though it holds nothing of the data: it says that the site has lost what it kept."""
+    """Where a reply counts though it holds nothing of the data: the site has lost what it kept."""
     return np.asarray(reply.code) == ResultCode.LOST
 
 
@@ -228,7 +228,7 @@ def _failures(reply: Reply, limit: float = np.inf) -> int:
 
 
 def _kept(lost: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-    """A leaf's numbers in the replicates that say of a loss, noughts in the others."""
+    """A leaf's numbers in the replicates that tell of a loss, noughts in the others."""
     leaf = np.asarray(leaf)
     return np.where(lost.reshape(lost.shape + (1,) * (leaf.ndim - lost.ndim)), leaf, 0)
 

@@ -26,7 +26,7 @@ class Factor(Protocol):
 
     @property
     def jacobian(self) -> Callable:
-        """How the gradient is differentiated: ``jax.jacfwd`` or ``jax.jacrev``."""
+        """How the gradient is differentiated, see :attr:`fedbayes.problem.program.program.Program.jacobian`."""
         ...
 
     @property

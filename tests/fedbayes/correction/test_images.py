@@ -111,6 +111,23 @@ def test_chains_that_are_apart_are_weighed_together() -> None:
     np.testing.assert_allclose(share, 0.9, atol=6.0 * np.sqrt(0.09 / found.pool.effective))
 
 
+def test_a_first_chain_around_a_lower_mode_shows_the_symmetries_of_all() -> None:
+    """Its images are 20 nats below what the other chains' draws are at, and as high as its own."""
+    low = around_one(4)
+    high = low + 2.0
+
+    def uneven(theta):
+        def of(centre):
+            return -0.5 * np.sum(((np.abs(theta) - centre) / SD) ** 2, axis=-1)
+
+        return np.logaddexp(of(high), of(low) - 20.0)
+
+    found = corrected(uneven, np.stack([low, high, high, high]), (("theta", (4,)),))
+    assert (found.modes, found.state) == (2**4, "applied")
+    told = found.dataset(list("abcd"))
+    np.testing.assert_allclose(told["posterior_sd"], np.sqrt(high**2 + SD**2), rtol=0.05)
+
+
 def test_the_labels_of_a_mixture_are_swapped_with_its_weights() -> None:
     points = np.random.default_rng(0).normal(size=(5, 5))  # three means, then weights of three components
     moved = _swap(np.asarray([0]), np.asarray([2]), 5, np.asarray([3, 4]), (0, 2))(points)

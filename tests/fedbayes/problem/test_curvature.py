@@ -32,9 +32,9 @@ def by_hand(alive, y) -> None:
     numpyro.factor("y", jnp.sum(jnp.log(alive * share * jnp.exp(one) + (1.0 - alive * share) * jnp.exp(none))))
 
 
-def curvature(model):
+def curvature(model, clients=CLIENTS):
     with computing():
-        client = make_problem(model, CLIENTS).client("one")
+        client = make_problem(model, clients).client("one")
         slope = jax.grad(client.log_factor)
         return (
             client.program.jacobian,
@@ -50,6 +50,14 @@ def test_where_the_second_derivative_overflows_it_is_a_difference() -> None:
     usual, expected, _ = curvature(by_hand)
     assert usual is jax.jacfwd
     np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
+def test_every_client_is_looked_at_and_every_fit() -> None:
+    """The programs of equal shapes are one, whatever the data are."""
+    all_alive = {**CLIENTS["one"], "alive": np.ones(6)}
+    assert curvature(survivors, {"one": all_alive})[0] is jax.jacfwd
+    assert curvature(survivors, {"one": all_alive, "two": CLIENTS["one"]})[0] is by_differences
+    assert curvature(survivors, CLIENTS)[0] is by_differences
 
 
 def test_an_enumerated_program_with_second_derivatives_keeps_them() -> None:

@@ -187,6 +187,7 @@ def test_a_lost_site_is_reported_and_nothing_proposed(everybody) -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_in_a_count_a_client_sends_its_whole_site_once(everybody, whole) -> None:
     found = sent(everybody, recount=True, whole=whole)
+    assert not found.own.was_improper  # nothing was computed
     assert_sent(found, HELD if whole else FLAT)
     assert_same(unpacked(found.own.site.later), HELD)
 

@@ -160,7 +160,7 @@ def test_a_hopeless_fit_stops_early_and_says_why(separated) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_an_improper_posterior_is_never_called_converged(separated, seed) -> None:
-    """Whether the cavities or the steps give out first is a matter of the draws."""
+    """Whether the messages or the steps give out first is a matter of the draws."""
     method, key = fb.EP(num_replicates=1, init="newton"), jax.random.key(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("error", fb.NotConvergedWarning)
