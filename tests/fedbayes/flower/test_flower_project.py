@@ -41,12 +41,17 @@ def run(*words):
 
 @pytest.fixture
 def forget_app():
-    """Projects have a package of one name: a test must not find another's."""
+    """Projects have a package of one name: a test must not find another's, whoever has imported it."""
+
+    def forget():
+        for name in [name for name in sys.modules if name == "app" or name.startswith("app.")]:
+            del sys.modules[name]
+
     before = list(sys.path)
+    forget()
     yield
     sys.path[:] = before
-    for name in [name for name in sys.modules if name == "app" or name.startswith("app.")]:
-        del sys.modules[name]
+    forget()
 
 
 @pytest.fixture
