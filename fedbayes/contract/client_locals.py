@@ -15,18 +15,20 @@ from jaxtyping import Float
 
 from fedbayes.contract.locals_from import GLOBALS, AtClient, LocalsFrom, Personal, Private, Question, Variables, Wanted
 from fedbayes.errors import K_HAT_LIMIT, UnreliableWarning
-from fedbayes.numerics.chains import chain_diagnostics
+from fedbayes.numerics.chains import worst_mixing
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments
 
-_R_HAT, _ENOUGH = 1.05, 100  # of NUTS, at which a client's own draws can be used
+# Of NUTS for one client. The chains start anew at each question, and are shorter than those that are a fit's answer.
+_R_HAT, _ENOUGH = 1.05, 100
 
 
 class FromCavity(LocalsFrom):
     """Clients are independent given the globals, and what all others know of these is a Gaussian, the cavity.
 
     A client samples ``p(y_k | theta, z) p(z | theta)`` times its cavity, which it forms itself where it has kept its
-    own site: by importance weights, or where these can't be trusted its locals given the draws of the globals.
+    own site. It does so by importance weights; where these can't be trusted, it draws its locals given the draws of the
+    globals.
 
     Parameters
     ----------
@@ -302,8 +304,8 @@ def sampled(
     shape
         Number of chains, and of draws in each.
     given
-        The client's locals given draws of the globals; ``None``: there are none. Without them, and for a client that
-        has no locals, it is NUTS.
+        Draws the client's locals given draws of the globals. NUTS is run where this is ``None``, and for a client that
+        has no locals.
 
     Warns
     -----
@@ -327,8 +329,7 @@ def sampled(
 def _mixing(draws: Float[np.ndarray, "chain draw p"]) -> dict[str, float]:
     """The worst R-hat, and the smallest effective number of draws; a warning where they say that chains did not mix."""
     half = draws.shape[1] // 2  # of each chain, so that one alone can be judged as well
-    found = chain_diagnostics(draws[:, : 2 * half].reshape(-1, half, draws.shape[-1]))
-    r_hat, effective = float(found["r_hat"].max(skipna=False)), float(found["ess"].min(skipna=False))
+    r_hat, effective = worst_mixing(draws[:, : 2 * half].reshape(-1, half, draws.shape[-1]))
     enough = min(_ENOUGH, draws.shape[0] * draws.shape[1] // 4)
     if not (r_hat < _R_HAT and effective >= enough):
         warnings.warn(

@@ -20,7 +20,7 @@ from fedbayes.correction.correct import Ask, Correction, LogDensities, pool_of, 
 from fedbayes.correction.pool import Pool
 from fedbayes.correction.proposal import Proposal, systematic
 from fedbayes.correction.recipe import Counts, draw
-from fedbayes.numerics.chains import chain_diagnostics
+from fedbayes.numerics.chains import worst_mixing
 from fedbayes.rounds.progress import Progress
 
 _NUM_CHAINS = 4
@@ -121,7 +121,7 @@ def exact_chains(
         here, path, moves = _walked(here, _Visited.of(batch), rng)
         visited.append(path)
         accepted += moves
-        r_hat, effective = _diagnosed(np.concatenate([each.theta for each in visited], axis=1))
+        r_hat, effective = worst_mixing(np.concatenate([each.theta for each in visited], axis=1))
         progress.after_round({"rounds": np.asarray(1)})
         enough = sum(each.theta.shape[1] for each in visited) >= num_draws
         if enough and r_hat < _R_HAT and effective >= _ENOUGH * _NUM_CHAINS:
@@ -185,9 +185,3 @@ def _walked(here: _Visited, proposed: _Visited, rng: np.random.Generator) -> tup
 
     walked = _Visited(*map(path, here, proposed))
     return _Visited(*(values[:, -1:] for values in walked)), walked, moves
-
-
-def _diagnosed(theta: np.ndarray) -> tuple[float, float]:
-    """The worst R-hat and the smallest bulk effective sample size of the globals."""
-    found = chain_diagnostics(theta)
-    return float(found["r_hat"].max(skipna=False)), float(found["ess"].min(skipna=False))

@@ -29,3 +29,9 @@ def chain_diagnostics(theta: Float[np.ndarray, "chain draw d"]) -> "xr.Dataset":
     # ArviZ lets antithetic chains have more effective draws than draws; in many short chains that is noise
     ess = np.minimum(az.ess(chains)["theta"], num_chains * num_draws)
     return xr.Dataset({"r_hat": az.rhat(chains)["theta"], "ess": ess})
+
+
+def worst_mixing(theta: Float[np.ndarray, "chain draw d"]) -> tuple[float, float]:
+    """The largest R-hat and the smallest bulk effective sample size; NaN where one of them is not known."""
+    found = chain_diagnostics(theta)
+    return float(found["r_hat"].max(skipna=False)), float(found["ess"].min(skipna=False))

@@ -194,7 +194,7 @@ def local_update(
     """
     kept, lost = own.site.settled(told.counted)
     site, everybody = kept.at(told.counted), unpacked(shared.global_)
-    cavity, smallest, was_improper = cavity_of(everybody, site, own.was_improper)
+    cavity, power, smallest, was_improper = cavity_of(everybody, site, own.was_improper)
     tilted = Tilted(client, cavity, shared.mean, everybody.precision if spread else None)
     found = matched(solver, tilted, shared.opening, own.warm, inputs)
     idle = lost | shared.recount  # nothing is proposed
@@ -207,8 +207,7 @@ def local_update(
     noisy = (found.code == ResultCode.OK) & (found.noise >= most_noise)
     code = jnp.where(idle, ResultCode.OK, jnp.where(noisy, ResultCode.NOISY, found.code))
     code = jnp.where(lost, ResultCode.LOST, code)
-    replaced = was_improper & (1.0 - smallest > _MOST_OWN)  # the cavity, which is what the others know
-    influence = jnp.where(replaced, jnp.nan, found.info["influence"])
+    influence = jnp.where(power < 1.0, jnp.nan, found.info["influence"])  # the others know the cavity itself
     info = found.info | {"noise": change.noise, "smallest_cavity_eigenvalue": smallest, "influence": influence}
     reply = Reply(total=change, code=code, info=info)
     warm, was_improper = jax.tree.map(
@@ -217,7 +216,7 @@ def local_update(
     return reply, Own(kept.replied(told.counted, proposed, shared.round), warm, was_improper)
 
 
-def cavity_of(everybody: Gaussian, site: Gaussian, was_improper: Array) -> tuple[Gaussian, Array, Array]:
+def cavity_of(everybody: Gaussian, site: Gaussian, was_improper: Array) -> tuple[Gaussian, Array, Array, Array]:
     """The Gaussian in which a client matches moments: its cavity ``q / s_k``, or ``q / s_k^a`` with ``a < 1``.
 
     Monte Carlo noise, or the way to the fixed point, can make a cavity improper, though it is proper at the fixed
@@ -235,6 +234,8 @@ def cavity_of(everybody: Gaussian, site: Gaussian, was_improper: Array) -> tuple
     -------
     cavity
         Proper wherever the global is, up to the error of :func:`~fedbayes.inference.ep.step.smallest_eigenvalue`.
+    power
+        The exponent ``a``.
     smallest
         Smallest eigenvalue of ``q / s_k``'s precision, in units of the global's; NaN where the global is improper.
     was_improper
@@ -244,7 +245,7 @@ def cavity_of(everybody: Gaussian, site: Gaussian, was_improper: Array) -> tuple
     was_improper = was_improper | (smallest < -_IMPROPER_SLACK)
     own = 1.0 - smallest
     power = jnp.where(was_improper & (own > _MOST_OWN), _MOST_OWN / own, 1.0)
-    return everybody - site.scaled(power), smallest, was_improper
+    return everybody - site.scaled(power), power, smallest, was_improper
 
 
 def _scaled(site: Gaussian, cavity: Gaussian, log_evidence: Array) -> tuple[Gaussian, Array, Array]:

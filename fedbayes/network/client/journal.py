@@ -166,7 +166,7 @@ def _totals(entries: Sequence[Entry]) -> Iterator[str]:
         how += f", {noisy:,} with noise" if noisy else ""
         yield f"{numbers:,} numbers about the data {data} have left in {runs} run{'s' * (runs != 1)}{how}."
         if failed := failures_told(about):
-            yield f"{failed:,} times a number was not finite or too large for a sum, or a density improper."
+            yield f"{failed:,} times a number was not finite or too large for a sum, or a density was improper."
     num, refused = len(entries), sum(entry.result not in (ANSWERED, HIDDEN, NOISY, BOTH) for entry in entries)
     yield f"{num:,} request{'s' * (num != 1)} in all, {refused:,} of them refused."
 

@@ -71,7 +71,7 @@ class AnswerRules(NamedTuple):
         Numbers with noise have a budget of their own.
     failures
         How often the site may tell about the same data, in all runs together, that a number was not finite or too large
-        for a sum, or a density improper. A server that chooses where this begins finds the site's own numbers by it.
+        for a sum, or a density was improper. By choosing where this begins, a server finds the site's own numbers.
     methods
         The names of the methods whose rounds it answers, ``"agreement"`` for sums by which sites agree on a regression;
         ``None``: those of all studies that may run.

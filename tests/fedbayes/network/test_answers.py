@@ -203,7 +203,7 @@ def test_so_many_numbers_that_are_too_large_are_told_and_then_nothing(federation
     assert server.draws(0, server.TOO_LARGE) == "FAILURES"
     assert server.failures == 257
     shown = as_text(list(server.site.journal.entries()), 5)
-    assert "257 times a number was not finite or too large for a sum, or a density improper." in shown
+    assert "257 times a number was not finite or too large for a sum, or a density was improper." in shown
     with pytest.raises(FederatedError, match=r"would tell more often than its owner allows .* `failures` under"):
         server.world.fit(secure_sums=True)
     policy("failures = 257")

@@ -154,7 +154,8 @@ def test_a_cavity_that_is_singular_where_its_client_alone_knows_a_direction_stay
     """As under a flat prior: in the second coordinate everybody's precision is the client's own."""
     own = gaussian([0.5, 0.75], np.diag([1.0, 0.75]))
     alone = gaussian([1.5, 0.75], np.diag([4.0, 0.75]))
-    cavity, smallest, was_improper = cavity_of(alone, own, jnp.asarray(False))
+    cavity, power, smallest, was_improper = cavity_of(alone, own, jnp.asarray(False))
+    assert float(power) == 1.0
     assert_same(cavity, alone - own)
     assert abs(float(smallest)) < 1e-9
     assert not was_improper
