@@ -50,8 +50,8 @@ class Refusal(Enum):
     )
     MOST = "would tell more numbers about its data than its owner allows; `fedbayes log` there says how many have left"
     FAILURES = (
-        "would tell more often than its owner allows that a number is not finite or too large for a sum, or a density is "
-        "improper. By such answers a server can find what it has not been told. If the fits were honest, check that "
+        "would tell more often than its owner allows that a number is not finite or too large for a sum, or a density "
+        "is improper. By such answers a server can find what it has not been told. If the fits were honest, check that "
         "its data are in the others' units, give the model's arguments units in which its globals are near 1, or give "
         "the globals tighter priors; its owner sets the limit by `failures` under `[answers]` of its policy, and "
         "`fedbayes log` there says how often"
