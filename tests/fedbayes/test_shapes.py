@@ -66,6 +66,7 @@ CALLS: dict[str, tuple[Callable[[], Arguments], Callable[[], Arguments] | None]]
     "importance.pareto_smooth": (lambda: (jnp.linspace(0.0, 1.0, 100),), lambda: (jnp.ones((100, 2)),)),
     "importance.log_mean_exp": (lambda: (jnp.ones(N),), lambda: (jnp.ones((N, 1)),)),
     "chains.chain_diagnostics": (lambda: (np.ones((1, N, D)),), lambda: (np.ones((N, D)),)),
+    "chains.worst_mixing": (lambda: (np.ones((1, N, D)),), lambda: (np.ones((N, D)),)),
     "host.product_of": (lambda: (proper(R), proper(R)), None),
     "host.cavities_of": (lambda: (proper(R), proper(R, K)), None),
     "host.whiteners": (lambda: (np.eye(D)[None],), lambda: (np.eye(D),)),
