@@ -21,7 +21,7 @@ from log_likelihoods import DRAWS, KNOWN, Held, cost_of_rounding, held
 from pages import machine, table, wrapped
 from rich.console import Console
 
-from fedbayes.inference.mode import Laplace
+from fedbayes.inference.laplace import Laplace
 from fedbayes.models import heart_disease
 from fedbayes.network.client.masks import Masks, public_key
 from fedbayes.network.fit import fit_over
