@@ -13,8 +13,8 @@ from fedbayes.inference.fed_ensemble.method import FedEnsemble
 from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.inference.laplace import Laplace
 from fedbayes.inference.merging.method import OneShot
-from fedbayes.inference.mode import Laplace
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     "correlated_clients": CorrelatedClients,

@@ -7,25 +7,20 @@ broadcast which of them is in the model (:mod:`fedbayes.inference.own_site`).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from fedbayes.contract.algorithm import Algorithm, Info, Method, Phase, Replies, Reply, Update, no_inputs
-from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic, GaussianAnswer
-from fedbayes.contract.client_locals import FromCavity
-from fedbayes.contract.state import RunState
+from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.marginal import integrate_locals
-from fedbayes.inference.own_site import EVERYBODY, NEVER, Counted, Everybody, OwnSite, own_cavity, told_everybody
+from fedbayes.inference.own_site import NEVER, Counted, OwnSite
 from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import Gaussian, eigenvectors, packed, symmetrised, unpacked, where, whitener
-from fedbayes.numerics.host import product_of
 from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
 
@@ -58,6 +53,9 @@ class ModeState(NamedTuple):
         Number of the present round, and of the one that brought the expansions.
     damping
         Levenberg-Marquardt damping of the next step.
+    elsewhere
+        Modes that searches from several starts have found (:mod:`fedbayes.inference.starts`), leading axis of
+        searches; ``()`` without them.
     """
 
     position: Array
@@ -71,6 +69,7 @@ class ModeState(NamedTuple):
     round: Array
     best_round: Array
     damping: Array
+    elsewhere: Gaussian | tuple[()] = ()
 
     def global_(self) -> Gaussian:
         """The Laplace approximation at ``best``."""
@@ -125,84 +124,6 @@ class Needs(NamedTuple):
     own_sites: bool = False
     convex: bool = False
     single: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Laplace(Method):
-    """The Laplace approximation by federated Newton steps: a start for EP, and a quick approximation by itself.
-
-    In a round every client sends the expansion of its log factor to second order at the server's position, its locals
-    integrated out, and the server moves to the mode of the prior times all expansions::
-
-        theta <- theta - (H_0 + sum_k H_k)^-1 (g_0 + sum_k g_k),
-
-    with gradients ``g`` and Hessians ``H`` of minus the log prior and the log factors; shorter steps where that does
-    not raise the posterior density. The posterior is ``N(theta, (H_0 + sum_k H_k)^-1)`` at the mode, in unconstrained
-    space.
-
-    Parameters
-    ----------
-    tolerance
-        Stop once the Newton step is shorter, in posterior sds (root mean square).
-    num_samples
-        Draws that integrate out local latents at each position; not used without them, nor for single ones that are
-        independent given the globals, which quadrature integrates out.
-
-    See Also
-    --------
-    EP : Corrects what is not Gaussian.
-    fit_federated : Fits a model by a method.
-
-    Examples
-    --------
-    >>> import fedbayes as fb
-    >>> method = fb.Laplace(tolerance=1e-6)  # for `fb.fit_federated(model, clients, method=method, ...)`
-    >>> method.num_replicates
-    1
-    """
-
-    tolerance: float = 1e-3
-    num_samples: int = 256
-    needs_rows: ClassVar[bool] = False
-    takes_local_steps: ClassVar[bool] = False
-    diagnostics: ClassVar[Mapping[str, Diagnostic]] = DIAGNOSTICS
-
-    def __post_init__(self) -> None:
-        if not self.tolerance > 0.0:
-            raise ValueError(
-                f"`tolerance` is {self.tolerance}; it is the length of a step in posterior sds, such as 1e-3."
-            )
-        if self.num_samples < 16 or self.num_samples & (self.num_samples - 1):
-            raise ValueError(
-                f"`num_samples` is {self.num_samples}; quasi-random draws need a power of two from 16 on, such as 256."
-            )
-
-    @property
-    def num_replicates(self) -> int:
-        """One: nothing is random, as the draws of the local latents are fixed."""
-        return 1
-
-    def phases(self, roster: Roster) -> list[Phase]:
-        """Newton rounds alone."""
-        needs = Needs(own_sites=True)
-        algorithm = federated_mode(roster, needs, num_samples=self.num_samples, tolerance=self.tolerance)
-        return [Phase(algorithm=algorithm, max_rounds=50, full_participation=True)]
-
-    def answer(self, roster: Roster, run: RunState) -> GaussianAnswer:
-        """The Laplace approximation at the best position."""
-        state: ModeState = run.state
-        posterior = product_of(state.prior, state.sites)
-        told = told_everybody(posterior, np.where(state.heard, state.best_round[:, None], NEVER), 1.0 * state.heard)
-        return GaussianAnswer(posterior, FromCavity(told, posterior), run)
-
-    def told_at_end(self, roster: Roster) -> Everybody:
-        """See :class:`~fedbayes.contract.algorithm.Method`."""
-        return EVERYBODY
-
-    def own_cavity(self, told: Everybody, private: Own) -> Gaussian:
-        """See :class:`~fedbayes.contract.algorithm.Method`."""
-        assert isinstance(private.site, OwnSite)  # noqa: S101
-        return own_cavity(private.site, told)
 
 
 def mode_phase(roster: Roster, needs: Needs, *, tolerance: float, max_rounds: int, ready: Ready | None = None) -> Phase:

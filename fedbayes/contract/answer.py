@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
@@ -127,10 +128,17 @@ class GaussianAnswer:
         See :class:`Answer`.
     run
         How the rounds went.
+    elsewhere
+        Laplace approximations of all modes that searches from several starts have led to, unnormalised, leading axes
+        replicate and search, NaN where a search has led nowhere; ``()`` without such searches.
     """
 
-    def __init__(self, posterior: Gaussian, locals_from: LocalsFrom, run: RunState) -> None:
+    def __init__(
+        self, posterior: Gaussian, locals_from: LocalsFrom, run: RunState, elsewhere: Gaussian | tuple[()] = ()
+    ) -> None:
         self._posterior, self._locals_from, self._run = posterior, locals_from, run
+        # all replicates share one run of the searches
+        self.elsewhere = jax.tree.map(lambda leaf: np.asarray(leaf)[0], elsewhere) if elsewhere else None
 
     @property
     def posterior(self) -> Gaussian:

@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.answer import COORDINATE, Answer
-from fedbayes.correction.images import Images, Search, Shapes
+from fedbayes.correction.images import NOWHERE, Images, Looked, Search, Shapes, laws_elsewhere
 from fedbayes.correction.pool import NOISE, SHARE, Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.recipe import Counts, Drawn, draw
@@ -52,6 +52,7 @@ LogDensities = Callable[[np.ndarray], Array]  # of the prior, at points (n, d)
 _WIDE = 2  # one wide draw for as many of the Gaussian's, to see tails and modes that it lacks
 _WIDER = 1.5  # times as wide
 _FAR = 0.2  # share of the wide draws that are as wide as the prior
+WIDE_ENOUGH = 3  # globals, up to which such draws meet a separate mode; with more they are too far apart
 _TAILS = 5.0  # degrees of freedom of the wide draws
 _LEAST = 1000  # draws of the Gaussian by all chains together
 _PRECISION = 1.5  # times the Monte Carlo error of independent draws, up to which no more draws are asked for
@@ -81,6 +82,8 @@ class Correction:
         Where separate modes were found; ``None``: none was found.
     finer
         Whether the clients have integrated out their locals by more draws: then the first exchange was made twice.
+    looked
+        Where separate modes were looked for.
     """
 
     approximation: Gaussian
@@ -89,6 +92,7 @@ class Correction:
     key: Array
     images: Images | None = None
     finer: bool = False
+    looked: Looked = NOWHERE
 
     @property
     def exchanges(self) -> tuple[int, ...]:
@@ -272,6 +276,8 @@ class Correction:
             noise=self.pool.weighted_noise,
             exchanges=self.turns,
             modes=self.modes,
+            symmetries=self.looked.symmetries,
+            starts=self.looked.starts,
         )
 
 
@@ -286,7 +292,13 @@ _MEANINGS = (
 
 
 def correct(
-    approximation: Gaussian, num: int, prior: Prior, ask: Ask, keys: tuple[Array, Array], shapes: Shapes = ()
+    approximation: Gaussian,
+    num: int,
+    prior: Prior,
+    ask: Ask,
+    keys: tuple[Array, Array],
+    shapes: Shapes = (),
+    elsewhere: Gaussian | None = None,
 ) -> Correction:
     """Ask the clients, and again where the weights can't be trusted, or where there are other modes.
 
@@ -306,6 +318,8 @@ def correct(
     shapes
         Of the unconstrained globals, by name: where other modes are looked for (:mod:`fedbayes.correction.images`).
         Empty: nowhere.
+    elsewhere
+        Laplace approximations of modes that were found before, see :class:`~fedbayes.contract.answer.GaussianAnswer`.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
     least = -(-_LEAST // len(approximation.shift))
@@ -316,8 +330,11 @@ def correct(
     finer = pool.weighted_noise > NOISE
     if finer:
         pool = pool_of(drawn, proposals, counts, ask(drawn, 1, finer=True), prior.log_densities)
-    images = search.found(laws, pool.log_joint, drawn.theta[:, :num])
-    found = Correction(approximation, num, pool, keys[1], images, finer)
+    others = [] if elsewhere is None else laws_elsewhere(elsewhere)
+    images = search.found(laws, pool.log_joint, drawn.theta[:, :num], [(law, law.draws(rng, num)) for law in others])
+    starts = 1 if elsewhere is None else len(elsewhere.shift)
+    looked = Looked(len(search.maps), starts, as_wide=bool(_far(prior)) and approximation.size <= WIDE_ENOUGH)
+    found = Correction(approximation, num, pool, keys[1], images, finer, looked)
     while found.wants_more:
         drawn, proposals = refitted(found.pool, sum(counts), rng, found.images.laws if found.images else ())
         heard = ask(drawn, found.turns, finer=finer)

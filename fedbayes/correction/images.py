@@ -1,19 +1,23 @@
-"""Images of a Gaussian under the symmetries that a program may have, where separate modes are looked for.
+"""Separate modes: images of a Gaussian under the symmetries that a program may have, and what searches have found.
 
 A posterior with several modes of equal or similar height mostly owes them to a symmetry of its program: of signs
 (``y ~ N(X theta^2, 1)``, a product ``a b x``, a factor's loadings, a hidden unit of a network) or of labels (the
 components of a mixture). Draws of a Gaussian around one mode never meet the others, and neither do draws as wide as the
 prior where there are more than two or three globals. But *where* the others would be is known: at the images of the
-mean. One evaluation of the log posterior at each tells whether it is as high there.
+mean. One evaluation of the log posterior at each tells whether it is as high there. Modes to which no symmetry leads
+come from the rounds, where these have begun with searches from several starts (:mod:`fedbayes.inference.starts`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedbayes.correction.proposal import Law
+from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.host import gaussian_moments, log_integrals
 
 Map = Callable[[np.ndarray], np.ndarray]  # points (n, d) to points (n, d)
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of the unconstrained globals, by name
@@ -161,6 +165,27 @@ def _relabelled(points: np.ndarray, labels: tuple[int, int]) -> np.ndarray:
     return np.asarray(transform.inv(transform(points)[:, order]))
 
 
+class Looked(NamedTuple):
+    """Where separate modes were looked for.
+
+    Attributes
+    ----------
+    symmetries
+        Number of sign changes and swaps of labels whose images of the mode are places of their own.
+    starts
+        Newton searches from which the rounds have begun.
+    as_wide
+        Whether draws as wide as the prior are dense enough to meet a mode.
+    """
+
+    symmetries: int = 0
+    starts: int = 1
+    as_wide: bool = False
+
+
+NOWHERE = Looked()
+
+
 class Search(NamedTuple):
     """Where another mode would be, if the posterior has a symmetry.
 
@@ -190,7 +215,13 @@ class Search(NamedTuple):
         points = points[1:] + points[1:2] * (-len(maps) % chains)
         return cls(maps, np.asarray(points).reshape(-1, chains, size).swapaxes(0, 1))
 
-    def found(self, laws: Sequence[Law], log_joint: np.ndarray, draws: np.ndarray) -> "Images | None":
+    def found(
+        self,
+        laws: Sequence[Law],
+        log_joint: np.ndarray,
+        draws: np.ndarray,
+        others: Sequence[tuple[Law, np.ndarray]] = (),
+    ) -> "Images | None":
         """The modes by what was heard at the places, and by where the chains are; ``None`` where there is one.
 
         A place counts where the posterior is about as high as at typical draws of the first chain's Gaussian, and far
@@ -204,9 +235,13 @@ class Search(NamedTuple):
             Of all draws of the exchange, shape ``(chain, draw)``: those at the places are the last ones.
         draws
             Of the Gaussians, shape ``(chain, n, d)``, with which the exchange begins.
+        others
+            Laws around modes that are known already, with draws ``(n, d)`` of each.
         """
         # beside draws of the same law: another chain's may be at a higher mode, which has the same symmetries
-        images = closure(laws, self._as_high(laws[0], log_joint[0, : draws.shape[1]], log_joint), draws[:, :_CLOUD])
+        maps = self._as_high(laws[0], log_joint[0, : draws.shape[1]], log_joint)
+        clouds = [*draws, *(cloud for _, cloud in others)]
+        images = closure([*laws, *(law for law, _ in others)], maps, [cloud[:_CLOUD] for cloud in clouds])
         return images if len(images.laws) > 1 else None
 
     def _as_high(self, law: Law, at_draws: np.ndarray, log_joint: np.ndarray) -> list[Map]:
@@ -222,17 +257,26 @@ class Search(NamedTuple):
         return [each for each, is_high in zip(self.maps, high, strict=True) if is_high]
 
 
-def closure(laws: Sequence[Law], maps: list[Map], draws: np.ndarray) -> Images:
-    """The chains' laws that are apart, and their images under all compositions of the maps, at most 64.
+def laws_elsewhere(modes: Gaussian) -> list[Law]:
+    """Laws around modes whose Laplace approximations, unnormalised, have no negligible integral, the heaviest first."""
+    integrals = log_integrals(modes)
+    heavy = integrals > np.max(integrals, initial=-np.inf, where=np.isfinite(integrals)) - _LOWER
+    order = [k for k in np.argsort(-np.where(heavy, integrals, -np.inf)) if heavy[k]]
+    means, covariances = gaussian_moments(jax.tree.map(lambda leaf: np.asarray(leaf)[order], modes))
+    return [Law.of_moments(mean, covariance, _TAILS) for mean, covariance in zip(means, covariances, strict=True)]
+
+
+def closure(laws: Sequence[Law], maps: list[Map], draws: Sequence[np.ndarray]) -> Images:
+    """The laws that are apart, and their images under all compositions of the maps, at most 64.
 
     Parameters
     ----------
     laws
-        Each chain's Gaussian.
+        Each chain's Gaussian, and those around modes that are known already.
     maps
         Under which the posterior is about as high.
     draws
-        Of the laws, shape ``(chain, n, d)``: an image has the moments of their images.
+        Of each law, shape ``(n, d)``: an image has the moments of their images.
     """
     first, known, clouds, place = laws[0], [laws[0]], [draws[0]], 0
 

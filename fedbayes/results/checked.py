@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 from fedbayes.correction.correct import Correction
+from fedbayes.correction.images import Looked
 from fedbayes.correction.pool import LEAST, NOISE
 from fedbayes.errors import K_HAT_LIMIT
 
@@ -35,6 +36,8 @@ class Checked(NamedTuple):
         Whether the draws are of all modes that were found.
     long_tailed
         Quantities of the user's with a tail too long for their sd.
+    looked
+        Where other modes were looked for; ``None`` where that was not written down, by early versions.
     """
 
     correction: str
@@ -49,6 +52,7 @@ class Checked(NamedTuple):
     modes: int = 1
     all_modes: bool = True
     long_tailed: tuple[str, ...] = ()
+    looked: Looked | None = None
 
     @classmethod
     def of(cls, found: Correction) -> Self:
@@ -57,31 +61,45 @@ class Checked(NamedTuple):
         return cls(
             told["correction"], bool(told["reliable"]), told["mean_error"], told["sd_error"], found.distance,
             told["k_hat"], told["effective_draws"], told["noise"], int(found.pool.weights.size),
-            found.modes, found.all_modes,
+            found.modes, found.all_modes, looked=found.looked,
         )  # fmt: skip
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Self:
         """From a file."""
-        return cls(**{**told, "long_tailed": tuple(told.get("long_tailed", ()))})
+        looked = told.get("looked")
+        lists = {"long_tailed": tuple(told.get("long_tailed", ())), "looked": Looked(*looked) if looked else None}
+        return cls(**{**told, **lists})
 
     def lines(self) -> list[str]:
-        """How far off the Gaussian is, for ``repr``."""
+        """How far off the Gaussian is, and where other modes were looked for, for ``repr``."""
+        looked = [f"  modes     {self._modes_found(self.looked)}"] if self.reliable and self.looked else []
+        return [self._gaussian_line(), *looked]
+
+    def _modes_found(self, looked: Looked) -> str:
+        """How many, and where they were looked for: one that is nowhere there is not known of."""
+        ways = [f"by {looked.symmetries} {'symmetry' if looked.symmetries == 1 else 'symmetries'}"]
+        ways = ways if looked.symmetries else []
+        ways += ["by draws as wide as the prior"] if looked.as_wide else []
+        ways += [f"from {looked.starts} starts"] if looked.starts > 1 else []
+        found = "one found" if self.modes == 1 else f"{self.modes} found"
+        not_there = "" if looked.starts > 1 or looked.as_wide else ", not from other starts"
+        return f"{found}; " + (f"looked for {', '.join(ways)}{not_there}" if ways else "others were not looked for")
+
+    def _gaussian_line(self) -> str:
         tail = f"{self.effective_draws:,.0f} effective draws of {self.draws:,}"
         if self.correction == "unreliable" and not self.all_modes:
-            return ["  Gaussian  around one of many separate modes, of which fit.idata lacks some; see fit.trouble()"]
+            return "  Gaussian  around one of many separate modes, of which fit.idata lacks some; see fit.trouble()"
         if self.correction == "unreliable" and not math.isfinite(self.k_hat):
-            return ["  Gaussian  not to be trusted: its draws can't be weighed; see fit.trouble()"]
+            return "  Gaussian  not to be trusted: its draws can't be weighed; see fit.trouble()"
         if self.correction == "unreliable":
-            return [f"  Gaussian  not to be trusted (k-hat {self.k_hat:.2f}, {tail}); see fit.trouble()"]
+            return f"  Gaussian  not to be trusted (k-hat {self.k_hat:.2f}, {tail}); see fit.trouble()"
         if self.modes > 1:
-            return [
-                f"  Gaussian  around one of {self.modes} separate modes; fit.idata has draws of all of them ({tail})"
-            ]
+            return f"  Gaussian  around one of {self.modes} separate modes; fit.idata has draws of all of them ({tail})"
         if self.correction == "not needed":
-            return [f"  Gaussian  exact to {max(self.distance, 1e-6):.0e} posterior sds, by importance weights"]
+            return f"  Gaussian  exact to {max(self.distance, 1e-6):.0e} posterior sds, by importance weights"
         off = f"{self.mean_error:.2g} posterior sds in means, {100.0 * self.sd_error:.2g} percent in sds"
-        return [f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"]
+        return f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"
 
     @property
     def gaussian_enough(self) -> bool:

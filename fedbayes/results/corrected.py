@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from fedbayes.contract.answer import GaussianAnswer
 from fedbayes.correction.correct import Correction, correct, correctable, correctable_precision, keyed_draws
 from fedbayes.correction.recipe import Drawn, Recipe
 from fedbayes.numerics.gaussian import Gaussian
@@ -32,9 +33,9 @@ def weighed(fitted: Fitted) -> Correction:
     keys = key_for(fitted.key, Purpose.DRAWS), key_for(fitted.key, Purpose.RESAMPLED)
     with computing():
         ask = partial(fitted.clients.log_likelihood, what="posterior" if is_checked(fitted) else "exact")
-        return correct(
-            fitted.dense("exact"), fitted.shown.num_draws, fitted.roster.prior, ask, keys, fitted.roster.globals.shapes
-        )
+        elsewhere = fitted.answer.elsewhere if isinstance(fitted.answer, GaussianAnswer) else None
+        shapes = fitted.roster.globals.shapes
+        return correct(fitted.dense("exact"), fitted.shown.num_draws, fitted.roster.prior, ask, keys, shapes, elsewhere)
 
 
 def correction(fitted: Fitted) -> Correction | None:

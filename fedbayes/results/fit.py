@@ -238,8 +238,9 @@ class FederatedFit:
             must be below 0.7 or the largest weight below 0.01, with 100 effective draws at least and a noise of 1 at
             most; ``distance``, a bound of the error of every mean, in posterior sds, infinite where it is above 1;
             ``correction``: ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``; ``exchanges`` that
-            this has taken; ``modes``, separate ones to which symmetries of signs and labels lead and that hold some of
-            the posterior's mass.
+            this has taken; ``modes``, the separate ones that were found and hold some of the posterior's mass;
+            ``symmetries`` of signs and labels, and ``starts`` of the rounds (an option of EP and Laplace), by which
+            they were looked for.
 
             Over ``quantity``, what the user reads in ``fit.idata``, constrained globals and deterministic functions of
             them: ``quantity_mean``, ``quantity_sd`` and ``quantity_quantiles`` (along ``probability``) in the

@@ -31,6 +31,7 @@ from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.server import algorithm, startable
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.own_site import EVERYBODY, Everybody, own_cavity
+from fedbayes.inference.starts import with_starts
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.program.hierarchy import of_funnel
 from fedbayes.problem.roster import Roster
@@ -87,6 +88,10 @@ class EP(Options, Method):
     num_replicates
         Independent runs of the whole fit with other keys; they become the chains of the posterior, so that R-hat and
         Monte Carlo standard errors speak about the fit.
+    num_starts
+        Newton searches that begin apart, to find separate modes that no symmetry leads to: the first near zero, the
+        others at draws of the prior. EP begins at the heaviest mode that they find, and the check after the rounds has
+        draws of all of them. They take some tens of exchanges more, at most 100, each with as many Gaussians.
 
     See Also
     --------
@@ -116,7 +121,8 @@ class EP(Options, Method):
         if start not in ("newton", "mode"):
             return [ep]
         needs, ready = Needs(own_sites=True, convex=True), startable if start == "newton" else None
-        return [mode_phase(roster, needs, tolerance=0.1, max_rounds=25, ready=ready), ep]
+        mode = mode_phase(roster, needs, tolerance=0.1, max_rounds=25, ready=ready)
+        return [*with_starts(roster, self.num_starts, mode), ep]
 
     def answer(self, roster: Roster, run: RunState) -> EPAnswer:
         """Prior times sites."""

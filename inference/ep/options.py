@@ -32,11 +32,17 @@ class Options:
     family: Literal["dense", "diagonal"] = "dense"
     tolerance: float = 0.02
     num_replicates: int = 4
+    num_starts: int = 1
 
     def __post_init__(self) -> None:
         check_choices(self, _CHOICES)
         check_ranges(self, _RANGES, optional=("damping",))
-        check_whole(self, {"num_replicates": 1})
+        check_whole(self, {"num_replicates": 1, "num_starts": 1})
+        if self.num_starts > 1 and self.init in ("laplace", "prior"):
+            raise ValueError(
+                f"`num_starts` is {self.num_starts}, but with `init={self.init!r}` EP does not begin at a mode. Write "
+                "`init='auto'`, or leave `num_starts` out."
+            )
         if self.num_samples is not None and (
             type(self.num_samples) is not int or self.num_samples < 16 or self.num_samples & (self.num_samples - 1)
         ):
@@ -62,10 +68,13 @@ class Options:
         That is ``"laplace"`` where most rows are at clients who can find the globals by themselves: there are no local
         latents (a joint mode can be far from the globals' own), and at most half of the rows are at clients with fewer
         than two rows a global, below which a binary outcome's likelihood has no maximum as often as not (Cover 1965).
-        Under a flat prior every client must have as many. It is ``"newton"`` elsewhere.
+        Under a flat prior every client must have as many. It is ``"newton"`` elsewhere, and after searches from
+        several starts.
         """
         if self.init != "auto":
             return self.init
+        if self.num_starts > 1:
+            return "newton"
         thin = roster.rows < 2 * roster.size
         needs_all = roster.prior.is_flat() and bool(np.any(thin))
         if np.any(roster.num_locals) or needs_all:

@@ -118,7 +118,7 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
 
     return Algorithm(
         name="EP",
-        init=partial(_init, roster, refine, family, config.start(roster) == "laplace"),
+        init=partial(_init, roster, refine, family, config.start(roster) == "laplace", config.num_starts),
         broadcast=broadcast,
         init_client=lambda client, shared, key: _own(client, OwnSite.neutral(size)),
         continue_client=lambda client, shared, key, before: _own(client, _in_family(before, family)),
@@ -148,7 +148,13 @@ def _in_family(before: OfMode, family: Family) -> OwnSite:
 
 
 def _init(
-    roster: Roster, refine: solvers.Solver, family: Family, opening: bool, key: Array, previous: ModeState | None
+    roster: Roster,
+    refine: solvers.Solver,
+    family: Family,
+    opening: bool,
+    num_starts: int,
+    key: Array,
+    previous: ModeState | None,
 ) -> EPState:
     """Flat sites, or the convex parts of the clients' expansions at the mode, where the global is then proper.
 
@@ -161,8 +167,9 @@ def _init(
         start = _prior_site(prior, refine, wide, wide, key).site
     state = EPState.start(start, _whitener_of(start), roster.num_clients, opening)
     if previous is None:
-        return state
+        return state if num_starts == 1 else state._replace(elsewhere=Gaussian.neutral(roster.size, (num_starts,)))
     assert isinstance(previous.convex, Gaussian)  # noqa: S101
+    state = state._replace(elsewhere=previous.elsewhere)
     sites = family.within(previous.convex)
     moved = state._replace(direction=sites, step=jnp.ones(()), counted=previous.counted())
     moved = moved._replace(white=whitener(moved.global_().precision), round=previous.round)

@@ -72,6 +72,8 @@ class EPState(NamedTuple):
         Number of the last rounds without progress, see :func:`makes_progress`.
     recount
         The sites counted anew.
+    elsewhere
+        Modes that searches from several starts have found, see :class:`~fedbayes.inference.mode.ModeState`.
     """
 
     base: Gaussian
@@ -88,6 +90,7 @@ class EPState(NamedTuple):
     opening: Array
     stuck: Array
     recount: Recount
+    elsewhere: Gaussian | tuple[()] = ()
 
     @classmethod
     def start(cls, prior: Gaussian, white: Array, num_clients: int, opening: bool) -> "EPState":

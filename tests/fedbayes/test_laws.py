@@ -22,9 +22,9 @@ from fedbayes.inference.fed_ensemble.method import FedEnsemble
 from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.inference.fedavg.method import FedAvg, FedProx
 from fedbayes.inference.fedpa.method import FedPA
+from fedbayes.inference.laplace import Laplace
 from fedbayes.inference.local.after import AFTER
 from fedbayes.inference.merging.method import OneShot
-from fedbayes.inference.mode import Laplace
 from fedbayes.network.fit import joined
 from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.network.server.register import Register

@@ -12,7 +12,7 @@ from permissive import PERMISSIVE
 import fedbayes as fb
 from fedbayes.errors import ResultCode
 from fedbayes.inference import METHODS
-from fedbayes.inference.mode import Laplace
+from fedbayes.inference.laplace import Laplace
 from fedbayes.network.charter import Seat
 from fedbayes.network.client.points import Reach, reach_of
 from fedbayes.network.client.reading import own_problem

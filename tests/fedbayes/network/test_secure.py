@@ -15,7 +15,7 @@ import pytest
 import fedbayes as fb
 from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
-from fedbayes.inference.mode import Laplace
+from fedbayes.inference.laplace import Laplace
 from fedbayes.network.client.alone import Alone
 from fedbayes.network.client.masks import Masks, fingerprint, public_key
 from fedbayes.network.client.secure import Hiding, Sums

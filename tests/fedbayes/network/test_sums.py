@@ -18,7 +18,7 @@ import fedbayes as fb
 from fedbayes.contract.algorithm import Phase
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference import METHODS
-from fedbayes.inference.mode import Laplace
+from fedbayes.inference.laplace import Laplace
 from fedbayes.network.fit import fit_over
 from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.network.server.remote import Remote
