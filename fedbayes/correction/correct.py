@@ -30,6 +30,7 @@ from fedbayes.contract.answer import COORDINATE, Answer
 from fedbayes.correction.images import NOWHERE, Images, Looked, Search, Shapes, laws_elsewhere
 from fedbayes.correction.pool import NOISE, SHARE, Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
+from fedbayes.correction.quantities import short_tails
 from fedbayes.correction.recipe import Counts, Drawn, draw
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import gaussian_moments, log_joint, normal_from_moments, whiteners
@@ -256,19 +257,25 @@ class Correction:
             "posterior_sd": true_sd,
         }
 
+    @cached_property
+    def short_tails(self) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each global's tail is short enough for the errors of its mean, and of its sd, each ``(d,)``."""
+        return short_tails(self.pool.theta, self.pool.weights)
+
     def dataset(self, labels: list[str]) -> "xr.Dataset":
         """The errors by global, and the numbers that tell how far to trust them, see ``FederatedFit.error``."""
         import xarray as xr
 
-        found = self.errors()
+        found, (for_mean, for_sd) = self.errors(), self.short_tails
+        found |= {"mean_reliable": for_mean, "sd_reliable": for_sd}
         dataset = xr.Dataset({name: (COORDINATE, value) for name, value in found.items()}, coords={COORDINATE: labels})
         for name, meaning, unit in _MEANINGS:
             dataset[name].attrs |= {"long_name": meaning, "units": unit}
         return dataset.assign_attrs(
             correction=self.state,
             reliable=int(self.reliable),
-            mean_error=float(np.sqrt(np.mean(found["mean"] ** 2))),
-            sd_error=float(np.sqrt(np.mean(found["sd"] ** 2))),
+            mean_error=_root_mean_square(found["mean"][for_mean]),
+            sd_error=_root_mean_square(found["sd"][for_sd]),
             distance=self.distance if self.distance <= 1.0 else float("inf"),
             k_hat=self.pool.k_hat,
             largest_weight=self.pool.largest,
@@ -281,11 +288,18 @@ class Correction:
         )
 
 
+def _root_mean_square(errors: np.ndarray) -> float:
+    """NaN of none."""
+    return float(np.sqrt(np.mean(errors**2))) if errors.size else float("nan")
+
+
 _MEANINGS = (
     ("mean", "error of the Gaussian's mean", "posterior sds"),
     ("mean_mcse", "Monte Carlo error of that error", "posterior sds"),
     ("sd", "error of the Gaussian's sd, relative", "1"),
     ("sd_mcse", "Monte Carlo error of that error", "1"),
+    ("mean_reliable", "whether the tail is short enough for the error of the mean", ""),
+    ("sd_reliable", "whether the tail is short enough for the error of the sd", ""),
     ("posterior_mean", "mean of the posterior, unconstrained space", "unconstrained units"),
     ("posterior_sd", "sd of the posterior, unconstrained space", "unconstrained units"),
 )

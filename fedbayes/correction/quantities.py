@@ -95,18 +95,40 @@ def _summarised(values: np.ndarray, taken: Taken) -> Summary:
     variance, variance_mcse = _mean(gap**2, taken)
     sd = np.sqrt(variance)
     at, at_mcse = map(np.stack, zip(*(_quantiles(each, taken) for each in np.moveaxis(values, -1, 0)), strict=True))
-    from_median = values - at[:, _MEDIAN]
-    short = _short(from_median, taken)
+    for_mean, for_sd = _short_tails(values - at[:, _MEDIAN], taken)
     return Summary(
         mean,
         mean_mcse,
-        short,
+        for_mean,
         sd,
         0.5 * np.divide(variance_mcse, sd, out=np.zeros_like(sd), where=sd > 0.0),
-        short & _short(from_median**2, taken),
+        for_sd,
         at,
         at_mcse,
     )
+
+
+def short_tails(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the tails of functions at weighted draws are short enough for their means, and for their sds.
+
+    Parameters
+    ----------
+    values, weights
+        Shapes ``(chain, draw, n)`` and ``(chain, draw)``.
+
+    Returns
+    -------
+    for_mean, for_sd
+        Each of shape ``(n,)``.
+    """
+    taken = Taken(weights)
+    medians = [_quantiles(each, taken)[0][_MEDIAN] for each in np.moveaxis(values, -1, 0)]
+    return _short_tails(values - np.asarray(medians), taken)
+
+
+def _short_tails(from_median: np.ndarray, taken: Taken) -> tuple[np.ndarray, np.ndarray]:
+    for_mean = _short(from_median, taken)
+    return for_mean, for_mean & _short(from_median**2, taken)
 
 
 def _mean(values: np.ndarray, taken: Taken) -> tuple[np.ndarray, np.ndarray]:

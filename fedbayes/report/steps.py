@@ -164,8 +164,8 @@ def _check(facts: Facts) -> Markup | None:
         return None
     told = error.attrs
     rows = [
-        ("means of the Gaussian", f"off by {_small(told['mean_error'], 1.0)} posterior sds, root mean square"),
-        ("its sds", f"off by {_small(told['sd_error'], 100.0)} percent, root mean square"),
+        ("means of the Gaussian", _off_by(told["mean_error"], 1.0, "posterior sds")),
+        ("its sds", _off_by(told["sd_error"], 100.0, "percent")),
         ("correction", str(told["correction"])),
         ("k-hat", f"{number(float(told['k_hat']))}, good below {K_HAT_LIMIT}"),
         ("effective draws", f"{float(told['effective_draws']):,.0f}"),
@@ -173,9 +173,12 @@ def _check(facts: Facts) -> Markup | None:
     return pairs(rows, "The check of the Gaussian approximation")
 
 
-def _small(error: float, unit: float) -> str:
+def _off_by(error: float, of_one: float, unit: str) -> str:
     """In a unit of which there are so many in one; below what any check can see it is said to be that."""
-    return number(unit * float(error), 2) if float(error) > _SEEN else f"less than {_SEEN * unit:.0e}"
+    if np.isnan(error):
+        return "off by an unknown amount: the tails are too long to tell"
+    size = number(of_one * float(error), 2) if float(error) > _SEEN else f"less than {_SEEN * of_one:.0e}"
+    return f"off by {size} {unit}, root mean square"
 
 
 def posterior(facts: Facts, rows: Sequence[Quantity], total: int) -> Markup:

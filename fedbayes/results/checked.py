@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from fedbayes.correction.correct import Correction
 from fedbayes.correction.images import Looked
 from fedbayes.correction.pool import LEAST, NOISE
@@ -22,7 +24,8 @@ class Checked(NamedTuple):
     reliable
         Whether the weights can be trusted.
     mean_error, sd_error
-        Root mean squares over the globals: of the means, in posterior sds, and of the sds, relative.
+        Root mean squares over the globals whose tails are short enough to tell: of the means, in posterior sds, and of
+        the sds, relative.
     distance
         A bound of the error of every mean, in posterior sds.
     k_hat, effective_draws, noise
@@ -36,6 +39,8 @@ class Checked(NamedTuple):
         Whether the draws are of all modes that were found.
     long_tailed
         Quantities of the user's with a tail too long for their sd.
+    untold
+        Globals whose tails are too long to tell the error of their sd.
     looked
         Where other modes were looked for; ``None`` where that was not written down, by early versions.
     """
@@ -52,6 +57,7 @@ class Checked(NamedTuple):
     modes: int = 1
     all_modes: bool = True
     long_tailed: tuple[str, ...] = ()
+    untold: int = 0
     looked: Looked | None = None
 
     @classmethod
@@ -61,7 +67,7 @@ class Checked(NamedTuple):
         return cls(
             told["correction"], bool(told["reliable"]), told["mean_error"], told["sd_error"], found.distance,
             told["k_hat"], told["effective_draws"], told["noise"], int(found.pool.weights.size),
-            found.modes, found.all_modes, looked=found.looked,
+            found.modes, found.all_modes, untold=int(np.sum(~found.short_tails[1])), looked=found.looked,
         )  # fmt: skip
 
     @classmethod
@@ -78,8 +84,8 @@ class Checked(NamedTuple):
 
     def _modes_found(self, looked: Looked) -> str:
         """How many, and where they were looked for: one that is nowhere there is not known of."""
-        ways = [f"by {looked.symmetries} {'symmetry' if looked.symmetries == 1 else 'symmetries'}"]
-        ways = ways if looked.symmetries else []
+        symmetries = "symmetry" if looked.symmetries == 1 else "symmetries"
+        ways = [f"by {looked.symmetries} {symmetries} of signs or labels"] if looked.symmetries else []
         ways += ["by draws as wide as the prior"] if looked.as_wide else []
         ways += [f"from {looked.starts} starts"] if looked.starts > 1 else []
         found = "one found" if self.modes == 1 else f"{self.modes} found"
@@ -98,7 +104,9 @@ class Checked(NamedTuple):
             return f"  Gaussian  around one of {self.modes} separate modes; fit.idata has draws of all of them ({tail})"
         if self.correction == "not needed":
             return f"  Gaussian  exact to {max(self.distance, 1e-6):.0e} posterior sds, by importance weights"
-        off = f"{self.mean_error:.2g} posterior sds in means, {100.0 * self.sd_error:.2g} percent in sds"
+        of_sds = f"{100.0 * self.sd_error:.2g} percent in sds" if np.isfinite(self.sd_error) else "unknown in sds"
+        unknown = f" ({self.untold} with tails too long to tell)" if self.untold and np.isfinite(self.sd_error) else ""
+        off = f"{self.mean_error:.2g} posterior sds in means, {of_sds}{unknown}"
         return f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"
 
     @property

@@ -231,8 +231,10 @@ class FederatedFit:
         xarray.Dataset
             Over ``coordinate``, the unconstrained globals: ``mean`` and ``sd``, the errors of the Gaussian's means (in
             posterior sds) and sds (relative); their own Monte Carlo errors ``mean_mcse`` and ``sd_mcse``;
-            ``posterior_mean`` and ``posterior_sd``, which ``fit.idata`` has where it is corrected. The attributes:
-            ``mean_error`` and ``sd_error``, root mean squares of the errors; ``reliable``, without which none of these
+            ``mean_reliable`` and ``sd_reliable``, false where few draws in a long tail make most of the mean, or of the
+            sd, so that its error is not known; ``posterior_mean`` and ``posterior_sd``, which ``fit.idata`` has where
+            it is corrected. The attributes: ``mean_error`` and ``sd_error``, root mean squares of the errors that are
+            known; ``reliable``, without which none of these
             numbers can be trusted; ``k_hat``, ``largest_weight`` (its share), ``effective_draws`` and ``noise``
             (relative variance of the clients' estimates, in sum, averaged by the weights), which decide that: k-hat
             must be below 0.7 or the largest weight below 0.01, with 100 effective draws at least and a noise of 1 at

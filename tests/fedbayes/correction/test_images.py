@@ -1,5 +1,6 @@
 """Separate modes by symmetries: posteriors in closed form, whose modes are known, and no fit."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -9,8 +10,9 @@ import pytest
 from numpyro.distributions.transforms import StickBreakingTransform
 
 from fedbayes.correction.correct import Correction, correct
-from fedbayes.correction.images import Images, _swap, candidates
+from fedbayes.correction.images import Images, _swap, candidates, laws_elsewhere
 from fedbayes.correction.proposal import Law
+from fedbayes.numerics import host
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.program.prior import Prior
 from fedbayes.results.checked import Checked
@@ -19,7 +21,7 @@ CHAINS, NUM = 4, 1000
 SD = 0.1  # of each mode
 
 
-def corrected(log_factor, mean, shapes, sd=SD) -> Correction:
+def corrected(log_factor, mean, shapes, sd=SD, elsewhere=None) -> Correction:
     """One client with this log factor, a prior of Normal(0, 10), and a Gaussian around one place, or one a chain."""
     mean = np.asarray(mean, float)
     size = mean.shape[-1]
@@ -36,7 +38,7 @@ def corrected(log_factor, mean, shapes, sd=SD) -> Correction:
             )
 
         keys = jax.random.key(1), jax.random.key(2)
-        return correct(law, NUM, prior, ask, keys, shapes)
+        return correct(law, NUM, prior, ask, keys, shapes, elsewhere)
 
 
 def squares(theta):
@@ -111,6 +113,37 @@ def test_chains_that_are_apart_are_weighed_together() -> None:
     np.testing.assert_allclose(share, 0.9, atol=6.0 * np.sqrt(0.09 / found.pool.effective))
 
 
+def around(places, log_integrals) -> Gaussian:
+    """Unnormalised Gaussians with these means, of sd SD, and these log integrals."""
+    places = np.asarray(places)
+    precision = np.broadcast_to(np.eye(places.shape[1]) / SD**2, (*places.shape, places.shape[1]))
+    unscaled = Gaussian(places / SD**2, precision, np.zeros(len(places)))
+    return replace(unscaled, log_scale=np.asarray(log_integrals) - host.log_integrals(unscaled))
+
+
+def test_a_mode_that_a_search_has_found_has_its_share() -> None:
+    """All chains are around the heavier of two places without a symmetry; one search has come to each, one nowhere."""
+    places = np.asarray([[0.0, 0.0, 0.0, 0.0], [2.0, 3.0, -1.0, 1.0]])
+
+    def two(theta):
+        near, far = (-0.5 * np.sum(((theta - place) / SD) ** 2, axis=-1) for place in places)
+        return np.logaddexp(near + np.log(0.8), far + np.log(0.2))
+
+    shapes, heights = (("a", (4,)),), np.log([0.2, 0.8, np.nan])
+    assert corrected(two, places[0], shapes).modes == 1  # what the search is for
+    found = corrected(two, places[0], shapes, elsewhere=around(places[[1, 0, 0]], heights))
+    share = np.sum(found.pool.weights, where=found.pool.theta[..., 0] > 1.0)
+    assert (found.modes, found.state, found.looked.starts) == (2, "applied", 3)
+    np.testing.assert_allclose(share, 0.2, atol=6.0 * np.sqrt(0.16 / found.pool.effective))
+
+
+def test_modes_of_negligible_integral_and_searches_that_led_nowhere_have_no_law() -> None:
+    found = laws_elsewhere(around([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], [-30.0, -2.0, np.nan, 0.0]))
+    np.testing.assert_allclose([law.mean for law in found], [[7.0, 8.0], [3.0, 4.0]])
+    np.testing.assert_allclose([law.white.T @ law.white for law in found], [SD**2 * np.eye(2)] * 2, atol=1e-12)
+    assert laws_elsewhere(around([[1.0, 2.0]], [np.nan])) == []
+
+
 def test_a_first_chain_around_a_lower_mode_shows_the_symmetries_of_all() -> None:
     """Its images are 20 nats below what the other chains' draws are at, and as high as its own."""
     low = around_one(4)
@@ -168,6 +201,22 @@ def test_what_is_looked_at(shapes, image) -> None:
     points = 1.0 + np.arange(len(image))[None]
     assert image in [each(points)[0].tolist() for each in candidates(shapes, 100)]
     assert len(candidates(shapes, 3)) == 3
+
+
+def test_of_a_long_tail_the_error_of_the_sd_is_not_told() -> None:
+    """A t law of 2.2 degrees of freedom beside a normal: it has a mean, and next to no sd that draws could tell."""
+
+    def log_factor(theta):
+        long, short = np.moveaxis(theta / 0.01, -1, 0)  # so far within the prior that its draws don't help
+        return -1.6 * np.log1p(long**2 / 2.2) - 0.5 * short**2
+
+    found = corrected(log_factor, [0.0, 0.0], (), sd=0.01)
+    told, check = found.dataset(["long", "short"]), Checked.of(found)
+    assert found.reliable
+    assert told["sd_reliable"].values.tolist() == [False, True]
+    assert told.attrs["sd_error"] == pytest.approx(abs(float(told["sd"][1])))
+    assert check.untold == 1
+    assert "(1 with tails too long to tell)" in check.lines()[0]
 
 
 def test_a_long_tail_has_no_mode_of_its_own() -> None:

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedbayes.correction.proposal import systematic
-from fedbayes.correction.quantities import PROBABILITIES, Summary, Taken, summarised
+from fedbayes.correction.quantities import PROBABILITIES, Summary, Taken, short_tails, summarised
 
 PROPOSAL, TARGET = stats.norm(0.3, 1.5), stats.norm(0.0, 1.0)
 CHAINS, DRAWS, NUM = 2, 1500, 1000
@@ -83,6 +83,17 @@ def test_stated_errors_are_those_of_many_repetitions() -> None:
 def test_a_tail_too_long_for_a_moment_is_seen(draw: Callable, mean: bool, sd: bool) -> None:
     found = plain(draw(np.random.default_rng(0)).astype(float))
     assert (found.mean_reliable[0], found.sd_reliable[0]) == (mean, sd)
+
+
+def test_short_tails_are_those_of_the_summary_however_the_weights_are_normalised() -> None:
+    """A normal, and one over a uniform, which has no mean; weights that sum to one over all chains together, too."""
+    draws, taken = weighted(1)
+    values = np.stack([draws, 1.0 / np.random.default_rng(0).random(draws.shape)], axis=-1)
+    found = summarised(values, taken)
+    assert found.sd_reliable.tolist() == [True, False]
+    for for_mean, for_sd in (short_tails(values, taken.weights), short_tails(values, taken.weights / CHAINS)):
+        np.testing.assert_array_equal(for_mean, found.mean_reliable)
+        np.testing.assert_array_equal(for_sd, found.sd_reliable)
 
 
 def test_what_has_no_weight_need_not_be_a_number() -> None:

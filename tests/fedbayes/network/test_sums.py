@@ -65,6 +65,7 @@ RUNS = {
     "EP from the mode, with locals": (with_locals, fb.EP(**ONE)),
     "EP with diagonal sites": (model, fb.EP(**ONE, family="diagonal", solver="laplace")),
     "Laplace": (model, Laplace()),
+    "Laplace from several starts, with locals": (with_locals, Laplace(num_starts=3)),
     "FA-LD": (model, fb.FALD(num_chains=2, num_warmup=2, thinning=1)),
     "FedAvg": (model, fb.FedAvg(local_steps=2)),
     "Fed-ensemble": (model, fb.FedEnsemble(num_modes=2, assignment="all")),

@@ -1,5 +1,6 @@
 """What a fit says of itself in its last line, and in a notebook: of stored fits, with what a check may have shown."""
 
+import json
 import re
 from dataclasses import replace
 from html import unescape
@@ -11,6 +12,7 @@ import xarray as xr
 
 import fedbayes.questions.summary as words
 from fedbayes.contract.answer import Verdict
+from fedbayes.correction.images import Looked
 from fedbayes.questions.summary import as_html, summary, trouble
 from fedbayes.results.checked import Checked
 from fedbayes.results.fitted import rounds, verdict
@@ -48,6 +50,36 @@ def test_modes_are_told(fitted) -> None:
     assert "around one of 4 separate modes" in summary(with_check(fitted, GOOD._replace(modes=4)))
     left = CASES["modes left"][0]
     assert "around one of many separate modes, of which fit.idata lacks some" in summary(with_check(fitted, left))
+
+
+@pytest.mark.parametrize(
+    ("modes", "looked", "told"),
+    [
+        (1, Looked(15), "one found; looked for by 15 symmetries of signs or labels, not from other starts"),
+        (1, Looked(1, as_wide=True), "one found; looked for by 1 symmetry of signs or labels, by draws as wide as the prior"),
+        (2, Looked(15, 8), "2 found; looked for by 15 symmetries of signs or labels, from 8 starts"),
+        (1, Looked(), "one found; others were not looked for"),
+    ],
+)
+def test_it_says_where_modes_were_looked_for(fitted, modes: int, looked: Looked, told: str) -> None:
+    """Also of a fit that was saved; one of an early version, which has not written it down, says nothing."""
+    check = Checked.read(json.loads(json.dumps(GOOD._replace(modes=modes, looked=looked)._asdict())))
+    assert f"  modes     {told}\n" in summary(with_check(fitted, check))
+    assert "  modes  " not in summary(with_check(fitted, GOOD))
+    bad = CASES["bad weights"][0]._replace(looked=looked)
+    assert "  modes  " not in summary(with_check(fitted, bad))
+
+
+@pytest.mark.parametrize(
+    ("sd_error", "untold", "told"),
+    [
+        (0.02, 0, "off by 0.1 posterior sds in means, 2 percent in sds; fit"),
+        (0.02, 1, "off by 0.1 posterior sds in means, 2 percent in sds (1 with tails too long to tell); fit"),
+        (np.nan, 2, "off by 0.1 posterior sds in means, unknown in sds; fit"),
+    ],
+)
+def test_errors_that_are_not_known_are_left_out(fitted, sd_error: float, untold: int, told: str) -> None:
+    assert told in summary(with_check(fitted, GOOD._replace(sd_error=sd_error, untold=untold)))
 
 
 def test_a_notebook_shows_the_same_words(fitted) -> None:

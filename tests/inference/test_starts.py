@@ -1,0 +1,175 @@
+"""Newton searches from several starts: a posterior with two modes in closed form, to which no symmetry leads."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import fedbayes as fb
+from fedbayes.contract.algorithm import Replies
+from fedbayes.errors import ModelError, ResultCode
+from fedbayes.inference.local.density.tilted import cold_start
+from fedbayes.inference.mode import ModeMessage, Needs, mode_phase
+from fedbayes.inference.starts import heaviest, with_starts
+from fedbayes.numerics.gaussian import Gaussian, packed
+from fedbayes.numerics.host import gaussian_moments, log_integrals
+from fedbayes.problem.problem import make_problem
+
+SIZE, SD, PRIOR_SD, STARTS = 4, 0.3, 2.0, 8
+HILLS = np.array([[1.5, -0.7, 0.4, 2.1], [-1.1, 0.9, -2.0, 0.3]])
+HEIGHTS = np.log([0.3, 0.7])
+KEY = jax.random.key(0)
+
+
+def hills(y, share, hole=0.0):
+    """All rows at two hills, of which the client with ``share`` one knows; beyond the hole nothing is finite."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR_SD).expand([SIZE]).to_event(1))
+    squares = jnp.sum((theta - HILLS) ** 2, axis=1) / SD**2
+    numpyro.factor("hills", share * jax.nn.logsumexp(HEIGHTS - 0.5 * squares))
+    numpyro.factor("hole", jnp.where(theta[0] * hole > 1.0, jnp.nan, 0.0))
+    numpyro.sample("y", dist.Normal(theta[1], 5.0), obs=y)
+
+
+def clients_of(**more) -> dict:
+    y = np.random.default_rng(1).normal(size=3)
+    return {"a": {"y": y, "share": 1.0, **more}, "b": {"y": y + 1.0, "share": 0.0, **more}}
+
+
+def exact(clients: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log integrals ``(2,)``, means ``(2, d)`` and sds ``(d,)`` of the two hills."""
+    y = np.concatenate([each["y"] for each in clients.values()])
+    precision = np.full(SIZE, PRIOR_SD**-2 + SD**-2)
+    precision[1] += len(y) / 25.0
+    shift = HILLS / SD**2
+    shift[:, 1] += y.sum() / 25.0
+    constant = HEIGHTS - 0.5 * np.sum(HILLS**2, axis=1) / SD**2
+    constant += np.sum(dist.Normal(0.0, 5.0).log_prob(y)) + SIZE * dist.Normal(0.0, PRIOR_SD).log_prob(0.0)
+    integral = constant + 0.5 * np.sum(shift**2 / precision + np.log(2.0 * np.pi / precision), axis=1)
+    return integral, shift / precision, precision**-0.5
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def fit() -> fb.FederatedFit:
+    with jax.enable_x64(True):
+        method = fb.Laplace(num_starts=STARTS)
+        return fb.fit_federated(hills, clients_of(), method=method, key=KEY, progress=False, correct=True)
+
+
+def test_the_searches_end_at_the_two_modes_with_their_integrals(fit) -> None:
+    integral, means, _ = exact(clients_of())
+    found = fit.fitted.answer.elsewhere
+    assert len(found.shift) == STARTS
+    places = gaussian_moments(found)[0]
+    which = np.argmin(np.linalg.norm(places[:, None] - means, axis=2), axis=1)
+    assert set(which) == {0, 1}
+    # apart by ten sds, each hill is Gaussian to exp(-25); Newton stops at a hundredth of an sd, and squares that
+    np.testing.assert_allclose(places, means[which], atol=1e-4 * SD)
+    np.testing.assert_allclose(log_integrals(found), integral[which], atol=1e-6)
+
+
+def test_the_fit_is_around_the_heavier_mode_and_its_draws_are_of_both(fit) -> None:
+    integral, means, sds = exact(clients_of())
+    shares = np.exp(integral - np.logaddexp(*integral))
+    np.testing.assert_allclose(fit.moments()[0][0], means[np.argmax(integral)], atol=1e-4 * SD)
+    assert fit.error.attrs["modes"] == 2
+    assert fit.usable
+    draws = fit.theta.reshape(-1, SIZE)
+    mean = shares @ means
+    sd = np.sqrt(sds**2 + shares @ (means - mean) ** 2)
+    error = 6.0 * sd / np.sqrt(fit.error.attrs["effective_draws"])
+    np.testing.assert_array_less(np.abs(draws.mean(axis=0) - mean), error)
+    np.testing.assert_allclose(draws.std(axis=0), sd, rtol=0.1)
+
+
+def test_without_searches_one_mode_is_missed_and_the_fit_says_where_it_has_not_looked(fit) -> None:
+    alone = fb.fit_federated(hills, clients_of(), method="laplace", key=KEY, progress=False, correct=True)
+    assert alone.error.attrs["modes"] == 1
+    assert "not from other starts" in repr(alone)
+    num = fit.error.attrs["symmetries"]
+    assert f"modes     2 found; looked for by {num} symmetries of signs or labels, from {STARTS} starts\n" in repr(fit)
+
+
+def test_ep_begins_at_the_heavier_mode() -> None:
+    method = fb.EP(num_starts=STARTS, num_replicates=2, solver="laplace")
+    fit = fb.fit_federated(hills, clients_of(), method=method, key=KEY, progress=False, correct=True)
+    integral, means, _ = exact(clients_of())
+    np.testing.assert_allclose(fit.moments()[0], means[[np.argmax(integral)] * 2], atol=1e-3 * SD)
+    assert fit.error.attrs["modes"] == 2
+
+
+def test_a_saved_fit_has_the_modes(fit, tmp_path) -> None:
+    fit.save(tmp_path / "fit")
+    again = fb.load_fit(tmp_path / "fit", hills, clients_of())
+    assert repr(again) == repr(fit)
+    jax.tree.map(np.testing.assert_array_equal, again.fitted.answer.elsewhere, fit.fitted.answer.elsewhere)
+
+
+def test_a_search_that_begins_where_nothing_is_finite_does_not_spoil_the_others() -> None:
+    """Every start whose first global is above one is in the hole, and so is one of the two modes."""
+    clients = clients_of(hole=1.0)
+    fit = fb.fit_federated(hills, clients, method=fb.Laplace(num_starts=STARTS), key=KEY, progress=False)
+    assert fit.converged
+    places = gaussian_moments(fit.fitted.answer.elsewhere)[0]
+    arrived = np.all(np.isfinite(places), axis=1)
+    assert arrived.any()
+    np.testing.assert_allclose(places[arrived], np.tile(exact(clients)[1][1], (arrived.sum(), 1)), atol=1e-4 * SD)
+    assert set(fit.rounds["code"].values.ravel()) == {ResultCode.OK}
+
+
+def test_the_heaviest_is_the_one_with_the_largest_integral() -> None:
+    """Not the highest: a wide mode may hold more."""
+    means, precision = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), jnp.array([4.0, 0.25, 1.0])
+    matrices = precision[:, None, None] * jnp.eye(2)
+    shift = jnp.einsum("nij,nj->ni", matrices, means)
+    top = jnp.array([1.0, 0.0, jnp.nan])  # log density at the modes; the last search has not arrived
+    modes = Gaussian(shift, matrices, top - 0.5 * jnp.einsum("ni,ni->n", shift, means))
+    np.testing.assert_allclose(heaviest(modes), means[1], rtol=1e-6)
+    nowhere = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), modes)
+    np.testing.assert_array_equal(heaviest(nowhere), cold_start(2))
+
+
+def test_a_number_that_a_sum_has_lost_is_no_expansion() -> None:
+    """A secure sum gives NaN for what is too large; the search goes on from where it was, with a shorter step."""
+    roster = make_problem(hills, clients_of()).roster
+    starts, _ = with_starts(roster, 3, mode_phase(roster, Needs(), tolerance=0.1, max_rounds=5))
+    state = starts.algorithm.init(KEY, None)
+    site = packed(Gaussian(jnp.ones((3, SIZE)), jnp.broadcast_to(jnp.eye(SIZE), (3, SIZE, SIZE)), jnp.zeros(3)))
+    site = replace(site, precision=site.precision.at[1, 2].set(jnp.nan))
+    total = ModeMessage(jnp.zeros(3), site)
+    moved, info = starts.algorithm.aggregate(state, Replies(total, (), jnp.ones(2, bool)), KEY)
+    np.testing.assert_array_equal(moved.each.heard.all(axis=1), [True, False, True])
+    assert np.all(np.isfinite(moved.each.position))
+    assert not bool(info["converged"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_starts": 0}, "`num_starts` is 0; it is a whole number"),
+        ({"num_starts": 2.0}, r"`num_starts` is 2\.0"),
+        ({"num_starts": 4, "init": "prior"}, "with `init='prior'` EP does not begin at a mode"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        fb.EP(**options)
+
+
+def test_a_prior_that_cannot_be_drawn_from_is_refused_before_the_first_round() -> None:
+    def flat(y):
+        mu = numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    clients = {name: {"y": np.ones(3)} for name in "ab"}
+    with pytest.raises(ModelError, match="no start can be drawn from the prior"):
+        fb.fit_federated(flat, clients, method=fb.Laplace(num_starts=4), key=KEY, progress=False)
