@@ -285,12 +285,13 @@ def measure(case: Case) -> Found:
     means, covariances = fit.moments()
     mean = means.mean(axis=0)
     sd = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2).mean(axis=0) + means.var(axis=0))
+    for_mean, for_sd = own["mean_reliable"].values, own["sd_reliable"].values
     return Found(
         bool(own.attrs["reliable"]),
         own.attrs["mean_error"],
-        _rms((mean - truth.mean) / truth.sd),
+        _rms(((mean - truth.mean) / truth.sd)[for_mean]),
         own.attrs["sd_error"],
-        _rms(sd / truth.sd - 1.0),
+        _rms((sd / truth.sd - 1.0)[for_sd]),
         _rms(np.append(own["mean_mcse"], own["sd_mcse"])) + truth.error,
         _rms((own["posterior_mean"] - truth.mean) / truth.sd),
         _rms(own["posterior_sd"] / truth.sd - 1.0),
@@ -299,13 +300,14 @@ def measure(case: Case) -> Found:
 
 
 def _rms(values: Any) -> float:
-    return float(np.sqrt(np.mean(np.asarray(values) ** 2)))
+    return float(np.sqrt(np.mean(np.asarray(values) ** 2))) if np.size(values) else float("nan")
 
 
 HEADER = """# A fit's own error against the true one
 
 Written by `own_error.py`. Errors of the Gaussian's means are in posterior standard deviations, those of its standard
-deviations relative, both root mean squares over the unconstrained globals. *fit* is `fit.error`; *true* comes from a
+deviations relative, both root mean squares over the unconstrained globals; over those alone whose tails are short
+enough for the fit to tell, and nan where that is none. *fit* is `fit.error`; *true* comes from a
 grid over the globals, for heart disease from NumPyro's NUTS on the pooled data. *corrected* are the true errors of the
 corrected moments, `posterior_mean` and `posterior_sd` of `fit.error`. *noise* is the Monte Carlo error.
 """

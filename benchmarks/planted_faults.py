@@ -31,6 +31,7 @@ NO_SUCH_TEST, NO_TESTS_RUN = 4, 5  # pytest's exit codes
 TESTS = (
     "tests/inference/local",
     "tests/inference/test_mode.py",
+    "tests/inference/test_starts.py",
     "tests/inference/ep",
     "tests/fedbayes/network/test_sums.py",
 )
@@ -278,6 +279,43 @@ FAULTS = (
         "jnp.sum(covariance * self.level) + 0.5 * entries",
         "0.01 * (jnp.sum(covariance * self.level) + 0.5 * entries)",
     ),
+    # searches from several starts
+    Fault(
+        "starts: the lightest mode in place of the heaviest",
+        "starts.py",
+        "modes.mean[jnp.argmax(jnp.where(known, modes.log_integral, -jnp.inf))]",
+        "modes.mean[jnp.argmax(jnp.where(known, -modes.log_integral, -jnp.inf))]",
+    ),
+    Fault(
+        "starts: numbers that a sum has lost are used",
+        "starts.py",
+        "replies.used & jnp.all(jnp.stack(finite))",
+        "replies.used",
+    ),
+    Fault(
+        "starts: searches that have led nowhere are modes",
+        "starts.py",
+        "jnp.where(self.arrived, log_integral, jnp.nan)",
+        "log_integral",
+    ),
+    Fault(
+        "starts: all searches begin near zero",
+        "starts.py",
+        "jnp.concatenate([cold_start(roster.size)[None], drawn])",
+        "jnp.concatenate([cold_start(roster.size)[None], 0.0 * drawn])",
+    ),
+    Fault(
+        "starts: the rounds begin near zero whatever was found",
+        "starts.py",
+        "_begun(mode, roster, heaviest(found))",
+        "_begun(mode, roster, cold_start(roster.size))",
+    ),
+    Fault(
+        "starts: EP forgets the modes",
+        "ep/server.py",
+        "state._replace(modes=previous.modes)",
+        "state._replace(modes=jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), previous.modes))",
+    ),
 )
 
 
@@ -336,8 +374,9 @@ _HEAD = """\
 # Planted faults
 
 Written by `planted_faults.py`. Each row is one replacement in a copy of the package, and a test of `make test` in
-`tests/inference/ep`, `tests/inference/local`, `tests/inference/test_mode.py` or `tests/fedbayes/network/test_sums.py`
-that fails on it. Other tests may fail too. The first three are faults that the tests once let pass.
+`tests/inference/ep`, `tests/inference/local`, `tests/inference/test_mode.py`, `tests/inference/test_starts.py` or
+`tests/fedbayes/network/test_sums.py` that fails on it. Other tests may fail too. The first three are faults that the
+tests once let pass.
 
 Since clients keep their own sites and the server sees sums, seven faults are other replacements than before; none was
 dropped then. Since a client sees to an improper cavity itself, no step is taken back, and the faults of that are gone.
@@ -351,7 +390,7 @@ dropped then. Since a client sees to an improper cavity itself, no step is taken
   the same faults, in lines that are written anew.
 
 New are those of the book-keeping: which replies count and how far, what a client keeps and says, and the count of all
-sites once one is lost.
+sites once one is lost; and those of the searches from several starts.
 """
 
 

@@ -399,9 +399,10 @@ def main() -> None:
             says it has. *error* is the largest error of a mean of `fit.idata`, in posterior sds, median of the fits. A
             fit is *right* where it trusts itself and this is at most {RIGHT}, *refused* where it does not trust itself,
             and *silent* else. *exchanges* is the median of all that a fit takes, check included. By default modes are
-            looked for by symmetries of signs and labels, and with up to three globals by draws as wide as the prior;
-            with `EP(num_starts={STARTS})` by Newton searches from the prior's draws, too. No symmetry leads to the
-            modes of the last five programs, and `print(fit)` says so: "not from other starts"."""
+            looked for where sign changes and swaps of labels would put them, and by draws as wide as the prior where
+            these can meet one; with `EP(num_starts={STARTS})` by Newton searches from the prior's draws, too. The modes
+            of the first ten programs are images of one another, beside which a data set may have lesser ones, and no
+            symmetry leads to those of the last five."""
         ),
         *head(["program", "modes", *columns, *(f"{each}, {STARTS} starts" for each in columns)], 1),
     ]

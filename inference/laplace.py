@@ -39,7 +39,6 @@ class Laplace(Method):
     num_samples
         Draws that integrate out local latents at each position; not used without them, nor for single ones that are
         independent given the globals, which quadrature integrates out.
-
     num_starts
         Newton searches that begin apart, as :class:`~fedbayes.EP` has them.
 
@@ -91,7 +90,7 @@ class Laplace(Method):
         state: ModeState = run.state
         posterior = product_of(state.prior, state.sites)
         told = told_everybody(posterior, np.where(state.heard, state.best_round[:, None], NEVER), 1.0 * state.heard)
-        return GaussianAnswer(posterior, FromCavity(told, posterior), run, state.elsewhere)
+        return GaussianAnswer(posterior, FromCavity(told, posterior), run, state.modes)
 
     def told_at_end(self, roster: Roster) -> Everybody:
         """See :class:`~fedbayes.contract.algorithm.Method`."""

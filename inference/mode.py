@@ -15,6 +15,7 @@ from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic
+from fedbayes.contract.modes import Modes
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.marginal import integrate_locals
@@ -53,8 +54,8 @@ class ModeState(NamedTuple):
         Number of the present round, and of the one that brought the expansions.
     damping
         Levenberg-Marquardt damping of the next step.
-    elsewhere
-        Modes that searches from several starts have found (:mod:`fedbayes.inference.starts`), leading axis of
+    modes
+        That searches from several starts have found (:mod:`fedbayes.inference.starts`), leading axis of
         searches; ``()`` without them.
     """
 
@@ -69,7 +70,7 @@ class ModeState(NamedTuple):
     round: Array
     best_round: Array
     damping: Array
-    elsewhere: Gaussian | tuple[()] = ()
+    modes: Modes | tuple[()] = ()
 
     def global_(self) -> Gaussian:
         """The Laplace approximation at ``best``."""

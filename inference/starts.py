@@ -6,8 +6,9 @@ by side: in a round every client expands its log factor at the positions of all 
 integral is where the method that follows begins. Its check has draws of the others, too
 (:mod:`fedbayes.correction.images`).
 
-A search of ``S`` starts finds a mode whose basin holds the share ``b`` of the prior with probability
-``1 - (1 - b)^(S - 1)``, and nothing else is known of what it has not found.
+With ``S`` starts a mode to which damped Newton steps lead from the share ``b`` of the prior's draws is found with
+probability ``1 - (1 - b)^(S - 1)``, as far as they arrive within the rounds that there are. Of what was not found
+nothing is known.
 """
 
 from dataclasses import replace
@@ -18,17 +19,32 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.algorithm import LARGEST_SUM, Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.modes import Modes
 from fedbayes.errors import ModelError, ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.mode import ModeMessage, ModeState, Needs, expanded, federated_mode
-from fedbayes.numerics.gaussian import Gaussian, where
+from fedbayes.numerics.gaussian import LOG_2PI, log_det, whitener
 from fedbayes.problem.client import Client
+from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
 
 _ROUNDS = 100
 _TOLERANCE = 0.01  # posterior sds of a mode: Newton's last step is the square of the one before
 _STUCK = 1e6  # damping from which a search goes nowhere
+_SAMPLES = 64  # draws of the locals at each position
+
+
+class StartsMessage(NamedTuple):
+    """A client's expansions at the positions of all searches.
+
+    Attributes
+    ----------
+    each_search
+        Leading axis of searches; NaN where an expansion is not finite, or too large for a sum.
+    """
+
+    each_search: ModeMessage
 
 
 class StartsState(NamedTuple):
@@ -38,26 +54,34 @@ class StartsState(NamedTuple):
     ----------
     each
         Of every search, along the leading axis.
-    arrived
-        Which of them are at a mode.
+    arrived, ended
+        Which of them have come to a mode, with every client's expansion, and which go no further.
     """
 
     each: ModeState
     arrived: Array
+    ended: Array
 
-    def modes(self) -> Gaussian:
-        """Laplace approximations, unnormalised, leading axis of searches; NaN of a search that has not arrived."""
-        found = jax.vmap(ModeState.global_)(self.each)
-        return where(self.arrived, found, jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), found))
+    def modes(self) -> Modes:
+        """Where the searches have ended."""
+        mean, precision, log_integral = jax.vmap(_laplace)(self.each)
+        return Modes(mean, precision, jnp.where(self.arrived, log_integral, jnp.nan))
 
 
-def heaviest(modes: Gaussian) -> Array:
-    """The mean ``(d,)`` of the mode with the largest integral, near zero where no search has arrived."""
-    mean, _ = jax.vmap(Gaussian.moments)(modes)
-    integral = jax.vmap(Gaussian.log_integral)(modes)
-    fine = jnp.isfinite(integral) & jnp.all(jnp.isfinite(mean), axis=1)
-    best = mean[jnp.argmax(jnp.where(fine, integral, -jnp.inf))]
-    return jnp.where(jnp.any(fine), best, cold_start(modes.size))
+def _laplace(state: ModeState) -> tuple[Array, Array, Array]:
+    """Mean, precision and log integral, which is taken at the position: far from zero ``log_scale`` is a difference."""
+    found = state.global_()
+    white, size = whitener(found.precision), found.size
+    slope = white @ (found.shift - found.precision @ state.best)
+    log_integral = state.value + 0.5 * (slope @ slope - log_det(white) + size * LOG_2PI)
+    return state.best + white.T @ slope, found.precision, log_integral
+
+
+def heaviest(modes: Modes) -> Array:
+    """The mean ``(d,)`` of the mode with the largest integral, near zero where no search has come to one."""
+    known = jnp.isfinite(modes.log_integral)
+    best = modes.mean[jnp.argmax(jnp.where(known, modes.log_integral, -jnp.inf))]
+    return jnp.where(jnp.any(known), best, cold_start(modes.mean.shape[1]))
 
 
 def with_starts(roster: Roster, num_starts: int, following: Phase) -> list[Phase]:
@@ -79,24 +103,36 @@ def with_starts(roster: Roster, num_starts: int, following: Phase) -> list[Phase
     """
     if num_starts == 1:
         return [following]
-    if not roster.prior.is_proper:
+    _check_drawable(roster, num_starts)
+    searches = _algorithm(roster, num_starts)
+    starts = Phase(algorithm=searches, max_rounds=_ROUNDS, full_participation=True, main=False, once=True)
+    return [starts, replace(following, algorithm=_from_heaviest(following.algorithm, roster, num_starts))]
+
+
+def _check_drawable(roster: Roster, num_starts: int) -> None:
+    try:
+        jax.eval_shape(roster.prior.draw, jax.random.key(0))
+    except NotImplementedError:
         raise ModelError(
             f"`num_starts` is {num_starts}, but no start can be drawn from the prior of the globals: it is improper, "
             "or known by its density alone. Give all globals proper priors, or leave `num_starts` out."
-        )
-    algorithm = _algorithm(roster, num_starts)
-    starts = Phase(algorithm=algorithm, max_rounds=_ROUNDS, full_participation=True, main=False, once=True)
-    return [starts, replace(following, algorithm=_from_heaviest(following.algorithm, roster, num_starts))]
+        ) from None
 
 
 def _from_heaviest(mode: Algorithm, roster: Roster, num_starts: int) -> Algorithm:
     """Newton rounds that begin at the heaviest mode, and keep all of them in their state."""
 
     def init(key: Array, previous: StartsState | None) -> ModeState:
-        found = Gaussian.neutral(roster.size, (num_starts,)) if previous is None else previous.modes()
-        return _begun(mode, roster, heaviest(found))._replace(elsewhere=found)
+        found = no_modes(num_starts, roster.size) if previous is None else previous.modes()
+        return _begun(mode, roster, heaviest(found))._replace(modes=found)
 
     return mode._replace(init=init)
+
+
+def no_modes(num_starts: int, size: int) -> Modes:
+    """Of searches that have come to none."""
+    nowhere = jnp.full((num_starts, size), jnp.nan)
+    return Modes(nowhere, jnp.full((num_starts, size, size), jnp.nan), nowhere[:, 0])
 
 
 def _begun(mode: Algorithm, roster: Roster, at: Array) -> ModeState:
@@ -106,49 +142,66 @@ def _begun(mode: Algorithm, roster: Roster, at: Array) -> ModeState:
 
 
 def _algorithm(roster: Roster, num_starts: int) -> Algorithm:
-    one = federated_mode(roster, Needs(), num_samples=64, tolerance=_TOLERANCE)
+    """All searches as one algorithm."""
+    one = federated_mode(roster, Needs(), num_samples=_SAMPLES, tolerance=_TOLERANCE)
 
     def init(key: Array, previous: None) -> StartsState:
         # one after the other: a batch of random generators takes XLA seconds to compile
         drawn = jax.lax.map(roster.prior.draw, jax.random.split(key, num_starts - 1))
         positions = jnp.concatenate([cold_start(roster.size)[None], drawn])
-        each = jax.vmap(lambda at: _begun(one, roster, at))(positions)
-        return StartsState(each, jnp.zeros(num_starts, bool))
-
-    def aggregate(state: StartsState, replies: Replies, key: Array) -> tuple[StartsState, Info]:
-        def searched(each: ModeState, total: ModeMessage) -> tuple[ModeState, Info]:
-            finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(total)]
-            return one.aggregate(each, Replies(total, (), replies.used & jnp.all(jnp.stack(finite))), key)
-
-        moved, info = jax.vmap(searched)(state.each, replies.total)
-        moved = jax.tree.map(partial(_chosen, state.arrived), state.each, moved)
-        arrived = state.arrived | info["converged"]
-        open_ = ~arrived & (moved.damping <= _STUCK)
-        told = {
-            "change": jnp.max(jnp.where(open_ & jnp.isfinite(info["change"]), info["change"], 0.0)),
-            "step": jnp.min(jnp.where(open_, info["step"], 1.0)),
-            "converged": ~jnp.any(open_),
-        }
-        return StartsState(moved, arrived), told
-
-    def newton(shared: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]) -> Any:
-        replies, found = client.at_many(lambda at: expanded(client, at[0], at[1], 64), (shared, z))
-        fine = replies.code == ResultCode.OK
-        # one number says that a search has gone where nothing is finite: an owner counts how many of these leave
-        nothing = jax.tree.map(jnp.zeros_like, replies.total)._replace(value=jnp.full(num_starts, jnp.nan))
-        total = jax.tree.map(partial(_chosen, fine), replies.total, nothing)
-        code = jnp.where(jnp.any(fine), ResultCode.OK, ResultCode.NOT_FINITE)
-        return Reply(total=total, code=code), jnp.where(fine[:, None], found, z)
+        nobody = jnp.zeros(num_starts, bool)
+        return StartsState(jax.vmap(partial(_begun, one, roster))(positions), nobody, nobody)
 
     return Algorithm(
         name="starts",
         init=init,
         broadcast=lambda state: (state.each.position, ()),
         init_client=lambda client, shared, key: jnp.tile(cold_start(client.num_locals), (num_starts, 1)),
-        updates={"newton": Update(newton, no_inputs)},
-        aggregate=aggregate,
+        updates={"newton": Update(partial(_newton, LARGEST_SUM / roster.num_clients), no_inputs)},
+        aggregate=partial(_aggregate, one, roster.prior),
         asked_at=lambda shared: shared,
     )
+
+
+def _newton(largest: float, shared: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]) -> Any:
+    """A client's expansions at all positions."""
+    replies, found = client.at_many(lambda at: expanded(client, *at, _SAMPLES), (shared, z))
+    leaves = [leaf.reshape(len(shared), -1) for leaf in jax.tree.leaves(replies.total)]
+    fits = jnp.all(jnp.abs(jnp.concatenate(leaves, axis=1)) < largest, axis=1)  # NaN is not smaller
+    fine = fits & (replies.code == ResultCode.OK)
+    # noughts would leave the sum of the other clients, which may be few
+    total = jax.tree.map(lambda leaf: _chosen(fine, leaf, jnp.full_like(leaf, jnp.nan)), replies.total)
+    code = jnp.where(jnp.any(fine), ResultCode.OK, ResultCode.NOT_FINITE)
+    return Reply(total=StartsMessage(total), code=code), _chosen(
+        fine, found, z
+    )  # else all later searches would begin where it failed
+
+
+def _aggregate(
+    one: Algorithm, prior: Prior, state: StartsState, replies: Replies, key: Array
+) -> tuple[StartsState, Info]:
+    """A step of each search that has not ended."""
+
+    def searched(each: ModeState, total: ModeMessage) -> tuple[ModeState, Info]:
+        known = (total, prior.log_density(each.position))
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(known)]
+        return one.aggregate(each, Replies(total, (), replies.used & jnp.all(jnp.stack(finite))), key)
+
+    moved, info = jax.vmap(searched)(state.each, replies.total.each_search)
+    # one that lacks a client's expansion can't be compared with the others
+    arrived = info["converged"] & jnp.all(moved.heard, axis=1)
+    ended = arrived | (moved.damping > _STUCK)
+    # where nothing is looked for any more, the clients are asked for what they know
+    safe = jnp.where(jnp.isfinite(moved.value)[:, None], moved.best, cold_start(moved.best.shape[1]))
+    moved = moved._replace(position=_chosen(ended, safe, moved.position))
+    new = StartsState(moved, arrived, ended)
+    new = jax.tree.map(partial(_chosen, state.ended), state, new)
+    told = {
+        "change": jnp.max(jnp.where(~new.ended & jnp.isfinite(info["change"]), info["change"], 0.0)),
+        "step": jnp.min(jnp.where(new.ended, 1.0, info["step"])),
+        "converged": jnp.all(new.ended),
+    }
+    return new, told
 
 
 def _chosen(condition: Array, one: Array, other: Array) -> Array:

@@ -36,6 +36,10 @@ Inputs = Any
 CONTROL = ("converged", "proper", "hopeless")  # what `aggregate` tells the loop, not the user
 
 
+EACH_SEARCH = "each_search"  # see `Reply.total`
+LARGEST_SUM = 2.0**43  # of the clients' numbers, which secure sums can hold: a term is this over their number at most
+
+
 class Reply(NamedTuple):
     """What one client answers in a round.
 
@@ -43,7 +47,8 @@ class Reply(NamedTuple):
     ----------
     total
         The server sees only the sum of these over the clients, which the executor takes. Weighted means carry their
-        weight: ``(w x, w)``.
+        weight: ``(w x, w)``. Numbers are finite, but for those of a field named ``each_search``, where several answers
+        of which some may be of no use stand side by side: these are NaN there.
     each
         Seen client by client. An algorithm whose replies have none can run under secure aggregation.
     code

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
 
 from fedbayes.contract.locals_from import LocalsFrom
+from fedbayes.contract.modes import Modes
 from fedbayes.contract.state import RunState
 from fedbayes.errors import K_HAT_LIMIT, ResultCode
 from fedbayes.numerics.gaussian import Gaussian
@@ -128,17 +128,16 @@ class GaussianAnswer:
         See :class:`Answer`.
     run
         How the rounds went.
-    elsewhere
-        Laplace approximations of all modes that searches from several starts have led to, unnormalised, leading axes
-        replicate and search, NaN where a search has led nowhere; ``()`` without such searches.
+    modes
+        That searches from several starts have found, leading axes replicate and search; ``()`` without them.
     """
 
     def __init__(
-        self, posterior: Gaussian, locals_from: LocalsFrom, run: RunState, elsewhere: Gaussian | tuple[()] = ()
+        self, posterior: Gaussian, locals_from: LocalsFrom, run: RunState, modes: Modes | tuple[()] = ()
     ) -> None:
         self._posterior, self._locals_from, self._run = posterior, locals_from, run
-        # all replicates share one run of the searches
-        self.elsewhere = jax.tree.map(lambda leaf: np.asarray(leaf)[0], elsewhere) if elsewhere else None
+        # the replicates of a fit share one run of the searches
+        self.modes = Modes(*(np.asarray(leaf)[0] for leaf in modes)) if modes else None
 
     @property
     def posterior(self) -> Gaussian:

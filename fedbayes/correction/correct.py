@@ -27,7 +27,8 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.answer import COORDINATE, Answer
-from fedbayes.correction.images import NOWHERE, Images, Looked, Search, Shapes, laws_elsewhere
+from fedbayes.contract.modes import Modes
+from fedbayes.correction.images import NOWHERE, Images, Looked, Search, Shapes, laws_around
 from fedbayes.correction.pool import NOISE, SHARE, Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.quantities import short_tails
@@ -53,7 +54,7 @@ LogDensities = Callable[[np.ndarray], Array]  # of the prior, at points (n, d)
 _WIDE = 2  # one wide draw for as many of the Gaussian's, to see tails and modes that it lacks
 _WIDER = 1.5  # times as wide
 _FAR = 0.2  # share of the wide draws that are as wide as the prior
-WIDE_ENOUGH = 3  # globals, up to which such draws meet a separate mode; with more they are too far apart
+_MET = 5.0  # of them, expected near a mode as narrow as the Gaussian, from which they are said to look for it
 _TAILS = 5.0  # degrees of freedom of the wide draws
 _LEAST = 1000  # draws of the Gaussian by all chains together
 _PRECISION = 1.5  # times the Monte Carlo error of independent draws, up to which no more draws are asked for
@@ -109,7 +110,7 @@ class Correction:
 
     @cached_property
     def modes(self) -> int:
-        """Separate modes that hold some of the posterior's mass, among those that symmetries lead to."""
+        """Separate modes that hold some of the posterior's mass, among those that were found."""
         if self.images is None or not self.pool.known:
             return 1
         return self.images.modes(self.pool.theta.reshape(-1, self.pool.theta.shape[-1]), self.pool.weights.reshape(-1))
@@ -141,7 +142,7 @@ class Correction:
 
     @property
     def all_modes(self) -> bool:
-        """Whether the modes that were found are all that the symmetries lead to."""
+        """Whether there are draws of all modes that were found, and of all to which symmetries lead from these."""
         return self.images is None or self.images.complete
 
     @cached_property
@@ -285,6 +286,8 @@ class Correction:
             modes=self.modes,
             symmetries=self.looked.symmetries,
             starts=self.looked.starts,
+            arrived=self.looked.arrived,
+            as_wide=int(self.looked.as_wide),
         )
 
 
@@ -312,7 +315,7 @@ def correct(
     ask: Ask,
     keys: tuple[Array, Array],
     shapes: Shapes = (),
-    elsewhere: Gaussian | None = None,
+    modes: Modes | None = None,
 ) -> Correction:
     """Ask the clients, and again where the weights can't be trusted, or where there are other modes.
 
@@ -332,8 +335,8 @@ def correct(
     shapes
         Of the unconstrained globals, by name: where other modes are looked for (:mod:`fedbayes.correction.images`).
         Empty: nowhere.
-    elsewhere
-        Laplace approximations of modes that were found before, see :class:`~fedbayes.contract.answer.GaussianAnswer`.
+    modes
+        That were found before.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
     least = -(-_LEAST // len(approximation.shift))
@@ -344,10 +347,11 @@ def correct(
     finer = pool.weighted_noise > NOISE
     if finer:
         pool = pool_of(drawn, proposals, counts, ask(drawn, 1, finer=True), prior.log_densities)
-    others = [] if elsewhere is None else laws_elsewhere(elsewhere)
-    images = search.found(laws, pool.log_joint, drawn.theta[:, :num], [(law, law.draws(rng, num)) for law in others])
-    starts = 1 if elsewhere is None else len(elsewhere.shift)
-    looked = Looked(len(search.maps), starts, as_wide=bool(_far(prior)) and approximation.size <= WIDE_ENOUGH)
+    others = [] if modes is None else laws_around(modes, laws[0])
+    images = search.found(laws, pool.log_joint, drawn.theta[:, :num], others, rng)
+    starts, arrived = (1, 1) if modes is None else (len(modes.mean), int(np.sum(np.isfinite(modes.log_integral))))
+    num_far = _FAR * counts[1] * len(laws)
+    looked = Looked(len(search.maps), starts, arrived, as_wide=_meet(prior, laws[0], num_far))
     found = Correction(approximation, num, pool, keys[1], images, finer, looked)
     while found.wants_more:
         drawn, proposals = refitted(found.pool, sum(counts), rng, found.images.laws if found.images else ())
@@ -416,6 +420,14 @@ def _far(prior: Prior) -> list[Law]:
         return []
     centre, scale = prior.spread
     return [Law(centre, np.diag(scale), _TAILS)]
+
+
+def _meet(prior: Prior, law: Law, num: float) -> bool:
+    """Whether of so many draws as wide as the prior some meet a mode as narrow as the law, wherever it is."""
+    if not (far := _far(prior)):
+        return False
+    log_share = np.linalg.slogdet(law.white)[1] - np.linalg.slogdet(far[0].white)[1]  # of the prior's volume
+    return bool(num * np.exp(min(log_share, 0.0)) >= _MET)
 
 
 def refitted(

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from fedbayes.contract.modes import Modes
 from fedbayes.correction.proposal import Law
-from fedbayes.numerics.gaussian import Gaussian
-from fedbayes.numerics.host import gaussian_moments, log_integrals
+from fedbayes.numerics.host import whiteners
 
 Map = Callable[[np.ndarray], np.ndarray]  # points (n, d) to points (n, d)
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of the unconstrained globals, by name
@@ -172,14 +171,15 @@ class Looked(NamedTuple):
     ----------
     symmetries
         Number of sign changes and swaps of labels whose images of the mode are places of their own.
-    starts
-        Newton searches from which the rounds have begun.
+    starts, arrived
+        Newton searches before the rounds, and how many of them have come to a mode.
     as_wide
         Whether draws as wide as the prior are dense enough to meet a mode.
     """
 
     symmetries: int = 0
     starts: int = 1
+    arrived: int = 1
     as_wide: bool = False
 
 
@@ -220,7 +220,8 @@ class Search(NamedTuple):
         laws: Sequence[Law],
         log_joint: np.ndarray,
         draws: np.ndarray,
-        others: Sequence[tuple[Law, np.ndarray]] = (),
+        others: Sequence[Law],
+        rng: np.random.Generator,
     ) -> "Images | None":
         """The modes by what was heard at the places, and by where the chains are; ``None`` where there is one.
 
@@ -236,12 +237,15 @@ class Search(NamedTuple):
         draws
             Of the Gaussians, shape ``(chain, n, d)``, with which the exchange begins.
         others
-            Laws around modes that are known already, with draws ``(n, d)`` of each.
+            Laws around modes that are known already.
+        rng
+            Draws of these.
         """
         # beside draws of the same law: another chain's may be at a higher mode, which has the same symmetries
         maps = self._as_high(laws[0], log_joint[0, : draws.shape[1]], log_joint)
-        clouds = [*draws, *(cloud for _, cloud in others)]
-        images = closure([*laws, *(law for law, _ in others)], maps, [cloud[:_CLOUD] for cloud in clouds])
+        known, clouds = _apart_from_first(laws, draws[:, :_CLOUD])
+        known, clouds = [*known, *others], [*clouds, *(law.draws(rng, _CLOUD) for law in others)]
+        images = closure(known, maps, clouds)
         return images if len(images.laws) > 1 else None
 
     def _as_high(self, law: Law, at_draws: np.ndarray, log_joint: np.ndarray) -> list[Map]:
@@ -257,49 +261,67 @@ class Search(NamedTuple):
         return [each for each, is_high in zip(self.maps, high, strict=True) if is_high]
 
 
-def laws_elsewhere(modes: Gaussian) -> list[Law]:
-    """Laws around modes whose Laplace approximations, unnormalised, have no negligible integral, the heaviest first."""
-    integrals = log_integrals(modes)
-    heavy = integrals > np.max(integrals, initial=-np.inf, where=np.isfinite(integrals)) - _LOWER
-    order = [k for k in np.argsort(-np.where(heavy, integrals, -np.inf)) if heavy[k]]
-    means, covariances = gaussian_moments(jax.tree.map(lambda leaf: np.asarray(leaf)[order], modes))
-    return [Law.of_moments(mean, covariance, _TAILS) for mean, covariance in zip(means, covariances, strict=True)]
+def laws_around(modes: Modes, first: Law) -> list[Law]:
+    """Laws around modes of no negligible integral, the heaviest first, each of them apart from the first law.
+
+    Two are apart where the way from one to the other is long beside either: a narrow one on the slope of a broad one is
+    a place of its own.
+    """
+    known = np.isfinite(modes.log_integral)
+    heavy = known & (modes.log_integral > np.max(modes.log_integral, initial=-np.inf, where=known) - _LOWER)
+    order = [k for k in np.argsort(-modes.log_integral) if heavy[k]]
+    whites = whiteners(modes.precision[order])
+    laws = [Law(mean, white, _TAILS) for mean, white in zip(modes.mean[order], whites, strict=True)]
+    found = [first]
+    for law in laws:
+        if all(max(_distance(each, law.mean, other.mean) for each in (law, other)) >= _FAR for other in found):
+            found.append(law)
+    return found[1:]
 
 
-def closure(laws: Sequence[Law], maps: list[Map], draws: Sequence[np.ndarray]) -> Images:
-    """The laws that are apart, and their images under all compositions of the maps, at most 64.
+def _apart_from_first(laws: Sequence[Law], clouds: np.ndarray) -> tuple[list[Law], list[np.ndarray]]:
+    """The first chain's law and those of chains that are apart, with draws of each."""
+    first, found, drawn = laws[0], [laws[0]], [clouds[0]]
+    for law, cloud in zip(laws[1:], clouds[1:], strict=True):
+        if _is_new(first, found, law.mean) and _distance(law, law.mean, first.mean) >= _FAR:
+            found.append(law)
+            drawn.append(cloud)
+    return found, drawn
+
+
+def closure(laws: Sequence[Law], maps: list[Map], clouds: Sequence[np.ndarray]) -> Images:
+    """Laws that are apart, and their images under all compositions of the maps, at most 64.
 
     Parameters
     ----------
     laws
-        Each chain's Gaussian, and those around modes that are known already.
+        Of the first chain, of those that are apart from it, and around modes that are known already.
     maps
         Under which the posterior is about as high.
-    draws
-        Of each law, shape ``(n, d)``: an image has the moments of their images.
+    clouds
+        Draws ``(n, d)`` of each law: an image has the moments of their images.
     """
-    first, known, clouds, place = laws[0], [laws[0]], [draws[0]], 0
-
-    def is_new(at: np.ndarray) -> bool:
-        return bool(np.all(np.isfinite(at))) and min(_distance(first, at, each.mean) for each in known) >= _FAR
-
-    for law, cloud in zip(laws[1:], draws[1:], strict=True):
-        if is_new(law.mean) and _distance(law, law.mean, first.mean) >= _FAR:
-            known.append(law)
-            clouds.append(cloud)
+    known, drawn, place = list(laws[:_MOST]), list(clouds[:_MOST]), 0
+    if len(laws) > _MOST:
+        return Images(known, complete=False)
     while place < len(known):
         for each in maps:
             image = each(known[place].mean[None])[0]
-            if not is_new(image):
+            if not _is_new(laws[0], known, image):
                 continue
             if len(known) == _MOST:
                 return Images(known, complete=False)
-            moved = each(clouds[place])
+            moved = each(drawn[place])
             new = Law.of_moments(moved.mean(axis=0), np.atleast_2d(np.cov(moved, rowvar=False)), _TAILS)
             known.append(new._replace(mean=image))
-            clouds.append(moved)
+            drawn.append(moved)
         place += 1
     return Images(known, complete=True)
+
+
+def _is_new(first: Law, known: Sequence[Law], at: np.ndarray) -> bool:
+    """Whether a place is one, and in the first law's sds far from all that are known."""
+    return bool(np.all(np.isfinite(at))) and min(_distance(first, at, each.mean) for each in known) >= _FAR
 
 
 def _apart(one: Law, other: Law, theta: np.ndarray, weights: np.ndarray) -> bool:

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
 from fedbayes.correction.correct import Correction
 from fedbayes.correction.images import Looked
 from fedbayes.correction.pool import LEAST, NOISE
@@ -25,7 +23,7 @@ class Checked(NamedTuple):
         Whether the weights can be trusted.
     mean_error, sd_error
         Root mean squares over the globals whose tails are short enough to tell: of the means, in posterior sds, and of
-        the sds, relative.
+        the sds, relative; NaN where that is none.
     distance
         A bound of the error of every mean, in posterior sds.
     k_hat, effective_draws, noise
@@ -40,7 +38,7 @@ class Checked(NamedTuple):
     long_tailed
         Quantities of the user's with a tail too long for their sd.
     untold
-        Globals whose tails are too long to tell the error of their sd.
+        Number of globals whose tails are too long to tell the error of their sd, and perhaps of their mean.
     looked
         Where other modes were looked for; ``None`` where that was not written down, by early versions.
     """
@@ -67,7 +65,7 @@ class Checked(NamedTuple):
         return cls(
             told["correction"], bool(told["reliable"]), told["mean_error"], told["sd_error"], found.distance,
             told["k_hat"], told["effective_draws"], told["noise"], int(found.pool.weights.size),
-            found.modes, found.all_modes, untold=int(np.sum(~found.short_tails[1])), looked=found.looked,
+            found.modes, found.all_modes, untold=int(sum(~found.short_tails[1])), looked=found.looked,
         )  # fmt: skip
 
     @classmethod
@@ -84,13 +82,16 @@ class Checked(NamedTuple):
 
     def _modes_found(self, looked: Looked) -> str:
         """How many, and where they were looked for: one that is nowhere there is not known of."""
-        symmetries = "symmetry" if looked.symmetries == 1 else "symmetries"
-        ways = [f"by {looked.symmetries} {symmetries} of signs or labels"] if looked.symmetries else []
-        ways += ["by draws as wide as the prior"] if looked.as_wide else []
-        ways += [f"from {looked.starts} starts"] if looked.starts > 1 else []
+        images = "image" if looked.symmetries == 1 else "images"
+        places = [f"at {looked.symmetries} {images} under sign changes and label swaps"] if looked.symmetries else []
+        places += ["at draws as wide as the prior"] if looked.as_wide else []
+        if looked.starts > 1:
+            came = "" if looked.arrived == looked.starts else f", of which {looked.arrived} led to a mode"
+            places += [f"from {looked.starts} starting points{came}"]
+        elif not looked.as_wide:
+            places += ["from one starting point"]
         found = "one found" if self.modes == 1 else f"{self.modes} found"
-        not_there = "" if looked.starts > 1 or looked.as_wide else ", not from other starts"
-        return f"{found}; " + (f"looked for {', '.join(ways)}{not_there}" if ways else "others were not looked for")
+        return f"{found}, looked for {', '.join(places)}"
 
     def _gaussian_line(self) -> str:
         tail = f"{self.effective_draws:,.0f} effective draws of {self.draws:,}"
@@ -104,15 +105,17 @@ class Checked(NamedTuple):
             return f"  Gaussian  around one of {self.modes} separate modes; fit.idata has draws of all of them ({tail})"
         if self.correction == "not needed":
             return f"  Gaussian  exact to {max(self.distance, 1e-6):.0e} posterior sds, by importance weights"
-        of_sds = f"{100.0 * self.sd_error:.2g} percent in sds" if np.isfinite(self.sd_error) else "unknown in sds"
-        unknown = f" ({self.untold} with tails too long to tell)" if self.untold and np.isfinite(self.sd_error) else ""
-        off = f"{self.mean_error:.2g} posterior sds in means, {of_sds}{unknown}"
+        left_out = f" ({self.untold} with long tails left out)" if self.untold else ""
+        of_means, of_sds = f"{self.mean_error:.2g} posterior sds", f"{100.0 * self.sd_error:.2g} percent"
+        of_means = "an unknown amount" if math.isnan(self.mean_error) else of_means
+        of_sds = "an unknown amount in sds" if math.isnan(self.sd_error) else f"{of_sds} in sds{left_out}"
+        off = f"{of_means} in means, {of_sds}"
         return f"  Gaussian  off by {off}; fit.idata is corrected ({tail})"
 
     @property
     def gaussian_enough(self) -> bool:
         """Whether what the clients' Gaussians say of each other can be shown without being asked for."""
-        return self.reliable and max(self.mean_error, self.sd_error) <= _ENOUGH
+        return self.reliable and self.mean_error <= _ENOUGH and self.sd_error <= _ENOUGH  # NaN is not
 
     def despite(self) -> str:
         """What the weights have saved of a fit that has not converged; empty if nothing."""
@@ -153,7 +156,8 @@ class Checked(NamedTuple):
             )
         if not self.all_modes:
             return (
-                "By the symmetries of the program the posterior has more separate modes than the draws can cover: the "
+                "By the symmetries of the program, and the modes that were found, the posterior has more separate "
+                "modes than the draws can cover: the "
                 "Gaussian is around one of them, and so are the draws of `fit.idata`. Break the symmetry: constrain "
                 "a sign (`HalfNormal`), order the components (`OrderedTransform`), or fix one of them."
             )

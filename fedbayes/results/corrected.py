@@ -33,9 +33,9 @@ def weighed(fitted: Fitted) -> Correction:
     keys = key_for(fitted.key, Purpose.DRAWS), key_for(fitted.key, Purpose.RESAMPLED)
     with computing():
         ask = partial(fitted.clients.log_likelihood, what="posterior" if is_checked(fitted) else "exact")
-        elsewhere = fitted.answer.elsewhere if isinstance(fitted.answer, GaussianAnswer) else None
+        modes = fitted.answer.modes if isinstance(fitted.answer, GaussianAnswer) else None
         shapes = fitted.roster.globals.shapes
-        return correct(fitted.dense("exact"), fitted.shown.num_draws, fitted.roster.prior, ask, keys, shapes, elsewhere)
+        return correct(fitted.dense("exact"), fitted.shown.num_draws, fitted.roster.prior, ask, keys, shapes, modes)
 
 
 def correction(fitted: Fitted) -> Correction | None:

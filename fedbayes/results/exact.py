@@ -27,9 +27,9 @@ def exact(fitted: Fitted, num_draws: int | None = None, *, max_exchanges: int = 
 
     The chains start at weighted draws of the fit, and so at each separate mode that the check has found: those to which
     symmetries of signs and labels lead (:mod:`fedbayes.correction.images`), those that draws as wide as the prior have
-    met, which they do with one to three globals, and those that searches from several starts have found, where the fit
-    was made by ``EP(num_starts=...)`` or ``Laplace(num_starts=...)``. A mode that none of these has met is not looked
-    for: all chains then agree about the others, R-hat included.
+    met, which they do with few globals and priors that are not vague, and those that searches from several starts have
+    found, where the fit was made by ``EP(num_starts=...)`` or ``Laplace(num_starts=...)``. A mode that none of these
+    has met is not looked for: all chains then agree about the others, R-hat included.
 
     The price: at most three exchanges to fit the proposal, of which the fit may have made some, and at most
     ``max_exchanges`` more, of ``8 S`` bytes from each client for ``S`` draws, ``num_draws`` for each chain of the

@@ -241,8 +241,9 @@ class FederatedFit:
             most; ``distance``, a bound of the error of every mean, in posterior sds, infinite where it is above 1;
             ``correction``: ``"applied"`` to ``fit.idata``, ``"not needed"`` or ``"unreliable"``; ``exchanges`` that
             this has taken; ``modes``, the separate ones that were found and hold some of the posterior's mass;
-            ``symmetries`` of signs and labels, and ``starts`` of the rounds (an option of EP and Laplace), by which
-            they were looked for.
+            where they were looked for: at images under so many ``symmetries`` of signs and labels, by so many searches
+            before the rounds, of which ``arrived`` came to a mode (``starts``, see ``num_starts`` of EP and Laplace),
+            and ``as_wide``, one where draws as wide as the prior are dense enough to meet one.
 
             Over ``quantity``, what the user reads in ``fit.idata``, constrained globals and deterministic functions of
             them: ``quantity_mean``, ``quantity_sd`` and ``quantity_quantiles`` (along ``probability``) in the

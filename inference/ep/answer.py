@@ -88,7 +88,7 @@ class EPAnswer(GaussianAnswer):
         self._tolerance, self._has_locals, self._prior = tolerance, has_locals, prior
         posterior = posterior_of(state)
         told = told_everybody(posterior, state.counted.round, state.counted.step)
-        super().__init__(posterior, FromCavity(told, posterior), run, state.elsewhere)
+        super().__init__(posterior, FromCavity(told, posterior), run, state.modes)
 
     def report(self) -> dict[str, float]:
         """``fixed_point_error``: how far the last round has left the fixed point, estimated; NaN after one round."""

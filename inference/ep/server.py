@@ -43,6 +43,7 @@ from fedbayes.inference.local.density.tilted import (
 from fedbayes.inference.mode import ModeState
 from fedbayes.inference.mode import Own as OfMode
 from fedbayes.inference.own_site import Counted, OwnSite
+from fedbayes.inference.starts import no_modes
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, where, whitener
 from fedbayes.numerics.host import whiteners
 from fedbayes.problem.client import Client
@@ -167,9 +168,9 @@ def _init(
         start = _prior_site(prior, refine, wide, wide, key).site
     state = EPState.start(start, _whitener_of(start), roster.num_clients, opening)
     if previous is None:
-        return state if num_starts == 1 else state._replace(elsewhere=Gaussian.neutral(roster.size, (num_starts,)))
+        return state if num_starts == 1 else state._replace(modes=no_modes(num_starts, roster.size))
     assert isinstance(previous.convex, Gaussian)  # noqa: S101
-    state = state._replace(elsewhere=previous.elsewhere)
+    state = state._replace(modes=previous.modes)
     sites = family.within(previous.convex)
     moved = state._replace(direction=sites, step=jnp.ones(()), counted=previous.counted())
     moved = moved._replace(white=whitener(moved.global_().precision), round=previous.round)

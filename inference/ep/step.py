@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbayes.contract.modes import Modes
 from fedbayes.inference.own_site import Counted
 from fedbayes.numerics.gaussian import Gaussian, log_det, whitener
 from fedbayes.numerics.host import product_of
@@ -72,8 +73,8 @@ class EPState(NamedTuple):
         Number of the last rounds without progress, see :func:`makes_progress`.
     recount
         The sites counted anew.
-    elsewhere
-        Modes that searches from several starts have found, see :class:`~fedbayes.inference.mode.ModeState`.
+    modes
+        That searches from several starts have found, see :class:`~fedbayes.inference.mode.ModeState`.
     """
 
     base: Gaussian
@@ -90,7 +91,7 @@ class EPState(NamedTuple):
     opening: Array
     stuck: Array
     recount: Recount
-    elsewhere: Gaussian | tuple[()] = ()
+    modes: Modes | tuple[()] = ()
 
     @classmethod
     def start(cls, prior: Gaussian, white: Array, num_clients: int, opening: bool) -> "EPState":

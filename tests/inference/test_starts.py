@@ -14,9 +14,8 @@ from fedbayes.contract.algorithm import Replies
 from fedbayes.errors import ModelError, ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.mode import ModeMessage, Needs, mode_phase
-from fedbayes.inference.starts import heaviest, with_starts
+from fedbayes.inference.starts import StartsMessage, StartsState, heaviest, no_modes, with_starts
 from fedbayes.numerics.gaussian import Gaussian, packed
-from fedbayes.numerics.host import gaussian_moments, log_integrals
 from fedbayes.problem.problem import make_problem
 
 SIZE, SD, PRIOR_SD, STARTS = 4, 0.3, 2.0, 8
@@ -32,6 +31,13 @@ def hills(y, share, hole=0.0):
     numpyro.factor("hills", share * jax.nn.logsumexp(HEIGHTS - 0.5 * squares))
     numpyro.factor("hole", jnp.where(theta[0] * hole > 1.0, jnp.nan, 0.0))
     numpyro.sample("y", dist.Normal(theta[1], 5.0), obs=y)
+    return theta
+
+
+def with_an_edge(y, share):
+    """The hole is in what the program says of the globals, and so at the server."""
+    theta = hills(y, share)
+    numpyro.factor("edge", jnp.where(theta[0] > 1.0, jnp.nan, 0.0))
 
 
 def clients_of(**more) -> dict:
@@ -67,14 +73,13 @@ def fit() -> fb.FederatedFit:
 
 def test_the_searches_end_at_the_two_modes_with_their_integrals(fit) -> None:
     integral, means, _ = exact(clients_of())
-    found = fit.fitted.answer.elsewhere
-    assert len(found.shift) == STARTS
-    places = gaussian_moments(found)[0]
-    which = np.argmin(np.linalg.norm(places[:, None] - means, axis=2), axis=1)
+    found = fit.fitted.answer.modes
+    assert len(found.mean) == STARTS
+    which = np.argmin(np.linalg.norm(found.mean[:, None] - means, axis=2), axis=1)
     assert set(which) == {0, 1}
     # apart by ten sds, each hill is Gaussian to exp(-25); Newton stops at a hundredth of an sd, and squares that
-    np.testing.assert_allclose(places, means[which], atol=1e-4 * SD)
-    np.testing.assert_allclose(log_integrals(found), integral[which], atol=1e-6)
+    np.testing.assert_allclose(found.mean, means[which], atol=1e-4 * SD)
+    np.testing.assert_allclose(found.log_integral, integral[which], atol=1e-6)
 
 
 def test_the_fit_is_around_the_heavier_mode_and_its_draws_are_of_both(fit) -> None:
@@ -94,62 +99,106 @@ def test_the_fit_is_around_the_heavier_mode_and_its_draws_are_of_both(fit) -> No
 def test_without_searches_one_mode_is_missed_and_the_fit_says_where_it_has_not_looked(fit) -> None:
     alone = fb.fit_federated(hills, clients_of(), method="laplace", key=KEY, progress=False, correct=True)
     assert alone.error.attrs["modes"] == 1
-    assert "not from other starts" in repr(alone)
-    num = fit.error.attrs["symmetries"]
-    assert f"modes     2 found; looked for by {num} symmetries of signs or labels, from {STARTS} starts\n" in repr(fit)
+    assert "label swaps, from one starting point\n" in repr(alone)
+    assert "  modes     2 found, looked for at " in repr(fit)
+    assert f"label swaps, from {STARTS} starting points\n" in repr(fit)
 
 
-def test_ep_begins_at_the_heavier_mode() -> None:
-    method = fb.EP(num_starts=STARTS, num_replicates=2, solver="laplace")
-    fit = fb.fit_federated(hills, clients_of(), method=method, key=KEY, progress=False, correct=True)
+@pytest.fixture(scope="module")
+def by_ep() -> fb.FederatedFit:
+    with jax.enable_x64(True):
+        method = fb.EP(num_starts=STARTS, num_replicates=2, solver="laplace")
+        return fb.fit_federated(hills, clients_of(), method=method, key=KEY, progress=False, correct=True)
+
+
+def test_ep_begins_at_the_heavier_mode(by_ep) -> None:
     integral, means, _ = exact(clients_of())
-    np.testing.assert_allclose(fit.moments()[0], means[[np.argmax(integral)] * 2], atol=1e-3 * SD)
-    assert fit.error.attrs["modes"] == 2
+    np.testing.assert_allclose(by_ep.moments()[0], means[[np.argmax(integral)] * 2], atol=1e-3 * SD)
+    assert by_ep.error.attrs["modes"] == 2
 
 
-def test_a_saved_fit_has_the_modes(fit, tmp_path) -> None:
+@pytest.mark.parametrize("name", ["fit", "by_ep"])
+def test_a_saved_fit_has_the_modes(name, request, tmp_path) -> None:
+    fit = request.getfixturevalue(name)
     fit.save(tmp_path / "fit")
     again = fb.load_fit(tmp_path / "fit", hills, clients_of())
     assert repr(again) == repr(fit)
-    jax.tree.map(np.testing.assert_array_equal, again.fitted.answer.elsewhere, fit.fitted.answer.elsewhere)
+    jax.tree.map(np.testing.assert_array_equal, again.fitted.answer.modes, fit.fitted.answer.modes)
 
 
-def test_a_search_that_begins_where_nothing_is_finite_does_not_spoil_the_others() -> None:
+@pytest.mark.parametrize(("model", "clients"), [(hills, clients_of(hole=1.0)), (with_an_edge, clients_of())])
+def test_a_search_that_begins_where_nothing_is_finite_does_not_spoil_the_others(model, clients) -> None:
     """Every start whose first global is above one is in the hole, and so is one of the two modes."""
-    clients = clients_of(hole=1.0)
-    fit = fb.fit_federated(hills, clients, method=fb.Laplace(num_starts=STARTS), key=KEY, progress=False)
+    method = fb.Laplace(num_starts=STARTS)
+    fit = fb.fit_federated(model, clients, method=method, key=KEY, progress=False, correct=True)
     assert fit.converged
-    places = gaussian_moments(fit.fitted.answer.elsewhere)[0]
-    arrived = np.all(np.isfinite(places), axis=1)
-    assert arrived.any()
-    np.testing.assert_allclose(places[arrived], np.tile(exact(clients)[1][1], (arrived.sum(), 1)), atol=1e-4 * SD)
+    found = fit.fitted.answer.modes
+    arrived = np.isfinite(found.log_integral)
+    assert 0 < arrived.sum() < STARTS  # from the hole a search goes to the prior's mode first, and may come back to it
+    assert f"of which {arrived.sum()} led to a mode" in repr(fit)
+    np.testing.assert_allclose(found.mean[arrived], np.tile(exact(clients)[1][1], (arrived.sum(), 1)), atol=1e-4 * SD)
     assert set(fit.rounds["code"].values.ravel()) == {ResultCode.OK}
 
 
 def test_the_heaviest_is_the_one_with_the_largest_integral() -> None:
     """Not the highest: a wide mode may hold more."""
-    means, precision = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), jnp.array([4.0, 0.25, 1.0])
-    matrices = precision[:, None, None] * jnp.eye(2)
-    shift = jnp.einsum("nij,nj->ni", matrices, means)
-    top = jnp.array([1.0, 0.0, jnp.nan])  # log density at the modes; the last search has not arrived
-    modes = Gaussian(shift, matrices, top - 0.5 * jnp.einsum("ni,ni->n", shift, means))
-    np.testing.assert_allclose(heaviest(modes), means[1], rtol=1e-6)
-    nowhere = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), modes)
-    np.testing.assert_array_equal(heaviest(nowhere), cold_start(2))
+    roster = make_problem(hills, clients_of()).roster
+    means, precision = jnp.array([[1.0], [3.0], [5.0]]) * jnp.ones(SIZE), jnp.array([4.0, 0.25, 1.0])
+    matrices = precision[:, None, None] * jnp.eye(SIZE)
+    shift, away = jnp.einsum("nij,nj->ni", matrices, means), 0.1  # expanded beside the mode
+    flat = mode_phase(roster, Needs(), tolerance=0.1, max_rounds=1).algorithm.init(KEY, None)
+    tops = jnp.array([1.0, 0.0, 9.0])  # log density at the modes
+    each = jax.vmap(
+        lambda at, top, scale, site: flat._replace(
+            best=at + away, value=top - 0.5 * scale * SIZE * away**2, sites=site, prior=Gaussian.neutral(SIZE)
+        )
+    )(means, tops, precision, Gaussian(shift, matrices, jnp.zeros(3)))
+    state = StartsState(each, arrived=jnp.array([True, True, False]), ended=jnp.ones(3, bool))
+    found = state.modes()
+    np.testing.assert_allclose(found.mean, means, rtol=1e-9)
+    volume = 0.5 * SIZE * np.log(2.0 * np.pi / precision)
+    np.testing.assert_allclose(found.log_integral, [*(tops + volume)[:2], np.nan], rtol=1e-9)
+    np.testing.assert_allclose(heaviest(found), means[1], rtol=1e-9)
+    np.testing.assert_array_equal(heaviest(no_modes(3, SIZE)), cold_start(SIZE))
 
 
 def test_a_number_that_a_sum_has_lost_is_no_expansion() -> None:
-    """A secure sum gives NaN for what is too large; the search goes on from where it was, with a shorter step."""
+    """Where one client's expansion is not finite, so is their sum; that search goes on from where it was."""
     roster = make_problem(hills, clients_of()).roster
     starts, _ = with_starts(roster, 3, mode_phase(roster, Needs(), tolerance=0.1, max_rounds=5))
     state = starts.algorithm.init(KEY, None)
     site = packed(Gaussian(jnp.ones((3, SIZE)), jnp.broadcast_to(jnp.eye(SIZE), (3, SIZE, SIZE)), jnp.zeros(3)))
     site = replace(site, precision=site.precision.at[1, 2].set(jnp.nan))
-    total = ModeMessage(jnp.zeros(3), site)
+    total = StartsMessage(ModeMessage(jnp.zeros(3), site))
     moved, info = starts.algorithm.aggregate(state, Replies(total, (), jnp.ones(2, bool)), KEY)
     np.testing.assert_array_equal(moved.each.heard.all(axis=1), [True, False, True])
     assert np.all(np.isfinite(moved.each.position))
     assert not bool(info["converged"])
+
+
+def test_a_search_has_not_arrived_while_a_client_is_away() -> None:
+    """Its integral lacks that client's likelihood, and can't be compared with the others'."""
+    roster = make_problem(hills, clients_of()).roster
+    starts, _ = with_starts(roster, 2, mode_phase(roster, Needs(), tolerance=0.1, max_rounds=5))
+    state, aggregate = starts.algorithm.init(KEY, None), jax.jit(starts.algorithm.aggregate)
+    flat = packed(Gaussian.neutral(SIZE, (2,)))  # so that the prior's mode is the posterior's
+    for used, arrived in (([True, False], False), ([True, False], False), ([True, True], True)):
+        total = StartsMessage(ModeMessage(jnp.zeros(2), flat))
+        state, info = aggregate(state, Replies(total, (), jnp.array(used)), KEY)
+        assert np.all(state.arrived) == bool(info["converged"]) == arrived
+
+
+def test_a_number_too_large_for_a_sum_is_told_as_one_that_is_not_finite() -> None:
+    """In single precision a squared sum of squares may be as large as that; of one search alone."""
+    problem = make_problem(hills, clients_of())
+    starts, _ = with_starts(problem.roster, 2, mode_phase(problem.roster, Needs(), tolerance=0.1, max_rounds=5))
+    update, client = starts.algorithm.updates["newton"], problem.client("a")
+    positions = jnp.stack([jnp.ones(SIZE), jnp.full(SIZE, 1e7)])  # there log factors are -2e15
+    reply, _ = update.run(positions, (), jnp.zeros((2, 0)), client, ())
+    assert int(reply.code) == ResultCode.OK
+    for leaf in jax.tree.leaves(reply.total.each_search):
+        np.testing.assert_array_equal(np.isfinite(leaf).reshape(2, -1).all(axis=1), [True, False])
+        assert np.all(np.isnan(leaf[1]))
 
 
 @pytest.mark.parametrize(

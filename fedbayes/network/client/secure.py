@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.contract.algorithm import Reply
+from fedbayes.contract.algorithm import EACH_SEARCH, Reply
 from fedbayes.errors import ResultCode, usable
 from fedbayes.network.client.masks import Masks
 from fedbayes.network.client.partners import check_partners
@@ -20,7 +20,7 @@ from fedbayes.network.client.vault import Vault
 from fedbayes.network.fixed_point import MOST_SITES, fits, largest, to_integers, unknown
 from fedbayes.network.messages import HIDDEN, Message, Refusal, Refused
 from fedbayes.network.replies import plausible
-from fedbayes.rounds.wire import arrays_of, encode
+from fedbayes.rounds.wire import arrays_of, encode, named_arrays
 
 log = logging.getLogger(__name__)
 
@@ -221,8 +221,10 @@ def _failures(reply: Reply, limit: float = np.inf) -> int:
     Numbers of a replicate that does not count are what its code says, whatever they are.
     """
     used = np.asarray(usable(reply.code))
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((reply.total, reply.each))]
-    numbers = [leaf[used] if leaf.shape[:1] == used.shape else leaf for leaf in leaves if leaf.dtype.kind == "f"]
+    leaves = {name: leaf for name, leaf in named_arrays((reply.total, reply.each)).items() if leaf.dtype.kind == "f"}
+    # one of several answers that is of no use is NaN as a whole, which its value says
+    told = [leaf for name, leaf in leaves.items() if EACH_SEARCH not in name or name.endswith("value")]
+    numbers = [leaf[used] if leaf.shape[:1] == used.shape else leaf for leaf in told]
     beyond = sum(int(np.sum(~(np.abs(each) < limit))) for each in numbers)  # NaN is not smaller
     return _failed(reply.code) + (beyond if used.any() else 0)
 

@@ -1,6 +1,5 @@
 """Separate modes by symmetries: posteriors in closed form, whose modes are known, and no fit."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -9,10 +8,10 @@ import numpy as np
 import pytest
 from numpyro.distributions.transforms import StickBreakingTransform
 
-from fedbayes.correction.correct import Correction, correct
-from fedbayes.correction.images import Images, _swap, candidates, laws_elsewhere
+from fedbayes.contract.modes import Modes
+from fedbayes.correction.correct import Correction, _meet, correct
+from fedbayes.correction.images import Images, _swap, candidates, closure, laws_around
 from fedbayes.correction.proposal import Law
-from fedbayes.numerics import host
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.program.prior import Prior
 from fedbayes.results.checked import Checked
@@ -21,7 +20,7 @@ CHAINS, NUM = 4, 1000
 SD = 0.1  # of each mode
 
 
-def corrected(log_factor, mean, shapes, sd=SD, elsewhere=None) -> Correction:
+def corrected(log_factor, mean, shapes, sd=SD, modes=None) -> Correction:
     """One client with this log factor, a prior of Normal(0, 10), and a Gaussian around one place, or one a chain."""
     mean = np.asarray(mean, float)
     size = mean.shape[-1]
@@ -38,7 +37,7 @@ def corrected(log_factor, mean, shapes, sd=SD, elsewhere=None) -> Correction:
             )
 
         keys = jax.random.key(1), jax.random.key(2)
-        return correct(law, NUM, prior, ask, keys, shapes, elsewhere)
+        return correct(law, NUM, prior, ask, keys, shapes, modes)
 
 
 def squares(theta):
@@ -113,12 +112,11 @@ def test_chains_that_are_apart_are_weighed_together() -> None:
     np.testing.assert_allclose(share, 0.9, atol=6.0 * np.sqrt(0.09 / found.pool.effective))
 
 
-def around(places, log_integrals) -> Gaussian:
-    """Unnormalised Gaussians with these means, of sd SD, and these log integrals."""
+def around(places, log_integrals, sds=SD) -> Modes:
+    """Modes at these places, of one sd, or one each, and with these log integrals."""
     places = np.asarray(places)
-    precision = np.broadcast_to(np.eye(places.shape[1]) / SD**2, (*places.shape, places.shape[1]))
-    unscaled = Gaussian(places / SD**2, precision, np.zeros(len(places)))
-    return replace(unscaled, log_scale=np.asarray(log_integrals) - host.log_integrals(unscaled))
+    sds = np.broadcast_to(sds, len(places))
+    return Modes(places, np.eye(places.shape[1]) / sds[:, None, None] ** 2, np.asarray(log_integrals))
 
 
 def test_a_mode_that_a_search_has_found_has_its_share() -> None:
@@ -131,17 +129,56 @@ def test_a_mode_that_a_search_has_found_has_its_share() -> None:
 
     shapes, heights = (("a", (4,)),), np.log([0.2, 0.8, np.nan])
     assert corrected(two, places[0], shapes).modes == 1  # what the search is for
-    found = corrected(two, places[0], shapes, elsewhere=around(places[[1, 0, 0]], heights))
+    found = corrected(two, places[0], shapes, modes=around(places[[1, 0, 0]], heights))
     share = np.sum(found.pool.weights, where=found.pool.theta[..., 0] > 1.0)
-    assert (found.modes, found.state, found.looked.starts) == (2, "applied", 3)
+    assert (found.modes, found.state) == (2, "applied")
+    assert (found.looked.starts, found.looked.arrived) == (3, 2)
     np.testing.assert_allclose(share, 0.2, atol=6.0 * np.sqrt(0.16 / found.pool.effective))
 
 
 def test_modes_of_negligible_integral_and_searches_that_led_nowhere_have_no_law() -> None:
-    found = laws_elsewhere(around([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], [-30.0, -2.0, np.nan, 0.0]))
+    first = Law.of_moments(np.zeros(2), SD**2 * np.eye(2))
+    found = laws_around(around([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], [-30.0, -2.0, np.nan, 0.0]), first)
     np.testing.assert_allclose([law.mean for law in found], [[7.0, 8.0], [3.0, 4.0]])
     np.testing.assert_allclose([law.white.T @ law.white for law in found], [SD**2 * np.eye(2)] * 2, atol=1e-12)
-    assert laws_elsewhere(around([[1.0, 2.0]], [np.nan])) == []
+    assert laws_around(around([[1.0, 2.0]], [np.nan]), first) == []
+
+
+def test_several_searches_at_one_mode_are_one_law_and_a_spike_on_its_slope_another() -> None:
+    """In the broad one's sds the spike is near; in its own it is far."""
+    broad, spike = Law.of_moments(np.zeros(2), np.eye(2)), Law.of_moments(np.full(2, 2.0), 1e-4 * np.eye(2))
+    found = around([[0.05, 0.0], [2.0, 2.0], [0.0, -0.03], [2.0, 2.0]], np.zeros(4), [1.0, 0.01, 1.1, 0.01])
+    np.testing.assert_allclose([law.mean for law in laws_around(found, broad)], [[2.0, 2.0]])
+    np.testing.assert_allclose([law.mean for law in laws_around(found, spike)], [[0.05, 0.0]])
+
+
+def test_a_spike_on_a_slope_has_its_share() -> None:
+    """Half of the mass at six globals' sd of 1, half at 0.01, 3.4 sds from the first: next to no draw would meet it."""
+    place = np.full(6, 3.4 / np.sqrt(6.0))
+
+    def both(theta):
+        near = -0.5 * np.sum(theta**2, axis=-1)
+        far = -0.5 * np.sum(((theta - place) / 0.01) ** 2, axis=-1) - 6.0 * np.log(0.01)
+        return np.logaddexp(near, far)
+
+    modes = around([np.zeros(6), place], np.zeros(2), [1.0, 0.01])
+    found = corrected(both, np.zeros(6), (), sd=1.0, modes=modes)
+    share = np.sum(found.pool.weights, where=np.all(np.abs(found.pool.theta - place) < 0.1, axis=-1))
+    weight = np.exp(-0.5 * np.sum((place / 10.0) ** 2))  # of the prior there; that of the broad one is nearly flat
+    np.testing.assert_allclose(share, weight / (weight + 1.01**-3), atol=6.0 * 0.5 / np.sqrt(found.pool.effective))
+
+
+def test_more_laws_than_there_is_room_for_are_not_all() -> None:
+    laws = [Law.of_moments(np.full(1, 100.0 * k), np.eye(1)) for k in range(65)]
+    found = closure(laws, [], np.zeros((65, 10, 1)))
+    assert (len(found.laws), found.complete) == (64, False)
+    assert closure(laws[:64], [], np.zeros((64, 10, 1))).complete
+
+
+@pytest.mark.parametrize(("prior_sd", "met"), [(1.0, True), (1000.0, False)])
+def test_draws_as_wide_as_a_vague_prior_meet_nothing(prior_sd: float, met: bool) -> None:
+    prior = Prior(lambda theta: -0.5 * jnp.sum((theta / prior_sd) ** 2), 1)
+    assert _meet(prior, Law.of_moments(np.zeros(1), SD**2 * np.eye(1)), 400.0) == met
 
 
 def test_a_first_chain_around_a_lower_mode_shows_the_symmetries_of_all() -> None:
@@ -216,7 +253,7 @@ def test_of_a_long_tail_the_error_of_the_sd_is_not_told() -> None:
     assert told["sd_reliable"].values.tolist() == [False, True]
     assert told.attrs["sd_error"] == pytest.approx(abs(float(told["sd"][1])))
     assert check.untold == 1
-    assert "(1 with tails too long to tell)" in check.lines()[0]
+    assert "(1 with long tails left out)" in check.lines()[0]
 
 
 def test_a_long_tail_has_no_mode_of_its_own() -> None:

@@ -10,21 +10,27 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
 from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
 from fedbayes.inference.laplace import Laplace
+from fedbayes.inference.mode import ModeMessage
+from fedbayes.inference.starts import StartsMessage
 from fedbayes.network.client.alone import Alone
 from fedbayes.network.client.masks import Masks, fingerprint, public_key
-from fedbayes.network.client.secure import Hiding, Sums
+from fedbayes.network.client.secure import Hiding, Sums, _failures
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.fixed_point import cancelled, fits, largest, negative, plus, to_integers, to_numbers, unknown
 from fedbayes.network.messages import Message, pack, unpack
+from fedbayes.network.replies import plausible
 from fedbayes.network.server.remote import Patience
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
+from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.rounds.wire import arrays_of, encode
 
 STRICT = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"
@@ -152,6 +158,35 @@ def test_the_posterior_is_that_without_masks(secure, method):
     np.testing.assert_allclose(one.precision, two.precision, rtol=1e-9, atol=1e-9 * np.abs(two.precision).max())
     masked = all_hidden(network, {"round", "after"})
     assert fit.communication.bytes_up > len(fit.rounds["round"]) * min(masked)
+
+
+def with_a_hole(y):
+    """Nothing is finite beyond 1.5, where some of the prior's draws are."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    numpyro.factor("hole", jnp.where(mu + 0.0 * y[0] > 1.5, jnp.nan, 0.0))  # at each client: it reads the data
+    numpyro.sample("y", dist.Normal(mu, 0.7), obs=y)
+
+
+def test_a_search_that_begins_where_nothing_is_finite_costs_the_others_nothing(secure):
+    """A reply with a number that is none would be of no use as a whole; of several searches only that one is."""
+    world = secure(Laplace(num_starts=6, tolerance=1e-7), program=with_a_hole)
+    network = world.network()
+    fit, plain = world.fit(network, secure_sums=True), world.here()
+    assert set(fit.rounds["code"].values.ravel()) == {ResultCode.OK}
+    modes, others = fit.fitted.answer.modes, plain.fitted.answer.modes
+    assert np.isfinite(others.log_integral).all()
+    np.testing.assert_allclose(modes.mean, others.mean, rtol=1e-9)
+    np.testing.assert_allclose(modes.log_integral, others.log_integral, rtol=1e-9)
+    all_hidden(network, {"round", "after"})
+
+
+def test_a_search_that_failed_counts_once_among_the_failures_of_a_site():
+    """It says so by its value, and by all numbers of its expansion."""
+    value, site = jnp.array([1.0, jnp.nan, jnp.nan]), jnp.array([[1.0, 2.0], [jnp.nan] * 2, [jnp.nan] * 2])
+    reply = Reply(total=StartsMessage(ModeMessage(value, Gaussian(site, site, value))), code=jnp.zeros((), int))
+    assert plausible(reply)
+    assert _failures(reply) == 2
+    assert not plausible(reply._replace(total=reply.total.each_search))
 
 
 def all_hidden(network, kinds) -> set[int]:

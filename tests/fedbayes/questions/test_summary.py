@@ -55,16 +55,19 @@ def test_modes_are_told(fitted) -> None:
 @pytest.mark.parametrize(
     ("modes", "looked", "told"),
     [
-        (1, Looked(15), "one found; looked for by 15 symmetries of signs or labels, not from other starts"),
-        (1, Looked(1, as_wide=True), "one found; looked for by 1 symmetry of signs or labels, by draws as wide as the prior"),
-        (2, Looked(15, 8), "2 found; looked for by 15 symmetries of signs or labels, from 8 starts"),
-        (1, Looked(), "one found; others were not looked for"),
+        (1, Looked(15), "looked for at 15 images under sign changes and label swaps, from one starting point"),
+        (1, Looked(1), "looked for at 1 image under sign changes and label swaps, from one starting point"),
+        (1, Looked(), "looked for from one starting point"),
+        (1, Looked(as_wide=True), "looked for at draws as wide as the prior"),
+        (2, Looked(0, 8, 8), "looked for from 8 starting points"),
+        (2, Looked(0, 8, 5), "looked for from 8 starting points, of which 5 led to a mode"),
     ],
 )
 def test_it_says_where_modes_were_looked_for(fitted, modes: int, looked: Looked, told: str) -> None:
     """Also of a fit that was saved; one of an early version, which has not written it down, says nothing."""
     check = Checked.read(json.loads(json.dumps(GOOD._replace(modes=modes, looked=looked)._asdict())))
-    assert f"  modes     {told}\n" in summary(with_check(fitted, check))
+    found = "one" if modes == 1 else "2"
+    assert f"  modes     {found} found, {told}\n" in summary(with_check(fitted, check))
     assert "  modes  " not in summary(with_check(fitted, GOOD))
     bad = CASES["bad weights"][0]._replace(looked=looked)
     assert "  modes  " not in summary(with_check(fitted, bad))
@@ -74,12 +77,16 @@ def test_it_says_where_modes_were_looked_for(fitted, modes: int, looked: Looked,
     ("sd_error", "untold", "told"),
     [
         (0.02, 0, "off by 0.1 posterior sds in means, 2 percent in sds; fit"),
-        (0.02, 1, "off by 0.1 posterior sds in means, 2 percent in sds (1 with tails too long to tell); fit"),
-        (np.nan, 2, "off by 0.1 posterior sds in means, unknown in sds; fit"),
+        (0.02, 1, "2 percent in sds (1 with long tails left out); fit"),
+        (np.nan, 2, "in means, an unknown amount in sds; fit"),
     ],
 )
 def test_errors_that_are_not_known_are_left_out(fitted, sd_error: float, untold: int, told: str) -> None:
-    assert told in summary(with_check(fitted, GOOD._replace(sd_error=sd_error, untold=untold)))
+    check = GOOD._replace(sd_error=sd_error, untold=untold)
+    assert told in summary(with_check(fitted, check))
+    assert check.gaussian_enough == np.isfinite(sd_error)
+    assert "off by an unknown amount in means" in summary(with_check(fitted, check._replace(mean_error=np.nan)))
+    assert not check._replace(mean_error=np.nan).gaussian_enough
 
 
 def test_a_notebook_shows_the_same_words(fitted) -> None:
