@@ -108,9 +108,9 @@ def left_out(log_weights: np.ndarray, log_likelihood: np.ndarray) -> LeftOut:
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(weights > 0.0, np.log(weights) + factors, -np.inf)
         elpd = logsumexp(terms, axis=1)
-        ratio = np.where(weights > 0.0, np.exp(factors - elpd[:, None]) - 1.0, 0.0)
+        gaps = np.exp(terms - elpd[:, None]) - weights  # w (f / mean - 1), where f alone may overflow
     reliable = [trusted(one, float(k)) for one, k in zip(logs.T, k_hat, strict=True)]
-    return LeftOut(elpd, np.sqrt(np.sum((weights * ratio) ** 2, axis=1)), k_hat, np.asarray(reliable))
+    return LeftOut(elpd, np.sqrt(np.sum(gaps**2, axis=1)), k_hat, np.asarray(reliable))
 
 
 def by_normalisers(posterior: Gaussian, cavities: Gaussian) -> np.ndarray:

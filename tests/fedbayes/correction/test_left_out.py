@@ -54,6 +54,16 @@ def test_each_client_given_the_others_is_the_closed_form(fit: fb.FederatedFit) -
     assert found.attrs["remarks"] == ""
 
 
+def test_a_factor_that_would_overflow_at_a_draw_of_next_to_no_weight_has_its_error() -> None:
+    """Of 2,000 draws one has the weight 1e-318 and the factor e^720, the others a factor of one."""
+    log_likelihood, given_others = np.zeros((2000, 1)), np.zeros(2000)
+    log_likelihood[0], given_others[0] = 720.0, -724.0
+    found = left_out(given_others + log_likelihood[:, 0], log_likelihood)
+    share = np.exp(720.0 - 724.0) / 2000
+    np.testing.assert_allclose(found.elpd, np.log1p(share), rtol=1e-3)  # such a small weight has few digits
+    np.testing.assert_allclose(found.mcse, share / (1.0 + share), rtol=1e-3)
+
+
 def test_one_exchange_is_counted(fit: fb.FederatedFit) -> None:
     fit.leave_one_out()
     before = fit.communication
