@@ -165,7 +165,7 @@ def _algorithm(roster: Roster, num_starts: int) -> Algorithm:
 
 def _newton(largest: float, shared: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]) -> Any:
     """A client's expansions at all positions."""
-    replies, found = client.at_many(lambda at: expanded(client, *at, _SAMPLES), (shared, z))
+    replies, found = client.at_many(lambda at: expanded(client, at[0], at[1], _SAMPLES), (shared, z))
     leaves = [leaf.reshape(len(shared), -1) for leaf in jax.tree.leaves(replies.total)]
     fits = jnp.all(jnp.abs(jnp.concatenate(leaves, axis=1)) < largest, axis=1)  # NaN is not smaller
     fine = fits & (replies.code == ResultCode.OK)

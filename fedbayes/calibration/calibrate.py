@@ -50,7 +50,8 @@ def calibrate(
     Parameters
     ----------
     model, method, num_rounds, local, dtype
-        As in :func:`fedbayes.fit_federated`; each data set is fitted by one replicate.
+        As in :func:`fedbayes.fit_federated`; each data set is fitted by one replicate. With ``num_starts`` the rounds
+        begin at the heaviest mode that was found, and the draws are of that one alone.
     simulate
         ``(key) -> (clients, truth)``: clients as in :func:`fedbayes.fit_federated`, of the same names and shapes each
         time, and the constrained globals by name, drawn from the model's own prior. See
