@@ -11,12 +11,14 @@ probability ``1 - (1 - b)^(S - 1)``, as far as they arrive within the rounds tha
 nothing is known.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedbayes.contract.algorithm import LARGEST_SUM, Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
@@ -33,6 +35,7 @@ _ROUNDS = 100
 _TOLERANCE = 0.01  # posterior sds of a mode: Newton's last step is the square of the one before
 _STUCK = 1e6  # damping from which a search goes nowhere
 _SAMPLES = 64  # draws of the locals at each position
+_REACH = 20.0  # prior sds from its centre, up to which searches go; an owner lets a site answer up to 50 by default
 
 
 class StartsMessage(NamedTuple):
@@ -144,11 +147,12 @@ def _begun(mode: Algorithm, roster: Roster, at: Array) -> ModeState:
 def _algorithm(roster: Roster, num_starts: int) -> Algorithm:
     """All searches as one algorithm."""
     one = federated_mode(roster, Needs(), num_samples=_SAMPLES, tolerance=_TOLERANCE)
+    within = _reach(roster.prior)
 
     def init(key: Array, previous: None) -> StartsState:
         # one after the other: a batch of random generators takes XLA seconds to compile
         drawn = jax.lax.map(roster.prior.draw, jax.random.split(key, num_starts - 1))
-        positions = jnp.concatenate([cold_start(roster.size)[None], drawn])
+        positions = within(jnp.concatenate([cold_start(roster.size)[None], drawn]))
         nobody = jnp.zeros(num_starts, bool)
         return StartsState(jax.vmap(partial(_begun, one, roster))(positions), nobody, nobody)
 
@@ -158,9 +162,18 @@ def _algorithm(roster: Roster, num_starts: int) -> Algorithm:
         broadcast=lambda state: (state.each.position, ()),
         init_client=lambda client, shared, key: jnp.tile(cold_start(client.num_locals), (num_starts, 1)),
         updates={"newton": Update(partial(_newton, LARGEST_SUM / roster.num_clients), no_inputs)},
-        aggregate=partial(_aggregate, one, roster.prior),
+        aggregate=partial(_aggregate, one, roster.prior, within),
         asked_at=lambda shared: shared,
     )
+
+
+def _reach(prior: Prior) -> Callable[[Array], Array]:
+    """The nearest positions within reach: one search too far away would cost the others a site's whole answer."""
+    if prior.spread is None:
+        return lambda positions: positions
+    centre, scale = prior.spread
+    away = np.where(np.isfinite(scale), _REACH * scale, np.inf)
+    return lambda positions: jnp.clip(positions, centre - away, centre + away)
 
 
 def _newton(largest: float, shared: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]) -> Any:
@@ -178,7 +191,12 @@ def _newton(largest: float, shared: Array, personal: tuple[()], z: Array, client
 
 
 def _aggregate(
-    one: Algorithm, prior: Prior, state: StartsState, replies: Replies, key: Array
+    one: Algorithm,
+    prior: Prior,
+    within: Callable[[Array], Array],
+    state: StartsState,
+    replies: Replies,
+    key: Array,
 ) -> tuple[StartsState, Info]:
     """A step of each search that has not ended."""
 
@@ -193,7 +211,7 @@ def _aggregate(
     ended = arrived | (moved.damping > _STUCK)
     # where nothing is looked for any more, the clients are asked for what they know
     safe = jnp.where(jnp.isfinite(moved.value)[:, None], moved.best, cold_start(moved.best.shape[1]))
-    moved = moved._replace(position=_chosen(ended, safe, moved.position))
+    moved = moved._replace(position=_chosen(ended, safe, within(moved.position)))
     new = StartsState(moved, arrived, ended)
     new = jax.tree.map(partial(_chosen, state.ended), state, new)
     told = {

@@ -176,6 +176,25 @@ def test_a_number_that_a_sum_has_lost_is_no_expansion() -> None:
     assert not bool(info["converged"])
 
 
+def test_no_search_goes_farther_than_a_site_would_answer() -> None:
+    """Of 150 draws of Cauchy priors some are thousands of quartiles away; so is a step where the curvature is small."""
+
+    def tails(y):
+        mu = numpyro.sample("mu", dist.Cauchy(1.0, 3.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(mu.sum(), 1.0), obs=y)
+
+    problem = make_problem(tails, {name: {"y": np.ones(3)} for name in "ab"})
+    starts, _ = with_starts(problem.roster, 150, mode_phase(problem.roster, Needs(), tolerance=0.1, max_rounds=5))
+    state = starts.algorithm.init(KEY, None)
+    centre, scale = problem.roster.prior.spread
+    farthest = np.abs((np.asarray(state.each.position) - centre) / scale).max()
+    assert farthest == pytest.approx(20.0)
+    steep = Gaussian(jnp.full((150, 2), 1e6), jnp.broadcast_to(jnp.eye(2), (150, 2, 2)), jnp.zeros(150))
+    total = StartsMessage(ModeMessage(jnp.zeros(150), packed(steep)))
+    moved, _ = jax.jit(starts.algorithm.aggregate)(state, Replies(total, (), jnp.ones(2, bool)), KEY)
+    assert np.abs((np.asarray(moved.each.position) - centre) / scale).max() == pytest.approx(20.0)
+
+
 def test_a_search_has_not_arrived_while_a_client_is_away() -> None:
     """Its integral lacks that client's likelihood, and can't be compared with the others'."""
     roster = make_problem(hills, clients_of()).roster
