@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.contract.algorithm import LARGEST_SUM, Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.contract.modes import Modes
 from fedbayes.errors import ModelError, ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
@@ -34,8 +34,10 @@ from fedbayes.problem.roster import Roster
 _ROUNDS = 100
 _TOLERANCE = 0.01  # posterior sds of a mode: Newton's last step is the square of the one before
 _STUCK = 1e6  # damping from which a search goes nowhere
+_FAILURES = 3  # rounds in which a search may be where nothing is finite: an owner counts them
+_PATIENCE = 10  # rounds to wait for a client that has answered before
 _SAMPLES = 64  # draws of the locals at each position
-_REACH = 20.0  # prior sds from its centre, up to which searches go; an owner lets a site answer up to 50 by default
+_REACH = 40.0  # prior sds from its centre, up to which searches go; an owner lets a site answer up to 50 by default
 
 
 class StartsMessage(NamedTuple):
@@ -44,7 +46,7 @@ class StartsMessage(NamedTuple):
     Attributes
     ----------
     each_search
-        Leading axis of searches; NaN where an expansion is not finite, or too large for a sum.
+        Leading axis of searches; all NaN where an expansion is not finite. The constant of its site is not told.
     """
 
     each_search: ModeMessage
@@ -59,11 +61,17 @@ class StartsState(NamedTuple):
         Of every search, along the leading axis.
     arrived, ended
         Which of them have come to a mode, with every client's expansion, and which go no further.
+    failed
+        In how many rounds each of them was where some expansion is not finite.
+    idle
+        Number of the last rounds in which not all clients answered that had answered before.
     """
 
     each: ModeState
     arrived: Array
     ended: Array
+    failed: Array
+    idle: Array
 
     def modes(self) -> Modes:
         """Where the searches have ended."""
@@ -153,15 +161,16 @@ def _algorithm(roster: Roster, num_starts: int) -> Algorithm:
         # one after the other: a batch of random generators takes XLA seconds to compile
         drawn = jax.lax.map(roster.prior.draw, jax.random.split(key, num_starts - 1))
         positions = within(jnp.concatenate([cold_start(roster.size)[None], drawn]))
-        nobody = jnp.zeros(num_starts, bool)
-        return StartsState(jax.vmap(partial(_begun, one, roster))(positions), nobody, nobody)
+        none, zero = jnp.zeros(num_starts, bool), jnp.zeros(())
+        each = jax.vmap(partial(_begun, one, roster))(positions)
+        return StartsState(each, arrived=none, ended=none, failed=jnp.zeros(num_starts), idle=zero)
 
     return Algorithm(
         name="starts",
         init=init,
         broadcast=lambda state: (state.each.position, ()),
         init_client=lambda client, shared, key: jnp.tile(cold_start(client.num_locals), (num_starts, 1)),
-        updates={"newton": Update(partial(_newton, LARGEST_SUM / roster.num_clients), no_inputs)},
+        updates={"newton": Update(_newton, no_inputs)},
         aggregate=partial(_aggregate, one, roster.prior, within),
         asked_at=lambda shared: shared,
     )
@@ -176,18 +185,16 @@ def _reach(prior: Prior) -> Callable[[Array], Array]:
     return lambda positions: jnp.clip(positions, centre - away, centre + away)
 
 
-def _newton(largest: float, shared: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]) -> Any:
-    """A client's expansions at all positions."""
-    replies, found = client.at_many(lambda at: expanded(client, at[0], at[1], _SAMPLES), (shared, z))
-    leaves = [leaf.reshape(len(shared), -1) for leaf in jax.tree.leaves(replies.total)]
-    fits = jnp.all(jnp.abs(jnp.concatenate(leaves, axis=1)) < largest, axis=1)  # NaN is not smaller
-    fine = fits & (replies.code == ResultCode.OK)
+def _newton(shared: Array, personal: tuple[()], z: Array, client: Client, inputs: tuple[()]) -> Any:
+    """A client's expansions at all positions, one after the other: each holds a matrix of its rows."""
+    replies, found = jax.lax.map(lambda at: expanded(client, at[0], at[1], _SAMPLES), (shared, z))
+    fine = replies.code == ResultCode.OK
+    constant = jnp.zeros_like(replies.total.value)
+    told = replies.total._replace(site=replace(replies.total.site, log_scale=constant))
     # noughts would leave the sum of the other clients, which may be few
-    total = jax.tree.map(lambda leaf: _chosen(fine, leaf, jnp.full_like(leaf, jnp.nan)), replies.total)
+    total = jax.tree.map(lambda leaf: _chosen(fine, leaf, jnp.full_like(leaf, jnp.nan)), told)
     code = jnp.where(jnp.any(fine), ResultCode.OK, ResultCode.NOT_FINITE)
-    return Reply(total=StartsMessage(total), code=code), _chosen(
-        fine, found, z
-    )  # else all later searches would begin where it failed
+    return Reply(total=StartsMessage(total), code=code), _chosen(fine, found, z)  # it begins anew from where it was
 
 
 def _aggregate(
@@ -198,30 +205,44 @@ def _aggregate(
     replies: Replies,
     key: Array,
 ) -> tuple[StartsState, Info]:
-    """A step of each search that has not ended."""
+    """A step of each search that has not ended; none where a client is away that has answered before."""
 
-    def searched(each: ModeState, total: ModeMessage) -> tuple[ModeState, Info]:
-        known = (total, prior.log_density(each.position))
-        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(known)]
-        return one.aggregate(each, Replies(total, (), replies.used & jnp.all(jnp.stack(finite))), key)
+    def searched(each: ModeState, total: ModeMessage) -> tuple[ModeState, Info, Array]:
+        known = (total, prior.tangent(each.position))
+        fine = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(known)]))
+        moved, info = one.aggregate(each, Replies(total, (), replies.used & fine), key)
+        return moved, info, ~fine
 
-    moved, info = jax.vmap(searched)(state.each, replies.total.each_search)
+    moved, info, failed = jax.vmap(searched)(state.each, replies.total.each_search)
     # one that lacks a client's expansion can't be compared with the others
     arrived = info["converged"] & jnp.all(moved.heard, axis=1)
-    ended = arrived | (moved.damping > _STUCK)
-    # where nothing is looked for any more, the clients are asked for what they know
-    safe = jnp.where(jnp.isfinite(moved.value)[:, None], moved.best, cold_start(moved.best.shape[1]))
-    moved = moved._replace(position=_chosen(ended, safe, within(moved.position)))
-    new = StartsState(moved, arrived, ended)
-    new = jax.tree.map(partial(_chosen, state.ended), state, new)
+    new = StartsState(moved, arrived, arrived, state.failed + failed, jnp.zeros(()))
+    new = _ended(new, within)
+    complete = jnp.any(replies.used) & ~jnp.any(state.each.heard & ~replies.used)
+    new = jax.tree.map(partial(_chosen, state.ended | ~complete), state, new._replace(idle=state.idle))
+    new = new._replace(idle=jnp.where(complete, 0.0, state.idle + 1.0))
     told = {
         "change": jnp.max(jnp.where(~new.ended & jnp.isfinite(info["change"]), info["change"], 0.0)),
         "step": jnp.min(jnp.where(new.ended, 1.0, info["step"])),
-        "converged": jnp.all(new.ended),
+        "converged": jnp.all(new.ended) | (new.idle >= _PATIENCE),
     }
     return new, told
 
 
+def _ended(state: StartsState, within: Callable[[Array], Array]) -> StartsState:
+    """With the positions of the next round, and what has ended: it is asked about where something is known."""
+    each = state.each
+    position, known = within(each.position), jnp.isfinite(each.value)
+    at_bound = jnp.any((position != each.position) & (position == each.best), axis=1)  # and wants to go on
+    lost = ~jnp.all(jnp.isfinite(position), axis=1) | (state.failed >= _FAILURES)
+    ended = state.ended | at_bound | lost | (each.damping > _STUCK)
+    somewhere = jnp.where(jnp.any(known), each.best[jnp.argmax(known)], within(cold_start(each.best.shape[1])))
+    safe = _chosen(known, each.best, jnp.broadcast_to(somewhere, each.best.shape))
+    return state._replace(each=each._replace(position=_chosen(ended, safe, position)), ended=ended)
+
+
 def _chosen(condition: Array, one: Array, other: Array) -> Array:
-    """Arrays of all searches, of each from the one or the other."""
+    """Arrays of all searches, of each from the one or the other; what is not of a search is the other."""
+    if one.ndim == 0:
+        return other
     return jnp.where(condition.reshape(condition.shape + (1,) * (one.ndim - 1)), one, other)

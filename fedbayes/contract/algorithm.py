@@ -34,10 +34,7 @@ Private = Any
 Inputs = Any
 
 CONTROL = ("converged", "proper", "hopeless")  # what `aggregate` tells the loop, not the user
-
-
 EACH_SEARCH = "each_search"  # see `Reply.total`
-LARGEST_SUM = 2.0**43  # of the clients' numbers, which secure sums can hold: a term is this over their number at most
 
 
 class Reply(NamedTuple):
@@ -47,8 +44,8 @@ class Reply(NamedTuple):
     ----------
     total
         The server sees only the sum of these over the clients, which the executor takes. Weighted means carry their
-        weight: ``(w x, w)``. Numbers are finite, but for those of a field named ``each_search``, where several answers
-        of which some may be of no use stand side by side: these are NaN there.
+        weight: ``(w x, w)``. Numbers are finite, but for those of a field named ``each_search``, in which several
+        answers stand side by side along the first axis. One of them that is of no use is NaN as a whole.
     each
         Seen client by client. An algorithm whose replies have none can run under secure aggregation.
     code

@@ -28,12 +28,12 @@ from jax import Array
 
 from fedbayes.contract.answer import COORDINATE, Answer
 from fedbayes.contract.modes import Modes
-from fedbayes.correction.images import NOWHERE, Images, Looked, Search, Shapes, laws_around
+from fedbayes.correction.images import NOWHERE, Images, Looked, Search, Shapes
 from fedbayes.correction.pool import NOISE, SHARE, Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.quantities import short_tails
 from fedbayes.correction.recipe import Counts, Drawn, draw
-from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian
 from fedbayes.numerics.host import gaussian_moments, log_joint, normal_from_moments, whiteners
 from fedbayes.problem.program.prior import Prior
 from fedbayes.rounds.exchange import Heard
@@ -347,8 +347,7 @@ def correct(
     finer = pool.weighted_noise > NOISE
     if finer:
         pool = pool_of(drawn, proposals, counts, ask(drawn, 1, finer=True), prior.log_densities)
-    others = [] if modes is None else laws_around(modes, laws[0])
-    images = search.found(laws, pool.log_joint, drawn.theta[:, :num], others, rng)
+    images = search.found(laws, pool.log_joint, drawn.theta[:, :num], modes, rng)
     starts, arrived = (1, 1) if modes is None else (len(modes.mean), int(np.sum(np.isfinite(modes.log_integral))))
     num_far = _FAR * counts[1] * len(laws)
     looked = Looked(len(search.maps), starts, arrived, as_wide=_meet(prior, laws[0], num_far))
@@ -423,11 +422,12 @@ def _far(prior: Prior) -> list[Law]:
 
 
 def _meet(prior: Prior, law: Law, num: float) -> bool:
-    """Whether of so many draws as wide as the prior some meet a mode as narrow as the law, wherever it is."""
+    """Whether some of so many draws as wide as the prior meet a mode as narrow as the law, one prior sd out."""
     if not (far := _far(prior)):
         return False
-    log_share = np.linalg.slogdet(law.white)[1] - np.linalg.slogdet(far[0].white)[1]  # of the prior's volume
-    return bool(num * np.exp(min(log_share, 0.0)) >= _MET)
+    place = far[0].mean + np.diagonal(far[0].white)
+    log_volume = np.linalg.slogdet(law.white)[1] + 0.5 * len(place) * LOG_2PI
+    return bool(num * np.exp(min(far[0].log_density(place[None])[0] + log_volume, 0.0)) >= _MET)
 
 
 def refitted(

@@ -220,7 +220,7 @@ class Search(NamedTuple):
         laws: Sequence[Law],
         log_joint: np.ndarray,
         draws: np.ndarray,
-        others: Sequence[Law],
+        modes: Modes | None,
         rng: np.random.Generator,
     ) -> "Images | None":
         """The modes by what was heard at the places, and by where the chains are; ``None`` where there is one.
@@ -236,14 +236,15 @@ class Search(NamedTuple):
             Of all draws of the exchange, shape ``(chain, draw)``: those at the places are the last ones.
         draws
             Of the Gaussians, shape ``(chain, n, d)``, with which the exchange begins.
-        others
-            Laws around modes that are known already.
+        modes
+            That are known already.
         rng
-            Draws of these.
+            Draws of laws around these.
         """
         # beside draws of the same law: another chain's may be at a higher mode, which has the same symmetries
         maps = self._as_high(laws[0], log_joint[0, : draws.shape[1]], log_joint)
         known, clouds = _apart_from_first(laws, draws[:, :_CLOUD])
+        others = [] if modes is None else laws_around(modes, known)
         known, clouds = [*known, *others], [*clouds, *(law.draws(rng, _CLOUD) for law in others)]
         images = closure(known, maps, clouds)
         return images if len(images.laws) > 1 else None
@@ -261,22 +262,22 @@ class Search(NamedTuple):
         return [each for each, is_high in zip(self.maps, high, strict=True) if is_high]
 
 
-def laws_around(modes: Modes, first: Law) -> list[Law]:
-    """Laws around modes of no negligible integral, the heaviest first, each of them apart from the first law.
+def laws_around(modes: Modes, before: Sequence[Law]) -> list[Law]:
+    """Laws around modes of no negligible integral, the heaviest first, each apart from the others and those before.
 
     Two are apart where the way from one to the other is long beside either: a narrow one on the slope of a broad one is
     a place of its own.
     """
-    known = np.isfinite(modes.log_integral)
-    heavy = known & (modes.log_integral > np.max(modes.log_integral, initial=-np.inf, where=known) - _LOWER)
+    arrived = np.isfinite(modes.log_integral)
+    heavy = arrived & (modes.log_integral > np.max(modes.log_integral, initial=-np.inf, where=arrived) - _LOWER)
     order = [k for k in np.argsort(-modes.log_integral) if heavy[k]]
     whites = whiteners(modes.precision[order])
     laws = [Law(mean, white, _TAILS) for mean, white in zip(modes.mean[order], whites, strict=True)]
-    found = [first]
+    found = list(before)
     for law in laws:
         if all(max(_distance(each, law.mean, other.mean) for each in (law, other)) >= _FAR for other in found):
             found.append(law)
-    return found[1:]
+    return found[len(before) :]
 
 
 def _apart_from_first(laws: Sequence[Law], clouds: np.ndarray) -> tuple[list[Law], list[np.ndarray]]:

@@ -9,17 +9,16 @@ import secrets
 
 import numpy as np
 
-from fedbayes.contract.algorithm import LARGEST_SUM
-
 FRACTION = 68  # bits behind the binary point: a resolution of 3e-21
 FEWEST_SITES, MOST_SITES = 3, 255  # of the sum of two each can subtract its own term; what eight bits can count
 _VALUE = 48  # bits of the upper word that belong to the value; sixteen count
 _WORD = 2.0**64
+_LARGEST = 2.0**43  # of a sum, half of what 112 - 68 bits hold
 
 
 def largest(num_sites: int) -> float:
     """The largest magnitude that one of so many terms may have."""
-    return LARGEST_SUM / num_sites  # half of what 112 - 68 bits hold
+    return _LARGEST / num_sites
 
 
 def fits(values: np.ndarray, num_sites: int) -> np.ndarray:

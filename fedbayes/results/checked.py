@@ -86,7 +86,7 @@ class Checked(NamedTuple):
         places = [f"at {looked.symmetries} {images} under sign changes and label swaps"] if looked.symmetries else []
         places += ["at draws as wide as the prior"] if looked.as_wide else []
         if looked.starts > 1:
-            came = "" if looked.arrived == looked.starts else f", of which {looked.arrived} led to a mode"
+            came = "" if looked.arrived == looked.starts else f" ({looked.arrived} searches converged)"
             places += [f"from {looked.starts} starting points{came}"]
         elif not looked.as_wide:
             places += ["from one starting point"]

@@ -90,9 +90,9 @@ class EP(Options, Method):
         Monte Carlo standard errors speak about the fit.
     num_starts
         Newton searches that begin apart, to find separate modes that no symmetry leads to: the first near zero, the
-        others at draws of the prior. EP begins at the mode whose Laplace approximation has the largest integral, and
-        the check after the rounds has draws of all that come within 10 nats of that. They take some tens of exchanges
-        more, at most 100, each with as many Gaussians.
+        others at draws of the prior; none goes beyond 40 prior sds. EP begins at the mode whose Laplace approximation
+        has the largest integral, and the check after the rounds has draws of all that come within 10 nats of that.
+        They take some tens of exchanges more, at most 100, each with as many Gaussians.
 
     See Also
     --------

@@ -19,7 +19,7 @@ from fedbayes.network.client.policy import SumRules
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.fixed_point import MOST_SITES, fits, largest, to_integers, unknown
 from fedbayes.network.messages import HIDDEN, Message, Refusal, Refused
-from fedbayes.network.replies import plausible
+from fedbayes.network.replies import plausible, searches
 from fedbayes.rounds.wire import arrays_of, encode, named_arrays
 
 log = logging.getLogger(__name__)
@@ -171,6 +171,7 @@ class Sums:
         one over fewer sites there.
         """
         limit = largest(len(self._names))
+        reply = _searches_within(reply, limit)
         if not plausible(reply, limit):
             log.warning(
                 "A number of this site's answer is not finite, or larger than %.1e: it counts for nothing in this "
@@ -222,11 +223,25 @@ def _failures(reply: Reply, limit: float = np.inf) -> int:
     """
     used = np.asarray(usable(reply.code))
     leaves = {name: leaf for name, leaf in named_arrays((reply.total, reply.each)).items() if leaf.dtype.kind == "f"}
-    # one of several answers that is of no use is NaN as a whole, which its value says
-    told = [leaf for name, leaf in leaves.items() if EACH_SEARCH not in name or name.endswith("value")]
-    numbers = [leaf[used] if leaf.shape[:1] == used.shape else leaf for leaf in told]
+    single = [leaf for name, leaf in leaves.items() if EACH_SEARCH not in name.split("/")]
+    numbers = [leaf[used] if leaf.shape[:1] == used.shape else leaf for leaf in single]
     beyond = sum(int(np.sum(~(np.abs(each) < limit))) for each in numbers)  # NaN is not smaller
+    beyond += int(np.sum(searches(reply.total, limit)[0]))  # each of several answers is there or not, as a whole
     return _failed(reply.code) + (beyond if used.any() else 0)
+
+
+def _searches_within(reply: Reply, limit: float) -> Reply:
+    """With those of several answers that are too large for a sum as such that are not finite."""
+    beyond, _ = searches(reply.total, limit)
+    if not beyond.any():
+        return reply
+
+    def known(path: Any, leaf: jax.Array) -> jax.Array:
+        if not any(getattr(step, "name", "") == EACH_SEARCH for step in path):
+            return leaf
+        return jnp.where(beyond.reshape(beyond.shape + (1,) * (leaf.ndim - 2)), jnp.nan, leaf)
+
+    return reply._replace(total=jax.tree_util.tree_map_with_path(known, reply.total))
 
 
 def _kept(lost: np.ndarray, leaf: np.ndarray) -> np.ndarray:

@@ -138,18 +138,18 @@ def test_a_mode_that_a_search_has_found_has_its_share() -> None:
 
 def test_modes_of_negligible_integral_and_searches_that_led_nowhere_have_no_law() -> None:
     first = Law.of_moments(np.zeros(2), SD**2 * np.eye(2))
-    found = laws_around(around([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], [-30.0, -2.0, np.nan, 0.0]), first)
+    found = laws_around(around([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], [-30.0, -2.0, np.nan, 0.0]), [first])
     np.testing.assert_allclose([law.mean for law in found], [[7.0, 8.0], [3.0, 4.0]])
     np.testing.assert_allclose([law.white.T @ law.white for law in found], [SD**2 * np.eye(2)] * 2, atol=1e-12)
-    assert laws_around(around([[1.0, 2.0]], [np.nan]), first) == []
+    assert laws_around(around([[1.0, 2.0]], [np.nan]), [first]) == []
 
 
 def test_several_searches_at_one_mode_are_one_law_and_a_spike_on_its_slope_another() -> None:
     """In the broad one's sds the spike is near; in its own it is far."""
     broad, spike = Law.of_moments(np.zeros(2), np.eye(2)), Law.of_moments(np.full(2, 2.0), 1e-4 * np.eye(2))
     found = around([[0.05, 0.0], [2.0, 2.0], [0.0, -0.03], [2.0, 2.0]], np.zeros(4), [1.0, 0.01, 1.1, 0.01])
-    np.testing.assert_allclose([law.mean for law in laws_around(found, broad)], [[2.0, 2.0]])
-    np.testing.assert_allclose([law.mean for law in laws_around(found, spike)], [[0.05, 0.0]])
+    np.testing.assert_allclose([law.mean for law in laws_around(found, [broad])], [[2.0, 2.0]])
+    np.testing.assert_allclose([law.mean for law in laws_around(found, [spike])], [[0.05, 0.0]])
 
 
 def test_a_spike_on_a_slope_has_its_share() -> None:

@@ -22,7 +22,7 @@ from fedbayes.inference.mode import ModeMessage
 from fedbayes.inference.starts import StartsMessage
 from fedbayes.network.client.alone import Alone
 from fedbayes.network.client.masks import Masks, fingerprint, public_key
-from fedbayes.network.client.secure import Hiding, Sums, _failures
+from fedbayes.network.client.secure import Hiding, Sums, _failures, _searches_within
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.fixed_point import cancelled, fits, largest, negative, plus, to_integers, to_numbers, unknown
 from fedbayes.network.messages import Message, pack, unpack
@@ -182,11 +182,30 @@ def test_a_search_that_begins_where_nothing_is_finite_costs_the_others_nothing(s
 
 def test_a_search_that_failed_counts_once_among_the_failures_of_a_site():
     """It says so by its value, and by all numbers of its expansion."""
-    value, site = jnp.array([1.0, jnp.nan, jnp.nan]), jnp.array([[1.0, 2.0], [jnp.nan] * 2, [jnp.nan] * 2])
-    reply = Reply(total=StartsMessage(ModeMessage(value, Gaussian(site, site, value))), code=jnp.zeros((), int))
+    reply = of_searches([1.0, np.nan, np.nan])
     assert plausible(reply)
     assert _failures(reply) == 2
     assert not plausible(reply._replace(total=reply.total.each_search))
+    assert not plausible(of_searches([1.0, np.nan, np.nan], value=3.0))  # NaN in part
+    assert _failures(of_searches([1.0, np.nan, np.nan], value=3.0)) == 2
+
+
+def test_a_search_that_is_too_large_for_a_sum_is_one_that_is_not_finite():
+    kept = _searches_within(of_searches([1.0, 1e13, -1e11]), largest(3))
+    for leaf in jax.tree.leaves(kept.total):
+        assert np.isnan(leaf).reshape(3, -1).all(axis=1).tolist() == [False, True, False]
+        assert not np.isnan(leaf[0, [0, 2]]).any()
+    assert plausible(kept, largest(3))
+    one = of_searches([1.0, 2.0, 3.0])
+    assert _searches_within(one, largest(3)) is one
+
+
+def of_searches(numbers, value=None) -> Reply:
+    """One replicate's reply of three searches, whose numbers are these, and whose values are others where told."""
+    each = jnp.asarray(numbers)[None]
+    site = jnp.broadcast_to(each[..., None], (1, 3, 2))
+    values = each if value is None else jnp.full((1, 3), value)
+    return Reply(total=StartsMessage(ModeMessage(values, Gaussian(site, site, each))), code=jnp.zeros(1, int))
 
 
 def all_hidden(network, kinds) -> set[int]:

@@ -60,7 +60,7 @@ def test_modes_are_told(fitted) -> None:
         (1, Looked(), "looked for from one starting point"),
         (1, Looked(as_wide=True), "looked for at draws as wide as the prior"),
         (2, Looked(0, 8, 8), "looked for from 8 starting points"),
-        (2, Looked(0, 8, 5), "looked for from 8 starting points, of which 5 led to a mode"),
+        (2, Looked(0, 8, 5), "looked for from 8 starting points (5 searches converged)"),
     ],
 )
 def test_it_says_where_modes_were_looked_for(fitted, modes: int, looked: Looked, told: str) -> None:
