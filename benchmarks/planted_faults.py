@@ -289,7 +289,7 @@ FAULTS = (
     Fault(
         "starts: numbers that a sum has lost are used",
         "starts.py",
-        "replies.used & jnp.all(jnp.stack(finite))",
+        "replies.used & fine",
         "replies.used",
     ),
     Fault(
@@ -309,6 +309,24 @@ FAULTS = (
         "starts.py",
         "_begun(mode, roster, heaviest(found))",
         "_begun(mode, roster, cold_start(roster.size))",
+    ),
+    Fault(
+        "starts: a search arrives while a client is away",
+        "starts.py",
+        'info["converged"] & jnp.all(moved.heard, axis=1)',
+        'info["converged"]',
+    ),
+    Fault(
+        "starts: rounds without answers count as failures",
+        "starts.py",
+        "partial(_chosen, state.ended | ~complete)",
+        "partial(_chosen, state.ended)",
+    ),
+    Fault(
+        "starts: noughts for what is not finite",
+        "starts.py",
+        "jnp.full_like(leaf, jnp.nan)), told)",
+        "jnp.zeros_like(leaf)), told)",
     ),
     Fault(
         "starts: EP forgets the modes",

@@ -118,7 +118,7 @@ def test_options_of_the_method_are_numbers_words_and_nothing(files):
     )
     assert code == 0, told
     assert "method: EP(num_samples=512, solver='laplace', damping=None," in told
-    assert "num_replicates=2)" in told
+    assert "num_replicates=2, num_starts=1)" in told
 
 
 def test_a_client_that_would_not_take_part_ends_a_check_with_code_3(files):

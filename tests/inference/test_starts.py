@@ -18,9 +18,9 @@ from fedbayes.inference.starts import StartsMessage, StartsState, heaviest, no_m
 from fedbayes.numerics.gaussian import Gaussian, packed
 from fedbayes.problem.problem import make_problem
 
-SIZE, SD, PRIOR_SD, STARTS = 4, 0.3, 2.0, 8
+SIZE, SD, PRIOR_SD, STARTS = 4, 0.1, 2.0, 8
 HILLS = np.array([[1.5, -0.7, 0.4, 2.1], [-1.1, 0.9, -2.0, 0.3]])
-HEIGHTS = np.log([0.3, 0.7])
+HEIGHTS = np.log([0.7, 0.3])  # near zero the way is to the second
 KEY = jax.random.key(0)
 
 
@@ -77,7 +77,7 @@ def test_the_searches_end_at_the_two_modes_with_their_integrals(fit) -> None:
     assert len(found.mean) == STARTS
     which = np.argmin(np.linalg.norm(found.mean[:, None] - means, axis=2), axis=1)
     assert set(which) == {0, 1}
-    # apart by ten sds, each hill is Gaussian to exp(-25); Newton stops at a hundredth of an sd, and squares that
+    # apart by more than thirty sds, each hill is Gaussian; Newton stops at a hundredth of an sd, and squares that
     np.testing.assert_allclose(found.mean, means[which], atol=1e-4 * SD)
     np.testing.assert_allclose(found.log_integral, integral[which], atol=1e-6)
 
@@ -98,6 +98,8 @@ def test_the_fit_is_around_the_heavier_mode_and_its_draws_are_of_both(fit) -> No
 
 def test_without_searches_one_mode_is_missed_and_the_fit_says_where_it_has_not_looked(fit) -> None:
     alone = fb.fit_federated(hills, clients_of(), method="laplace", key=KEY, progress=False, correct=True)
+    integral, means, _ = exact(clients_of())
+    np.testing.assert_allclose(alone.moments()[0][0], means[np.argmin(integral)], atol=1e-4 * SD)
     assert alone.error.attrs["modes"] == 1
     assert "label swaps, from one starting point\n" in repr(alone)
     assert "  modes     2 found, looked for at " in repr(fit)
@@ -194,6 +196,21 @@ def test_no_search_goes_farther_than_a_site_would_answer() -> None:
     total = StartsMessage(ModeMessage(jnp.zeros(150), packed(steep)))
     moved, _ = jax.jit(starts.algorithm.aggregate)(state, Replies(total, (), jnp.ones(2, bool)), KEY)
     assert np.abs((np.asarray(moved.each.position) - centre) / scale).max() == pytest.approx(40.0)
+
+
+def test_of_a_position_where_nothing_is_finite_a_client_tells_no_number() -> None:
+    """Noughts would leave the sum of the others, who may be few; the search goes on from its old locals."""
+    problem = make_problem(hills, clients_of(hole=1.0))
+    starts, _ = with_starts(problem.roster, 2, mode_phase(problem.roster, Needs(), tolerance=0.1, max_rounds=5))
+    positions = jnp.array([0.5, 1.5])[:, None] * jnp.ones(SIZE)
+    update, client = jax.jit(starts.algorithm.updates["newton"].run), problem.client("a")
+    reply, _ = update(positions, (), jnp.zeros((2, 0)), client, ())
+    assert int(reply.code) == ResultCode.OK
+    for leaf in jax.tree.leaves(reply.total.each_search):
+        assert np.isfinite(leaf[0]).all()
+        assert np.isnan(leaf[1]).all()
+    reply, _ = update(positions[1:].repeat(2, axis=0), (), jnp.zeros((2, 0)), client, ())
+    assert int(reply.code) == ResultCode.NOT_FINITE
 
 
 def flat_total(num: int) -> StartsMessage:
