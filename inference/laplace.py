@@ -75,11 +75,11 @@ class Laplace(Method):
 
     @property
     def num_replicates(self) -> int:
-        """One: nothing is random, as the draws of the local latents are fixed."""
+        """One: the draws of the local latents are fixed, and several searches are one run."""
         return 1
 
     def phases(self, roster: Roster) -> list[Phase]:
-        """Newton rounds alone."""
+        """Newton rounds, after the searches from several starts where these are asked for."""
         needs = Needs(own_sites=True)
         algorithm = federated_mode(roster, needs, num_samples=self.num_samples, tolerance=self.tolerance)
         newton = Phase(algorithm=algorithm, max_rounds=50, full_participation=True)

@@ -7,8 +7,8 @@ integral is where the method that follows begins. Its check has draws of the oth
 (:mod:`fedbayes.correction.images`).
 
 With ``S`` starts a mode to which damped Newton steps lead from the share ``b`` of the prior's draws is found with
-probability ``1 - (1 - b)^(S - 1)``, as far as they arrive within the rounds that there are. Of what was not found
-nothing is known.
+probability ``1 - (1 - b)^(S - 1)``, if every search converges within the rounds that there are. Of a mode that was not
+found nothing is known.
 """
 
 from collections.abc import Callable
@@ -141,7 +141,7 @@ def _from_heaviest(mode: Algorithm, roster: Roster, num_starts: int) -> Algorith
 
 
 def no_modes(num_starts: int, size: int) -> Modes:
-    """Of searches that have come to none."""
+    """What there is where no search has come to a mode."""
     nowhere = jnp.full((num_starts, size), jnp.nan)
     return Modes(nowhere, jnp.full((num_starts, size, size), jnp.nan), nowhere[:, 0])
 
@@ -230,7 +230,10 @@ def _aggregate(
 
 
 def _ended(state: StartsState, within: Callable[[Array], Array]) -> StartsState:
-    """With the positions of the next round, and what has ended: it is asked about where something is known."""
+    """With the searches that have ended, and the positions of the next round.
+
+    The clients still answer for a search that has ended: at a position where the posterior's value is known.
+    """
     each = state.each
     position, known = within(each.position), jnp.isfinite(each.value)
     at_bound = jnp.any((position != each.position) & (position == each.best), axis=1)  # and wants to go on

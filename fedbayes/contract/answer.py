@@ -129,7 +129,7 @@ class GaussianAnswer:
     run
         How the rounds went.
     modes
-        That searches from several starts have found, leading axes replicate and search; ``()`` without them.
+        Modes that searches from several starts have found, leading axes replicate and search; ``()`` without searches.
     """
 
     def __init__(

@@ -336,7 +336,7 @@ def correct(
         Of the unconstrained globals, by name: where other modes are looked for (:mod:`fedbayes.correction.images`).
         Empty: nowhere.
     modes
-        That were found before.
+        Modes that searches before the rounds have found.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
     least = -(-_LEAST // len(approximation.shift))

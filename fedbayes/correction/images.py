@@ -237,7 +237,7 @@ class Search(NamedTuple):
         draws
             Of the Gaussians, shape ``(chain, n, d)``, with which the exchange begins.
         modes
-            That are known already.
+            Modes that searches before the rounds have found.
         rng
             Draws of laws around these.
         """
