@@ -60,8 +60,8 @@ class EP(Options, Method):
     num_samples
         Draws per client, round and replicate, a power of two; ``None``: 256, or more where the globals need more.
     solver
-        Local solver: ``"auto"`` (importance sampling; the nested kind where all clients have a few locals, or single
-        independent ones, and for a client with locals whose k-hat exceeds 0.7 or whose noise is too large; once the
+        Local solver: ``"auto"`` (importance sampling; the nested kind where all clients have a few locals, or small
+        independent groups, and for a client with locals whose k-hat exceeds 0.7 or whose noise is too large; once the
         global has settled, eight times the draws for a client whose noise is still too large, or whose nested draws
         still have a k-hat above 0.7, and NUTS where k-hat stays above it), ``"importance"``, ``"nested"`` (draws of the
         locals given the globals, as hierarchical models need them), ``"nuts"``, ``"laplace"`` or ``"variational"``.

@@ -53,7 +53,7 @@ from fedbayes.problem.roster import Roster
 _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-hat sends a client to NUTS
 _NEAR = 2.0  # change above which draws are a waste, because Laplace's sites lead as far
 _MORE = 8  # times as many draws for a client whose noise is too large
-_MANY_LOCALS = 16  # from which a draw of them given the globals, with its Hessians, costs more than many plain ones
+_MANY_LOCALS = 16  # of a client or an independent group: with Hessians a draw given the globals costs many plain ones
 _FEW = 0.1  # share of the clients with locals that may draw them given the globals, and the others not
 _MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that is worth compiling one more program
 
@@ -80,9 +80,9 @@ def make_solvers(config: Options, num_samples: int) -> dict[str, solvers.Solver]
 def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str, solvers.Solver]:
     """The solvers of a fit.
 
-    Where draws are much work, clients without locals begin with Laplace approximations. Where all clients have a few
-    locals, or single ones that are independent, they begin with nested draws: plain ones are seldom precise enough, and
-    are one more program to compile.
+    Where draws are much work, clients without locals begin with Laplace approximations. Where all clients have locals,
+    in groups of a few that are independent, they begin with nested draws: plain ones are seldom precise enough, and are
+    one more program to compile.
     """
     work = roster.rows.sum() * num_samples * config.num_replicates
     known = make_solvers(config, num_samples)
@@ -91,9 +91,8 @@ def _used_solvers(config: Options, roster: Roster, num_samples: int) -> dict[str
     far = config.start(roster) != "mode"
     if far and work > _MUCH_WORK and not roster.num_locals.any():
         return {"laplace": solvers.laplace(), **known}
-    kinds = {each: each.one_by_one for each in set(roster.locals)}  # of many clients there are few
-    single = np.asarray([kinds[each] for each in roster.locals], bool)
-    if np.all((roster.num_locals > 0) & ((roster.num_locals < _MANY_LOCALS) | single)):
+    kinds = {each: each.group_size for each in set(roster.locals)}  # of many clients there are few
+    if all(0 < kinds[each] < _MANY_LOCALS for each in roster.locals):
         return {name: solver for name, solver in known.items() if not name.startswith("importance")}
     return known
 

@@ -39,9 +39,9 @@ class LocalLatents(NamedTuple):
     independent: bool = False
 
     @property
-    def one_by_one(self) -> bool:
-        """Whether each single local is independent of all others given the globals."""
-        return self.independent and self.block.groups().shape[1] == 1
+    def group_size(self) -> int:
+        """Most locals that depend on each other given the globals."""
+        return int(self.block.groups().shape[1]) if self.independent else self.block.size
 
 
 _FOUND: Kept[LocalLatents] = Kept(64)

@@ -219,16 +219,19 @@ def test_nuts_comes_last_where_locals_are_drawn_given_the_globals(solver, then) 
     assert server._choose(fb.EP(), np.ones(2, int), [solver, "nested"], far) == [solver, "nested"]
 
 
-@pytest.mark.parametrize(("coupling", "first"), [(0.0, "nested"), (0.1, "importance")])
-def test_single_locals_are_drawn_given_the_globals_from_the_first_round_on_however_many_they_are(
-    coupling, first
+@pytest.mark.parametrize(
+    ("coupling", "together", "first"),
+    [(0.0, 1, "nested"), (0.0, 2, "nested"), (0.0, 16, "importance"), (0.1, 1, "importance")],
+)
+def test_small_groups_are_drawn_given_the_globals_from_the_first_round_on_however_many_they_are(
+    coupling, together, first
 ) -> None:
     def model(y) -> None:
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         with fb.local(), numpyro.plate("persons", len(y)):
-            z = numpyro.sample("z", dist.Normal(mu, 1.0))
-        numpyro.sample("y", dist.Normal(z + coupling * z.sum(), 1.0), obs=y)
+            z = numpyro.sample("z", dist.Normal(mu, 1.0).expand([together]).to_event(1))
+        numpyro.sample("y", dist.Normal(jnp.sum(z, axis=1) ** 2 + coupling * z.sum(), 1.0), obs=y)
 
     roster = make_problem(model, {"a": {"y": np.ones(20)}, "b": {"y": np.zeros(20)}}).roster
-    assert [known.one_by_one for known in roster.locals] == [first == "nested"] * 2
+    assert [known.group_size for known in roster.locals] == [20 * together if coupling else together] * 2
     assert next(iter(server._used_solvers(fb.EP(), roster, 256))) == first
