@@ -64,8 +64,8 @@ def predict(fitted: Fitted, /, client: Client | None = None, *, key: Array | Non
     """
     like = fitted.roster.names[0] if client is None or isinstance(client, Mapping) else client
     program, arguments, draws = _read(fitted, client, like, arguments)
-    key = key_of_predictions(fitted, client) if key is None else typed_key(key)
     with computing():
+        key = key_of_predictions(fitted, client) if key is None else typed_key(key)
         predictive = predictive_draws(program, draws, key, arguments, own_rows(fitted, client, program))
     predicted = {name: np.asarray(value) for name, value in predictive.items() if name not in draws}
     shown = fitted.shown

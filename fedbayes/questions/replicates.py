@@ -17,10 +17,13 @@ from fedbayes.results.corrected import theta
 from fedbayes.results.fitted import Fitted, attrs
 from fedbayes.results.posterior import idata
 from fedbayes.results.predictive import predictive_draws
+from fedbayes.runtime.compiling import jit_cheaply
 from fedbayes.runtime.keys import Purpose, key_for
+from fedbayes.runtime.lru import Kept
 from fedbayes.runtime.precision import computing
 
 _AT_MOST = 100  # replicates of a chain by default
+_OBSERVED: Kept[Any] = Kept(64)
 
 
 class Replicates(NamedTuple):
@@ -73,9 +76,9 @@ def replicates(fitted: Fitted, num_draws: int) -> Iterator[Replicates]:
     """Each client's outcomes, and replicates of them with draws of its own posterior."""
     for place, name in enumerate(fitted.roster.names):
         program, data = fitted.problem.program(name), fitted.problem.held(name).arrays
-        key = key_for(fitted.key, Purpose.REPLICATES, place)
         posterior = posterior_for(fitted, name, program).posterior
         with computing():
+            key = key_for(fitted.key, Purpose.REPLICATES, place)
             seen = observed_outcomes(program, data)
             found = replicated(program, data, posterior, key, num_draws, own_rows(fitted, name, program))
         yield Replicates(name, seen, {site: np.asarray(found[site]) for site in seen})
@@ -83,26 +86,35 @@ def replicates(fitted: Fitted, num_draws: int) -> Iterator[Replicates]:
 
 def observed_outcomes(program: Program, data: Arrays) -> dict[str, np.ndarray]:
     """The observed values of one client, by site."""
-
-    def run(data: Arrays) -> dict[str, Array]:
-        return program.observed(jnp.zeros(program.globals.size), jnp.zeros(program.locals.size), data)
-
-    return {name: np.asarray(value) for name, value in jax.jit(run)(dict(data)).items()}
+    return _observed(program, data)[0]
 
 
 def observed_rows(program: Program, data: Arrays) -> dict[str, np.ndarray]:
     """For the sites of one client of which something is missing or masked: true where an outcome was observed."""
-    masks = {}
-    for name, site in program.outcome_sites(
-        jnp.zeros(program.globals.size), jnp.zeros(program.locals.size), data
-    ).items():
-        law, shape = site["fn"], np.shape(site["value"])
-        while not isinstance(law, dist.MaskedDistribution) and hasattr(law, "base_dist"):
-            law = law.base_dist
-        if isinstance(law, dist.MaskedDistribution):
-            mask = np.asarray(law._mask)
-            masks[name] = np.broadcast_to(mask, shape[: mask.ndim])
-    return {name: mask for name, mask in masks.items() if not mask.all()}
+    return {name: mask for name, mask in _observed(program, data)[1].items() if not mask.all()}
+
+
+def _observed(program: Program, data: Arrays) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The observed values, and of those with a mask where it is true."""
+
+    def run(data: Arrays) -> tuple[dict[str, Array], dict[str, Array]]:
+        sites = program.outcome_sites(jnp.zeros(program.globals.size), jnp.zeros(program.locals.size), data)
+        values = {name: jnp.asarray(site["value"]) for name, site in sites.items()}
+        masks = {name: _mask(site["fn"], values[name].shape) for name, site in sites.items()}
+        return values, {name: mask for name, mask in masks.items() if mask is not None}
+
+    found: tuple = jax.tree.map(np.asarray, _OBSERVED.get(program, lambda: jit_cheaply(run))(dict(data)))
+    return found
+
+
+def _mask(law: Any, shape: tuple[int, ...]) -> Array | None:
+    """Where a distribution's mask lets its outcomes count; ``None`` if it has none."""
+    while not isinstance(law, dist.MaskedDistribution) and hasattr(law, "base_dist"):
+        law = law.base_dist
+    if not isinstance(law, dist.MaskedDistribution):
+        return None
+    mask = jnp.asarray(law._mask)
+    return jnp.broadcast_to(mask, shape[: mask.ndim])
 
 
 def replicated(

@@ -1,6 +1,6 @@
 """Posterior predictive draws by NumPyro, compiled once for a model and the shapes of its arguments."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -9,8 +9,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import logsumexp
 from numpyro.handlers import seed, substitute, trace
+from scipy.special import logsumexp
 
 from fedbayes.errors import ClientDataError
 from fedbayes.problem.data.reading import prepare_like
@@ -21,9 +21,11 @@ from fedbayes.problem.program.program import Model, Program
 from fedbayes.problem.program.sites import trace_sites
 from fedbayes.problem.program.tracing import digest_of
 from fedbayes.results.conditional import Rows, conditional_draws, conditional_log_densities
+from fedbayes.runtime.compiling import jit_cheaply
 from fedbayes.runtime.lru import Kept
 
-_PREDICTORS: Kept[Any] = Kept(32)
+_PROGRAMS: Kept[Any] = Kept(32)
+_LITTLE = 1 << 19  # draws times rows, up to which optimisation takes longer than what it saves
 _AT_ONCE = 64  # draws whose probabilities are computed side by side
 
 
@@ -41,18 +43,34 @@ def predictive_draws(
     """
     if own is not None:
         return conditional_draws(program, own, draws, key, arguments)
-    arrays = {name: np.asarray(value) for name, value in arguments.items() if _is_array(value)}
-    fixed = {name: value for name, value in arguments.items() if name not in arrays}
+    arrays, fixed = _parted(arguments)
 
-    def run(key: Array, draws: Mapping[str, Array], arrays: Mapping[str, Array]) -> Any:
+    def run(draws: Mapping[str, Array], arrays: Mapping[str, Array], key: Array) -> Any:
         from numpyro.infer import Predictive
 
         return Predictive(Unobserved(program.model), dict(draws), batch_ndims=2)(key, **fixed, **arrays)
 
-    arguments_ = key, dict(draws), arrays
-    traced = jax.jit(run).trace(*arguments_)
-    kept = _PREDICTORS.get(digest_of(traced.jaxpr), lambda: traced.lower().compile())
-    return kept(*arguments_)
+    return _by_kept_program(run, draws, arrays, key)
+
+
+def _parted(arguments: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arguments that are data, and all others."""
+    arrays = {name: np.asarray(value) for name, value in arguments.items() if _is_array(value)}
+    return arrays, {name: value for name, value in arguments.items() if name not in arrays}
+
+
+def _by_kept_program(
+    run: Callable[..., Any], draws: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], *more: Any
+) -> Any:
+    """``run(draws, arrays, *more)``, compiled once for what its trace says; it is optimised where it has much to do."""
+    rows = max((len(array) for array in arrays.values() if array.ndim), default=1)
+    num = max((int(np.prod(value.shape[:2])) for value in draws.values()), default=1)
+    jit: Any = jit_cheaply if num * rows <= _LITTLE else jax.jit
+    arguments = dict(draws), arrays, *more
+    traced = jit(run).trace(*arguments)
+    names = jax.tree.structure((arguments, traced.out_info))  # of which the operations know nothing
+    kept = _PROGRAMS.get((digest_of(traced.jaxpr), names), lambda: traced.lower().compile())
+    return kept(*arguments)
 
 
 def log_densities(
@@ -64,12 +82,12 @@ def log_densities(
     """
     given = log_densities_of_draws(program, draws, arguments, own)
     num = next(iter(draws.values())).shape[:2]
-    return {name: np.asarray(logsumexp(value, axis=(0, 1))) - np.log(np.prod(num)) for name, value in given.items()}
+    return {name: logsumexp(value, axis=(0, 1)) - np.log(np.prod(num)) for name, value in given.items()}
 
 
 def log_densities_of_draws(
     program: Program, draws: Mapping[str, np.ndarray], arguments: Mapping[str, Any], own: Rows | None = None
-) -> Mapping[str, Array]:
+) -> Mapping[str, Any]:
     """Log density of each outcome at each draw, by observed site, leading axes chain and draw.
 
     ``own`` are the client's own rows, on which outcomes are conditioned whose rows depend on each other.
@@ -88,7 +106,12 @@ def log_densities_of_draws(
             "out of all arguments."
         )
     if own is None:
-        given = log_likelihood(seed(program.model, 0), dict(draws), batch_ndims=2, **arguments)
+        arrays, fixed = _parted(arguments)
+
+        def run(draws: Mapping[str, Array], arrays: Mapping[str, Array]) -> Any:
+            return log_likelihood(seed(program.model, 0), dict(draws), batch_ndims=2, **fixed, **arrays)
+
+        given = {name: np.asarray(value) for name, value in _by_kept_program(run, draws, arrays).items()}
     else:
         given = conditional_log_densities(program, own, draws, arguments)
     if not given:
