@@ -14,6 +14,7 @@ from jax import Array
 import fedbayes.inference as inference
 from fedbayes.contract.algorithm import Method, Update
 from fedbayes.contract.renamed import present_names
+from fedbayes.contract.state import RunState
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER, forming_cavities, in_sum
 from fedbayes.problem.checks import batches_stand_for_all_rows
@@ -24,14 +25,17 @@ from fedbayes.problem.program.program import Model
 from fedbayes.problem.roster import Roster
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import Fitted, fitted_by, without_check
+from fedbayes.results.personal import Clients
 from fedbayes.results.presented import Presentation, check_names
 from fedbayes.results.saved.fit import SavedFit
 from fedbayes.results.saved.folder import Saved, SavedPosterior, about, check_same, fit_folder, read_meta, state_file
+from fedbayes.rounds.ahead import tried_once
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import show
+from fedbayes.runtime.compiling import stop_compiling
 from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
 
@@ -167,9 +171,23 @@ def fit_federated(
         if checkpoint is not None:
             saved = Checkpoint(checkpoint, fingerprint(problem.description(), configured, jax.random.key_data(key)))
         runner.connect(programs, problem, key)
+
+        def check_ahead(current: RunState) -> None:
+            def compile_() -> None:
+                with warnings.catch_warnings(), np.errstate(all="ignore"):
+                    warnings.simplefilter("ignore")  # of a state that is no answer yet; its shapes are
+                    answer = configured.answer(problem.roster, current)
+                Clients(problem, answer, current, runner, key).compile_ahead(num_draws)
+
+            tried_once(programs, runner, ("check", num_draws), compile_)
+
         try:
-            run = Run(programs, problem.roster, runner, key, participation)
+            run = Run(programs, problem.roster, runner, key, participation, check_ahead if correct else None)
             current = run.run(num_rounds, bar, saved, num_draws)
+        except BaseException:
+            stop_compiling()
+            programs.forget_ahead()
+            raise
         finally:
             bar.close()
     return concluded(fitted_by(configured, problem, current, programs, runner, key, shown), stacklevel=3)

@@ -291,7 +291,7 @@ def sampled(
     reply: Callable[[str, Any], Any],
     mean: Float[np.ndarray, "chain d"],
     shape: tuple[int, ...],
-    given: Callable[[], Personal] | None = None,
+    given: Callable[[], Personal | None] | None = None,
 ) -> Personal:
     """Draws of one client's own posterior, by importance resampling or in another way where that can't be trusted.
 
@@ -304,8 +304,8 @@ def sampled(
     shape
         Number of chains, and of draws in each.
     given
-        Draws the client's locals given draws of the globals. NUTS is run where this is ``None``, and for a client that
-        has no locals.
+        Draws the client's locals given draws of the globals. NUTS is run where this is ``None``, or gives ``None``, and
+        for a client that has no locals.
 
     Warns
     -----
@@ -320,7 +320,8 @@ def sampled(
     if not k_hat <= K_HAT_LIMIT:
         if given is not None and found.draws.shape[-1] > mean.shape[-1]:
             drawn = given()
-            return drawn._replace(attrs={"k_hat": k_hat, **drawn.attrs})
+            if drawn is not None:
+                return drawn._replace(attrs={"k_hat": k_hat, **drawn.attrs})
         found = reply("chained", wanted)
         attrs |= {"solver": "nuts", **_mixing(np.asarray(found.draws))}
     return Personal(np.asarray(found.draws)[:, :num_draws], attrs)

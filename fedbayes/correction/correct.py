@@ -339,9 +339,9 @@ def correct(
         Modes that searches before the rounds have found.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(keys[1])))
-    least = -(-_LEAST // len(approximation.shift))
     laws = laws_of(approximation)
-    search = Search.around(laws[0], shapes, len(laws), max(num, least) // _WIDE // _PROBES)
+    least, _ = num_first(num, len(laws))
+    search = Search.around(laws[0], shapes, len(laws), least // _WIDE // _PROBES)
     drawn, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least, search.places)
     pool = pool_of(drawn, proposals, counts, ask(drawn, 0), prior.log_densities)
     finer = pool.weighted_noise > NOISE
@@ -357,6 +357,15 @@ def correct(
         heard = ask(drawn, found.turns, finer=finer)
         found = found.extended(pool_of(drawn, proposals, (sum(counts),), heard, prior.log_densities))
     return found
+
+
+def num_first(num: int, chains: int) -> tuple[int, int]:
+    """How many draws of the Gaussian, and how many wide ones, the first exchange has in each of so many chains.
+
+    ``num`` of the former are asked for at least.
+    """
+    own = max(num, -(-_LEAST // chains))
+    return own, -(-own // _WIDE)
 
 
 def first_draws(

@@ -121,10 +121,7 @@ class Pool:
         Quadrature adds the variance of ``halved`` over the weighted draws, divided by the largest that is accepted,
         ``HALVED^2``. An error that is the same at all draws changes no weight.
         """
-        some = self.weights > 0.0
-        weights, halved = self.weights[some], self.halved[some]
-        of_quadrature = np.sum(weights * (halved - np.sum(weights * halved)) ** 2) / HALVED**2
-        return float(np.sum(weights * self.noise[some]) + of_quadrature)
+        return weighted_noise(self.weights, self.noise, self.halved)
 
     @property
     def largest(self) -> float:
@@ -177,6 +174,14 @@ class Pool:
             return order[systematic(weights[order], num, rng)]
 
         return np.stack([places(weights) for weights in self.weights])
+
+
+def weighted_noise(weights: np.ndarray, noise: np.ndarray, halved: np.ndarray) -> float:
+    """See :attr:`Pool.weighted_noise`; all arrays have one shape."""
+    some = weights > 0.0
+    weights, halved = weights[some], halved[some]
+    of_quadrature = np.sum(weights * (halved - np.sum(weights * halved)) ** 2) / HALVED**2
+    return float(np.sum(weights * noise[some]) + of_quadrature)
 
 
 def largest_share(log_weights: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from fedbayes.problem.client import Client
@@ -60,6 +60,7 @@ def make_bucket(
         padded = [pad(client.arrays, arguments, length) for client in group]
         counts = np.asarray([num_rows(client, arguments) for client in group])
         mask = np.arange(length) < counts[:, None]
-    data = {name: jnp.asarray(np.stack([arrays[name] for arrays in padded])) for name in padded[0]}
+    # not `jnp.asarray`, which compiles a program for each shape
+    data = {name: jax.device_put(np.stack([arrays[name] for arrays in padded])) for name in padded[0]}
     place = np.asarray(members)
-    return Bucket(Client(data, jnp.asarray(mask), jnp.asarray(place), program), place)
+    return Bucket(Client(data, jax.device_put(mask), jax.device_put(place), program), place)

@@ -259,7 +259,7 @@ def known_program(options: "Options", client: ClientArrays, name: str) -> Known:
     shapes = tuple((key, array.shape, array.dtype.str) for key, array in client.arrays.items())
 
     def build() -> Known:
-        arrays = {key: jnp.asarray(value) for key, value in client.arrays.items()}
+        arrays = {key: jax.device_put(value) for key, value in client.arrays.items()}
         program = split(options.model, client.static, arrays, options.local, options.dtype)
         return _refined(program, client)
 

@@ -127,6 +127,9 @@ def adapt(fitted: Fitted, new_client: Mapping[str, Any]) -> Any:
     """Posterior of a client that joins after the fit: the global posterior, as a Gaussian, is its prior.
 
     Where ``fit.idata`` is corrected the Gaussian has the moments of its draws, and not those of the approximation.
+    Where importance weights of globals and locals together can't be trusted, the draws of ``fit.idata`` themselves are
+    taken by their weights, the new client's factor with its locals integrated out, each with locals given the globals.
+    Where these can't be trusted either, and for a client without locals at once, chains of NUTS are run.
 
     Parameters
     ----------
@@ -153,7 +156,7 @@ def adapt(fitted: Fitted, new_client: Mapping[str, Any]) -> Any:
         Weights can't be trusted for this client, and NUTS, which is then run, has not mixed.
     """
     check_newcomers(fitted, "adapt")
-    posterior, shown, num_draws = fitted.dense("adapt"), fitted.shown, theta(fitted).shape[1]
+    posterior, shown, draws = fitted.dense("adapt"), fitted.shown, theta(fitted)
     found = correction(fitted)
     with computing():
         posterior = posterior if found is None else found.gaussian
@@ -164,7 +167,7 @@ def adapt(fitted: Fitted, new_client: Mapping[str, Any]) -> Any:
             fitted.programs,
             fitted.key,
             local=shown.local,
-            num_draws=num_draws,
+            theta=draws,
         )
     return presented_client(problem, problem.names[0], mine, shown, fitted.key, attrs(fitted))
 

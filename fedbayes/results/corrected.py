@@ -30,8 +30,8 @@ def is_checked(fitted: Fitted) -> bool:
 @once
 def weighed(fitted: Fitted) -> Correction:
     """Draws of the Gaussian, or of the one with the chains' moments, with the clients' answers: at most 3 exchanges."""
-    keys = key_for(fitted.key, Purpose.DRAWS), key_for(fitted.key, Purpose.RESAMPLED)
     with computing():
+        keys = key_for(fitted.key, Purpose.DRAWS), key_for(fitted.key, Purpose.RESAMPLED)
         ask = partial(fitted.clients.log_likelihood, what="posterior" if is_checked(fitted) else "exact")
         modes = fitted.answer.modes if isinstance(fitted.answer, GaussianAnswer) else None
         shapes = fitted.roster.globals.shapes

@@ -1,18 +1,21 @@
 """What clients are asked once the rounds are over: their own posteriors, and their log-likelihoods."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
+from scipy.special import logsumexp
 
 from fedbayes.contract.answer import Answer
 from fedbayes.contract.client_locals import sampled
 from fedbayes.contract.locals_from import Personal
 from fedbayes.contract.state import RunState
-from fedbayes.correction.correct import Correction
+from fedbayes.correction.correct import Correction, correctable, num_first
+from fedbayes.correction.pool import LEAST, NOISE, tail_shape, trusted, weighted_noise
+from fedbayes.correction.proposal import systematic
 from fedbayes.correction.recipe import Drawn, Recipe
 from fedbayes.numerics.gaussian import Gaussian, unpacked
 from fedbayes.numerics.host import gaussian_moments
@@ -29,6 +32,7 @@ from fedbayes.runtime.keys import Purpose, fingerprint, key_for
 from fedbayes.runtime.lru import Kept
 
 _KEPT = 64  # clients whose draws are kept
+_IMPRECISE = ("noise", "halved")  # what clients tell of the integrals over their locals
 
 
 class Asked(NamedTuple):
@@ -91,6 +95,17 @@ class Clients:
         self.exchanges.append(Asked(what, heard.bytes_down, heard.bytes_up))
         return _as_one(heard) if together else heard
 
+    def compile_ahead(self, num_draws: int) -> None:
+        """Let other threads compile the check, and draws of one client's locals, while the rounds go on."""
+        roster, posterior = self._problem.roster, self._answer.posterior
+        if not correctable(self._answer) or not isinstance(posterior, Gaussian):
+            return
+        chains, size = posterior.shift.shape
+        theta = jax.ShapeDtypeStruct((chains, sum(num_first(num_draws, chains)), size), np.float64)
+        self._executor.asked_ahead("log_likelihood", theta, self._told("log_likelihood"), self._key, roster.num_clients)
+        if roster.num_locals.any() and len(self._problem.buckets) == 1:  # of many programs most would never be asked
+            self._executor.asked_ahead("given", theta, self._told("given"), self._key, 1)
+
     def cavities(self) -> Gaussian | None:
         """The posterior without each client's site, leading axes replicate and client; ``None`` where there is none.
 
@@ -140,13 +155,15 @@ class Clients:
 
     def _ask(self, update: str, shared: Any, active: np.ndarray, turn: int = 0, recipe: Recipe | None = None) -> Heard:
         key = jax.random.fold_in(self._key, turn) if turn else self._key
-        roster = self._problem.roster
-        personal = self._answer.locals_from.told()
-        if update.startswith("log_likelihood") and not roster.num_locals.any():
-            personal = ()  # without locals no client needs its cavity
-        order = Round(None, shared, personal, key, active, [update] * roster.num_clients, recipe)
+        updates = [update] * self._problem.roster.num_clients
+        order = Round(None, shared, self._told(update), key, active, updates, recipe)
         with memory_explained(f"The clients' answer '{update}'"):
             return self._executor.run(order)
+
+    def _told(self, update: str) -> Any:
+        """What each client is told beside what all are: without locals no client needs its cavity for its factor."""
+        without = update.startswith("log_likelihood") and not self._problem.roster.num_locals.any()
+        return () if without else self._answer.locals_from.told()
 
 
 class _Client:
@@ -217,9 +234,12 @@ def newcomer(
     key: Array,
     *,
     local: Sequence[str],
-    num_draws: int,
+    theta: np.ndarray,
 ) -> Newcomer:
-    """The posterior of a client that was no part of the fit, see :meth:`~fedbayes.FederatedFit.adapt`."""
+    """The posterior of a client that was no part of the fit, see :meth:`~fedbayes.FederatedFit.adapt`.
+
+    ``theta`` are the draws of ``fit.idata``, ``(chain, draw, d)``.
+    """
     name, known = "new client", fitted.names[0]
     first, read = fitted.client(known).program, like_first(fitted, data)
     clients = {name: {**read.static, **read.arrays}}
@@ -231,10 +251,37 @@ def newcomer(
     executor.connect(programs, problem, key)
     cavity = jax.tree.map(lambda leaf: np.asarray(leaf)[None], posterior)
 
-    def reply(update: str, shared: Any) -> Any:
-        return _of(
-            0, executor.run(Round(None, shared, cavity, key_for(key, Purpose.ASKED), np.zeros(1, int), [update]))
-        )
+    def ask(update: str, shared: Any) -> Heard:
+        return executor.run(Round(None, shared, cavity, key_for(key, Purpose.ASKED), np.zeros(1, int), [update]))
 
-    draws, attrs = sampled(reply, gaussian_moments(posterior)[0], (posterior.shift.shape[0], num_draws))
+    def reply(update: str, shared: Any) -> Any:
+        return _of(0, ask(update, shared))
+
+    mean, shape = gaussian_moments(posterior)[0], (posterior.shift.shape[0], theta.shape[1])
+    draws, attrs = sampled(reply, mean, shape, lambda: _weighed(ask, theta, key))
     return Newcomer(problem, Personal(draws, {**attrs, "draws": f"by {attrs['solver']}"}))
+
+
+def _weighed(ask: Callable[[str, Any], Heard], theta: np.ndarray, key: Array) -> Personal | None:
+    """Draws of the globals taken by their weights, a newcomer's factor, with its locals; ``None`` if not to be trusted.
+
+    The factor has the locals integrated out, so that it does not matter how they depend on the globals. Draws of a
+    corrected fit may be there several times: copies count as one draw, with the weight of all.
+    """
+    heard = ask("log_likelihood", theta)
+    logs, noise, halved = (np.asarray(each)[0] for each in (heard.replies.each, *map(heard.infos.get, _IMPRECISE)))
+    logs = np.where(np.isfinite(logs), logs, -np.inf)
+    if not np.all(np.any(np.isfinite(logs), axis=1)):
+        return None
+    logs = logs - logsumexp(logs, axis=1, keepdims=True)  # each chain has its own draws, by its own weights
+    _, first, copies = np.unique(theta.reshape(-1, theta.shape[-1]), axis=0, return_index=True, return_counts=True)
+    distinct = logs.reshape(-1)[first] + np.log(copies)
+    weights, k_hat = np.exp(distinct - logsumexp(distinct)), tail_shape(distinct)
+    imprecise = weighted_noise(weights, noise.reshape(-1)[first], halved.reshape(-1)[first])
+    if not (trusted(distinct, k_hat) and np.sum(weights**2) <= 1.0 / LEAST and imprecise <= NOISE):
+        return None
+    joint = np.concatenate([theta, np.asarray(ask("given", theta).replies.each)[0]], axis=-1)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    places = [systematic(np.exp(each - each.max()), theta.shape[1], rng) for each in logs]
+    draws = np.stack([own[at] for own, at in zip(joint, places, strict=True)])
+    return Personal(draws, {"k_hat": k_hat, "solver": "importance weights of the fit's draws"})

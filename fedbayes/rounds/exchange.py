@@ -10,7 +10,7 @@ from jax import Array
 
 from fedbayes.contract.algorithm import Key, Personal, Replies, Reply, Shared, Teams
 from fedbayes.errors import ResultCode, usable
-from fedbayes.runtime.compiling import num_bytes
+from fedbayes.runtime.compiling import num_bytes, shapes_of
 
 
 class Round(NamedTuple):
@@ -90,6 +90,34 @@ def _where(used: Array, leaf: Array) -> Array:
     return jnp.where(used.reshape(used.shape + (1,) * (leaf.ndim - used.ndim)), leaf, 0)
 
 
+def _of_one(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape of one client's part, for its number of bytes: to take the part itself would compile a program."""
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+
+class Ahead(NamedTuple):
+    """Shapes of what the first round of a phase will bring.
+
+    Attributes
+    ----------
+    replies
+        What the server will hear.
+    states
+        The clients' private states, for each bucket.
+    """
+
+    replies: Replies
+    states: list
+
+
+def replies_like(reply: Reply, num_clients: int) -> Replies:
+    """The shapes of what the server hears of so many clients, from those of some clients' replies."""
+    each, codes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((num_clients, *leaf.shape[1:]), leaf.dtype), (reply.each, reply.code)
+    )
+    return Replies(shapes_of(reply.total), each, jax.ShapeDtypeStruct(codes.shape, bool))  # type: ignore[arg-type]
+
+
 class Collected:
     """Collects replies as they come in: adds up the sums, and keeps what is seen client by client."""
 
@@ -121,7 +149,7 @@ class Collected:
         for values in infos.values():
             values[missing] = np.nan if values.dtype.kind == "f" else 0
         total = jax.tree.map(np.asarray, self._total)
-        one = jax.tree.map(lambda leaf: leaf[0], (each, codes, infos, self._order.personal))
+        one = jax.tree.map(_of_one, (each, codes, infos, self._order.personal))
         shared, sent = self._order.shared, total
         if self._order.recipe is not None:
             shared = self._order.recipe

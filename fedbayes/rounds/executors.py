@@ -22,10 +22,10 @@ from fedbayes.errors import usable
 from fedbayes.problem.client import Client, length
 from fedbayes.problem.problem import Problem, naming
 from fedbayes.rounds.chains import fused_block
-from fedbayes.rounds.exchange import Collected, Heard, Round, sum_of_used, sums_by_team, told
+from fedbayes.rounds.exchange import Ahead, Collected, Heard, Round, replies_like, sum_of_used, sums_by_team, told
 from fedbayes.rounds.programs import Programs, client_key, client_secrets
 from fedbayes.rounds.wire import arrays_of, decode, encode
-from fedbayes.runtime.compiling import jit_quickly
+from fedbayes.runtime.compiling import Compiled, jit_quickly, shapes_of
 
 # Rows of one compiled call: with some hundred draws each, the working set stays in a processor's cache, or fills an
 # accelerator without filling its memory.
@@ -44,6 +44,11 @@ class Executor(ABC):
 
     _programs: Programs
     _problem: Problem
+
+    @property
+    def compiles_ahead(self) -> bool:
+        """Whether programs can be compiled before they are called, by :meth:`ahead` and :meth:`asked_ahead`."""
+        return False
 
     def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
         """Before a fit: the code, the clients with what is known of their data, and the fit's key."""
@@ -68,6 +73,34 @@ class Executor(ABC):
     @abstractmethod
     def private(self, place: int) -> Private:
         """One client's private state, for what it is asked itself; refused where clients are elsewhere."""
+
+    def ahead(self, phase: int, shared: Shared, personal: Personal, key: Key, before: Any) -> Ahead:
+        """Begin to compile a later phase's programs, from shapes alone.
+
+        Parameters
+        ----------
+        phase
+            Index of the phase, whose first round is meant.
+        shared, personal, key
+            Shapes of what the clients will be told.
+        before
+            Of the private states in which the phase before leaves them; empty for the first one.
+        """
+        raise NotImplementedError
+
+    def asked_ahead(self, name: str, shared: Shared, personal: Personal, key: Key, num_clients: int) -> None:
+        """Begin to compile what clients will be asked once the rounds are over.
+
+        Parameters
+        ----------
+        name
+            Of the update; the clients' private states are those of the last phase.
+        shared, personal, key
+            Shapes of what they will be told.
+        num_clients
+            How many are asked at a time.
+        """
+        raise NotImplementedError
 
     def fuse(self, phase: int, block: int) -> Callable | None:
         """A block of rounds as one program, ``(state, key, first_round, stride, size) -> FusedRounds``, or ``None``."""
@@ -98,6 +131,14 @@ class InProcess(Executor):
 
     def begin(self, phase: int, shared: Shared, key: Key) -> None:
         """See :class:`Executor`."""
+        goes_on = self._programs.phases[phase].algorithm.continue_client is not None and self._states
+        before = self._states if goes_on else [None] * len(self._problem.buckets)
+        program, each = self._begins(phase), zip(self._problem.buckets, before, strict=True)
+        states = [program(shared, bucket.clients, self._secrets, key, kept) for bucket, kept in each]
+        self._states, self._draws = jax.tree.map(np.array, states), []
+
+    def _begins(self, phase: int) -> Compiled:
+        """``(shared, clients, secrets, key, before) -> states`` of the clients of a bucket."""
         algorithm = self._programs.phases[phase].algorithm
 
         def start(shared: Shared, clients: Client, secrets: Key, key: Key, before: Private | None) -> Private:
@@ -109,12 +150,7 @@ class InProcess(Executor):
 
             return jax.vmap(of_one, (0, None if before is None else 0))(clients, before)
 
-        program = self._programs.kept(("begin", phase), lambda: jit_quickly(start))
-        goes_on = algorithm.continue_client is not None and self._states
-        before = self._states if goes_on else [None] * len(self._problem.buckets)
-        each = zip(self._problem.buckets, before, strict=True)
-        states = [program(shared, bucket.clients, self._secrets, key, kept) for bucket, kept in each]
-        self._states, self._draws = jax.tree.map(np.array, states), []
+        return self._programs.kept(("begin", phase), lambda: Compiled(jit_quickly(start)))
 
     def record(self, phase: int, shared: Shared) -> None:
         """See :class:`Executor`."""
@@ -230,7 +266,7 @@ class Batched(InProcess):
         batched: Callable = jax.vmap(update.run, in_axes=(0 if teams else None, 0, 0, 0, 0))
         return batched if self.mesh is None else _sharded(batched, self.mesh, teams=teams)
 
-    def _program(self, phase: int | None, name: str) -> Callable:
+    def _program(self, phase: int | None, name: str) -> Compiled:
         update = self._programs.update(phase, name)
 
         def program(
@@ -250,7 +286,38 @@ class Batched(InProcess):
             reply, after = batched(part, mine, take(states), take(clients), inputs)
             return reply._replace(total=summed(reply, real, shared, places)), after
 
-        return self._programs.kept(("batched", phase, name, self.mesh), lambda: jit_quickly(program))
+        return self._programs.kept(("batched", phase, name, self.mesh), lambda: Compiled(jit_quickly(program)))
+
+    @property
+    def compiles_ahead(self) -> bool:
+        """See :class:`Executor`; what is shared out over devices is not compiled ahead."""
+        return self.mesh is None
+
+    def ahead(self, phase: int, shared: Shared, personal: Personal, key: Key, before: Any) -> Ahead:
+        """See :class:`Executor`."""
+        algorithm, buckets = self._programs.phases[phase].algorithm, self._problem.buckets
+        name, states = next(iter(algorithm.updates)), []
+        goes_on = algorithm.continue_client is not None and before
+        for bucket, kept in zip(buckets, before if goes_on else [None] * len(buckets), strict=True):
+            states.append(shapes_of(self._begins(phase).ahead(shared, bucket.clients, self._secrets, key, kept)))
+            told = shared, personal, states[-1]
+            reply = self._update_ahead((phase, name), told, key, bucket.clients, len(bucket.members))
+        return Ahead(replies_like(reply, len(self._problem.names)), states)
+
+    def asked_ahead(self, name: str, shared: Shared, personal: Personal, key: Key, num_clients: int) -> None:
+        """See :class:`Executor`."""
+        for b, bucket in enumerate(self._problem.buckets):
+            told = shared, personal, shapes_of(self._private(None, name, b))
+            self._update_ahead((None, name), told, key, bucket.clients, min(num_clients, len(bucket.members)))
+
+    def _update_ahead(self, address: tuple[int | None, str], told: tuple, key: Key, clients: Client, num: int) -> Reply:
+        """Begin to compile an update, as some clients of a bucket will run it; the shapes of a chunk's replies."""
+        shared, personal, states = told
+        places = np.zeros(self._chunk_size(clients, num), int)
+        inputs = self._programs.inputs(*address, clients.num_locals).ahead(self._secrets, places, shared, key)
+        asked = shared, personal, states, clients, places, places, places == 0, inputs
+        reply: Reply = self._program(*address).ahead(*asked)[0]
+        return reply
 
     def _chunk_size(self, clients: Client, num_active: int) -> int:
         members, rows = len(clients.mask), length(clients.data, axis=1)

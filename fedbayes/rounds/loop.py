@@ -13,6 +13,7 @@ from fedbayes.contract.state import Record, RunState
 from fedbayes.errors import FederatedError, ResultCode
 from fedbayes.problem.program.hierarchy import without_funnel
 from fedbayes.problem.roster import Roster
+from fedbayes.rounds.ahead import compile_ahead
 from fedbayes.rounds.chains import Pace, pace, summary
 from fedbayes.rounds.checkpoint import Checkpoint
 from fedbayes.rounds.exchange import Heard, Round
@@ -40,6 +41,8 @@ class Run:
         Of the whole fit; a round's key is ``fold_in(fold_in(key, phase), round)``.
     participation
         Fraction of the clients per round, drawn afresh, or ``(round, key) -> mask``.
+    before_last
+        Called where the last phase begins, after its programs have begun to be compiled by other threads.
     """
 
     def __init__(
@@ -49,9 +52,10 @@ class Run:
         executor: Executor,
         key: Array,
         participation: Participation = 1.0,
+        before_last: Callable[[RunState], None] | None = None,
     ) -> None:
         self.programs, self.roster, self.executor, self.key = programs, roster, executor, key
-        self.participation = participation
+        self.participation, self._before_last = participation, before_last
 
     def begin(self, index: int, before: RunState | None) -> RunState:
         """Start a phase from the end of the one before it."""
@@ -97,8 +101,12 @@ class Run:
             current = checkpoint.read(lambda index: self.begin(index, None), self.executor)
         if current is None:
             current = self.begin(0, None)
+        if self.participation == 1.0:  # else the first round has another number of clients
+            compile_ahead(self.programs, self.executor, current, self.key)
         while True:
             phase = self.programs.phases[current.phase]
+            if phase is self.programs.phases[-1] and self._before_last is not None:
+                self._before_last(current)
             budget = num_rounds if phase.main and num_rounds is not None else phase.max_rounds
             for _ in self._steps(phase, current, budget, num_draws, progress):
                 progress.after_round(current.history[-1])

@@ -17,7 +17,7 @@ from fedbayes.contract.algorithm import Key, Method, Phase, Update
 from fedbayes.problem.program.program import Program
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.replicates import replicated, replicated_update
-from fedbayes.runtime.compiling import CHEAPLY, jit_by_size, jit_cheaply, jit_quickly
+from fedbayes.runtime.compiling import CHEAPLY, Compiled, jit_by_size, jit_cheaply, jit_quickly
 from fedbayes.runtime.keys import Purpose, key_for
 from fedbayes.runtime.lru import Kept
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 class Server(NamedTuple):
     """The server's half of a phase, compiled."""
 
-    init: Callable
-    broadcast: Callable
-    aggregate: Callable
-    participants: Callable
+    init: Compiled
+    broadcast: Compiled
+    aggregate: Compiled
+    participants: Compiled
 
 
 class Programs:
@@ -71,13 +71,13 @@ class Programs:
         """The server's half of a phase."""
         algorithm = self.phases[phase].algorithm
         functions = (algorithm.init, algorithm.broadcast, algorithm.aggregate, algorithm.participants)
-        return self.kept(("server", phase), lambda: Server(*(jit_by_size(function) for function in functions)))
+        return self.kept(("server", phase), lambda: Server(*(Compiled(jit_by_size(each)) for each in functions)))
 
     def one(self, phase: int | None, name: str) -> Callable:
         """A client's half, compiled for one client alone."""
         return self.kept(("one", phase, name), lambda: jit_quickly(self.update(phase, name).run))
 
-    def inputs(self, phase: int | None, name: str, num_locals: int) -> Callable:
+    def inputs(self, phase: int | None, name: str, num_locals: int) -> Compiled:
         """``(secrets, places, shared, key) -> inputs`` of many clients' updates, along a leading axis."""
         update = self.update(phase, name)
 
@@ -85,13 +85,21 @@ class Programs:
             own = secrets[places]
             return jax.vmap(lambda secret: update.inputs(client_key(secret, key), shared, num_locals))(own)
 
-        return self.kept(("inputs", phase, name, num_locals), lambda: jit_cheaply(draw))
+        return self.kept(("inputs", phase, name, num_locals), lambda: Compiled(jit_cheaply(draw)))
+
+    def forget_ahead(self) -> None:
+        """Compile ahead once more in the next fit: what this one had begun may be unfinished."""
+        self._kept = {name: value for name, value in self._kept.items() if not _is_ahead(name)}
 
     def kept(self, name: Hashable, build: Callable[[], T]) -> T:
         """What ``build`` made the first time."""
         if name not in self._kept:
             self._kept[name] = build()
         return self._kept[name]
+
+
+def _is_ahead(name: Hashable) -> bool:
+    return isinstance(name, tuple) and name[0] == "ahead"
 
 
 def client_key(secret: Key, key: Key) -> Key:

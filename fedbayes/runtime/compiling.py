@@ -1,7 +1,8 @@
 """Compilation: as much optimisation as a program is worth, and a folder that keeps programs for later processes."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, wraps
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 # At the lowest level LLVM takes half the time, and a tenth of it for vmapped random generators.
 CHEAPLY = {"xla_backend_optimization_level": 0}
 _LITTLE = 1 << 18  # bytes of arguments
+_MOST_THREADS = 8  # that compile: each takes some hundred MiB
 
 
 def cache_programs(folder: str | os.PathLike | None = None) -> str:
@@ -75,15 +77,99 @@ def jit_cheaply(function: Callable) -> Callable:
     return jax.jit(function, compiler_options=_generator() | CHEAPLY)
 
 
+def evaluated(function: Callable, *arguments: Any) -> Any:
+    """``function(*arguments)`` as NumPy arrays, by a program that runs once, even while another one is being traced.
+
+    Neither becomes a part of the other program, as a call of ``jax.jit`` would, nor is it computed operation by
+    operation, each a program of its own, as by :func:`jax.ensure_compile_time_eval`.
+    """
+    jitted: Any = jit_cheaply(function)
+    return jax.tree.map(np.asarray, jitted.lower(*arguments).compile()(*arguments))
+
+
 def jit_by_size(function: Callable) -> Callable:
     """``jax.jit`` that optimises only where the arguments are large: the same arguments get the same program."""
     little, much = jit_cheaply(function), jit_quickly(function)
 
+    def fitting(arguments: Any) -> Any:
+        return little if num_bytes(arguments) <= _LITTLE else much
+
     @wraps(function)
     def call(*arguments: Any) -> Any:
-        return (little if num_bytes(arguments) <= _LITTLE else much)(*arguments)
+        return fitting(arguments)(*arguments)
 
+    call.lower = lambda *arguments: fitting(arguments).lower(*arguments)  # type: ignore[attr-defined]
     return call
+
+
+class Compiled:
+    """A function by ``jax.jit``, or by a relative of it, which another thread can compile before its first call.
+
+    Parameters
+    ----------
+    jitted
+        The function.
+    """
+
+    def __init__(self, jitted: Any) -> None:
+        self._jitted = jitted
+        self._under_way: dict[Hashable, tuple[int, Future]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The function's value; what fails to compile in another thread is compiled, and fails, once more here."""
+        if self._under_way:
+            process, future = self._under_way.pop(_described(arguments), (0, None))
+            # what no thread has begun is begun here, and threads don't outlive a fork
+            if process == os.getpid() and future is not None and not future.cancel():
+                wait([future])
+        return self._jitted(*arguments)
+
+    def ahead(self, *shapes: Any) -> Any:
+        """Trace it here for arguments of these shapes, and let another thread compile it.
+
+        Tracing runs the user's program, whose effect handlers NumPyro keeps in one list for all threads. Compilation
+        does not, and XLA lets go of the interpreter.
+
+        Returns
+        -------
+        Any
+            The shapes of the value.
+        """
+        lowered = self._jitted.lower(*shapes)
+        self._under_way[_described(shapes)] = os.getpid(), _compilers().submit(lowered.compile)
+        return lowered.out_info
+
+
+def _described(arguments: Any) -> Hashable:
+    """What tells programs of one function apart: structure, shapes and kinds of numbers."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple((np.shape(leaf), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)
+
+
+def num_cores() -> int:
+    """Cores that this process may use, as far as its affinity tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=min(num_cores(), _MOST_THREADS), thread_name_prefix="compiling")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_compilers.cache_clear)
+
+
+def stop_compiling() -> None:
+    """Let go of all that other threads have not begun to compile, for which the interpreter would wait at its end."""
+    if _compilers.cache_info().currsize:
+        _compilers().shutdown(wait=False, cancel_futures=True)
+        _compilers.cache_clear()
+
+
+def shapes_of(tree: Any) -> Any:
+    """The shapes of a pytree's arrays, as those that come from the host have them: without JAX's weak types."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def num_bytes(tree: Any) -> int:

@@ -62,7 +62,7 @@ def _words() -> tuple[int, ...]:
 def key_for(key: Array, purpose: Purpose, *places: int) -> Array:
     """The key of a purpose, and within it of a client's place or another number."""
     for number in (purpose, *places):
-        key = jax.random.fold_in(key, int(number))
+        key = jax.random.fold_in(key, np.uint32(number))
     return key
 
 

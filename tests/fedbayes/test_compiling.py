@@ -3,12 +3,20 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedbayes.runtime import compiling
+
+_SEEN: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: _SEEN.append(event) if event.endswith("backend_compile_duration") else None
+)
 
 PROGRAM = """
 import jax, fedbayes
@@ -54,3 +62,89 @@ def test_small_and_large_arguments_give_the_same_numbers():
     small, large = np.arange(8.0), np.arange(float(1 << 16))
     for array in (small, large):
         np.testing.assert_allclose(double(array), np.cumsum(array) * 2.0, rtol=1e-6)
+
+
+def test_another_thread_compiles_before_the_first_call():
+    double = compiling.Compiled(compiling.jit_quickly(lambda x: 2.0 * jnp.cumsum(x)))
+    shapes = double.ahead(jax.ShapeDtypeStruct((17,), np.float32))
+    assert shapes.shape == (17,)
+    compiling.wait([future for _, future in double._under_way.values()])
+    x, before = np.arange(17, dtype=np.float32), len(_SEEN)
+    np.testing.assert_array_equal(double(x), 2.0 * np.cumsum(x))
+    assert len(_SEEN) == before
+    double(x[:16])
+    assert len(_SEEN) == before + 1  # the counter counts
+
+
+class Stub:
+    """A function by ``jax.jit``, as far as it is asked; ``compile`` is what another thread calls."""
+
+    out_info = None
+
+    def __init__(self, compile_):
+        self.compile = compile_
+
+    def lower(self, x):
+        return self
+
+    def __call__(self, x):
+        return x + 1
+
+
+def test_what_fails_in_another_thread_is_compiled_by_the_call():
+    def compile_():
+        raise MemoryError
+
+    call = compiling.Compiled(Stub(compile_))
+    call.ahead(1)
+    assert call(1) == 2
+    assert not call._under_way
+
+
+def test_what_no_thread_has_begun_is_not_waited_for(monkeypatch):
+    """Neither by the call, nor at the interpreter's end after a fit that failed."""
+    done, compiled, begun = threading.Event(), [], threading.Event()
+    pool = ThreadPoolExecutor(1)
+    monkeypatch.setattr(compiling, "_compilers", cache(lambda: pool))
+    compiling._compilers()
+    first = compiling.Compiled(Stub(lambda: begun.set() or (done.wait(60) and compiled.append("first"))))
+    called, left = (compiling.Compiled(Stub(lambda name=name: compiled.append(name))) for name in ("called", "left"))
+    for each in (first, called, left):
+        each.ahead(1)
+    begun.wait(60)
+    assert called(1) == 2
+    compiling.stop_compiling()
+    done.set()
+    assert first(1) == 2
+    pool.shutdown()
+    assert compiled == ["first"]
+
+
+def test_a_call_leaves_programs_of_other_shapes_to_their_threads():
+    """As of several buckets of clients, which one function serves."""
+    double = compiling.Compiled(compiling.jit_quickly(lambda x: 2.0 * jnp.cumsum(x)))
+    for num in (5, 6):
+        double.ahead(jax.ShapeDtypeStruct((num,), np.float32))
+    double(np.arange(5, dtype=np.float32))
+    assert [shapes for (_, shapes) in double._under_way] == [(((6,), "float32"),)]
+    compiling.wait([future for _, future in double._under_way.values()])
+    before = len(_SEEN)
+    double(np.arange(6, dtype=np.float32))
+    assert len(_SEEN) == before
+
+
+def test_a_value_for_a_program_that_is_being_traced_is_one_program():
+    """Operation by operation, as under ``ensure_compile_time_eval``, it would be three."""
+    counts = []
+
+    @jax.jit
+    def outer(x):
+        before = len(_SEEN)
+        known = compiling.evaluated(lambda y: jnp.sum(jnp.sin(y) * y), np.arange(5.0, dtype=np.float32))
+        counts.append(len(_SEEN) - before)
+        assert isinstance(known, np.ndarray)
+        return x * known
+
+    y = np.arange(5.0)
+    np.testing.assert_allclose(outer(1.0), np.sum(np.sin(y) * y), rtol=1e-5)
+    assert counts == [1]

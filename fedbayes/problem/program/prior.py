@@ -12,7 +12,7 @@ from jax import Array
 
 from fedbayes.errors import ModelError
 from fedbayes.numerics.gaussian import Gaussian, symmetrised
-from fedbayes.runtime.compiling import jit_cheaply
+from fedbayes.runtime.compiling import evaluated
 
 Hierarchy = Mapping[str, tuple[str, ...]]  # from a global to those that its prior's spread depends on
 
@@ -64,15 +64,18 @@ class Prior:
         ModelError
             The curvature is not finite there.
         """
-        with jax.enable_x64(True), jax.ensure_compile_time_eval():  # whoever asks, even a program that is being traced
+        with jax.enable_x64(True):
             if self.size == 0:
-                return Gaussian.neutral(0)
-            tangents = jax.tree.map(np.asarray, jit_cheaply(jax.vmap(self.tangent))(_probes(self.size)))
-            _check_finite(tangents.log_scale)
-            spread = np.max(np.abs(tangents.precision - tangents.precision[0]))
-            if spread > self.tolerance * (1.0 + np.max(np.abs(tangents.precision))):
-                return None
-            return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), tangents)
+                found: Any = Gaussian(np.zeros(0), np.zeros((0, 0)), np.zeros(()))  # type: ignore[arg-type]
+            else:
+                tangents = evaluated(jax.vmap(self.tangent), _probes(self.size))
+                _check_finite(tangents.log_scale)
+                spread = np.max(np.abs(tangents.precision - tangents.precision[0]))
+                if spread > self.tolerance * (1.0 + np.max(np.abs(tangents.precision))):
+                    return None
+                found = jax.tree.map(lambda leaf: leaf[0], tangents)
+            with jax.ensure_compile_time_eval():  # a program that is being traced may ask first
+                return jax.tree.map(jax.device_put, found)
 
     @property
     def num_locals(self) -> int:
@@ -120,7 +123,7 @@ class Prior:
             return covariance @ np.asarray(self.gaussian.shift), np.sqrt(np.diagonal(covariance))
         try:
             # one after the other: a batch of random generators takes XLA seconds to compile
-            draws = jit_cheaply(lambda keys: jax.lax.map(self.draw, keys))(jax.random.split(jax.random.key(0), 256))
+            draws = evaluated(lambda seed: jax.lax.map(self.draw, jax.random.split(jax.random.key(seed), 256)), 0)
         except NotImplementedError:
             return None
         centre = np.median(draws, axis=0)

@@ -61,7 +61,9 @@ def traced(program: Program, client: ClientArrays) -> Traced:
     since it was last compiled; then its trace has changed as well.
     """
     data = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in client.arrays.items()}
-    theta, z = (jax.ShapeDtypeStruct((block.size,), jnp.zeros(0).dtype) for block in (program.globals, program.locals))
+    theta, z = (
+        jax.ShapeDtypeStruct((block.size,), jnp.result_type(float)) for block in (program.globals, program.locals)
+    )
 
     def terms(theta: Array, z: Array, data: dict[str, Array]) -> tuple:
         joint = program.log_factor(theta, z, data) if program.enumerated else ()

@@ -1,5 +1,6 @@
 """Programs are compiled once per process, never used once the model has changed, and kept in bounded number."""
 
+import threading
 from contextlib import contextmanager
 
 import jax
@@ -13,16 +14,19 @@ import fedbayes as fb
 from fedbayes.errors import MergeWarning
 from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.problem import make_problem
-from fedbayes.rounds import programs
+from fedbayes.rounds import ahead, programs
 from fedbayes.rounds.programs import forget_programs, programs_for
+from fedbayes.runtime import compiling
 
 COMPILE = "/jax/core/compile/backend_compile_duration"  # once for each XLA program, also for one found on disk
 _SEEN: list[str] = []
+_THREADS: list[str] = []  # by which each was compiled
 
 
 def _note(event, duration, **details):
     if event == COMPILE:
         _SEEN.append(str(details.get("fun_name", "a program")))
+        _THREADS.append(threading.current_thread().name)
 
 
 jax.monitoring.register_event_duration_secs_listener(_note)  # for the whole process: it only appends to a list
@@ -107,6 +111,39 @@ def test_a_kept_program_gives_what_a_fresh_one_gives():
     for one, two in zip(kept.moments(), fresh.moments(), strict=True):
         np.testing.assert_array_equal(one, two)
     np.testing.assert_array_equal(kept.idata.log_likelihood["client"], fresh.idata.log_likelihood["client"])
+
+
+def test_a_hierarchy_compiles_few_programs():
+    """Each operation of the prior's trace was a program of its own once: 91 in all."""
+    forget_programs()
+    with compiled() as found:
+        assert fitted(3, lambda x, y=None: model(x, y), METHODS["ep"][1]).idata is not None
+    assert 10 < len(found) < 35
+
+
+@pytest.mark.parametrize(("function", "asked"), [(shared_model, 0), (model, 1)])
+def test_programs_that_are_compiled_ahead_are_those_that_run(monkeypatch, function, asked):
+    """With one core nothing is compiled ahead. With two, no program is compiled twice, and the numbers are the same.
+
+    Of a model with locals draws of one client's are asked ahead.
+    """
+    found = {}
+    for cores in (1, 2):
+        monkeypatch.setattr(ahead, "num_cores", lambda cores=cores: cores)
+        forget_programs()
+        begin = len(_THREADS)
+        with compiled() as programs:
+            fit = fitted(3, function, METHODS["ep"][1])
+            compiling._compilers().shutdown()
+            compiling._compilers.cache_clear()
+        by_others = [name for name, by in zip(programs, _THREADS[begin:], strict=True) if by.startswith("compiling")]
+        found[cores] = fit, programs, by_others
+    (one, alone, none), (other, together, most) = found.values()
+    assert none == []
+    assert "jit(program)" in most  # what no thread has begun in time is compiled by the call
+    for name, more in {"start": 0, "draw": asked, "program": asked, "aggregate": 0}.items():
+        assert 0 < together.count(f"jit({name})") <= alone.count(f"jit({name})") + more
+    np.testing.assert_array_equal(one.idata.posterior["mu"], other.idata.posterior["mu"])
 
 
 def test_another_shape_or_method_or_model_compiles():

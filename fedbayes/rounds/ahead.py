@@ -1,0 +1,50 @@
+"""Programs of all phases are compiled from the start on, by other threads, while this one traces the next and runs."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from fedbayes.contract.algorithm import Key
+from fedbayes.contract.state import RunState
+from fedbayes.rounds.executors import Executor
+from fedbayes.rounds.programs import Programs
+from fedbayes.runtime.compiling import num_cores, shapes_of
+
+
+def compile_ahead(programs: Programs, executor: Executor, current: RunState, key: Key) -> None:
+    """Let other threads compile the programs that this phase and all later ones begin with, once for a roster.
+
+    The shapes in a round follow from those of the round before, back to the state that is there. A phase that is
+    sampled in blocks has programs of another kind, so that this ends before it.
+    """
+    work = partial(_compile, programs, executor, current, key)
+    tried_once(programs, executor, ("rounds", current.phase), work)
+
+
+def tried_once(programs: Programs, executor: Executor, what: tuple, compile_: Callable[[], None]) -> None:
+    """Compile something ahead for the first fit that needs it, where there are cores for it.
+
+    Where anything fails to be traced nobody is told: it fails again where it is called, if it is.
+    """
+
+    def tried() -> None:
+        with suppress(Exception):
+            compile_()
+
+    if executor.compiles_ahead and num_cores() > 1:
+        programs.kept(("ahead", *what), tried)
+
+
+def _compile(programs: Programs, executor: Executor, current: RunState, key: Key) -> None:
+    state: Any = shapes_of(current.state)
+    known: Any = None
+    for index in range(current.phase, len(programs.phases)):
+        if programs.phases[index].recording is not None:
+            return
+        server = programs.server(index)
+        if known is not None:
+            state = shapes_of(server.init.ahead(key, state))
+        shared, personal = server.broadcast.ahead(state)
+        known = executor.ahead(index, shared, personal, key, () if known is None else known.states)
+        state = shapes_of(server.aggregate.ahead(state, known.replies, key)[0])
