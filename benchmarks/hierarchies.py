@@ -1,7 +1,7 @@
 """Programs with latents of each client: what do they cost, against pooled NUTS, and is what they say right?
 
-    python benchmarks/hierarchies.py --label after                    # what has no result of that label yet
-    python benchmarks/hierarchies.py --label after --only logistic    # anew
+    python benchmarks/hierarchies.py                                  # what has no result yet, with both cores free
+    python benchmarks/hierarchies.py --only logistic                  # anew
     python benchmarks/hierarchies.py --label after --rows             # memory with many rows, anew
     python benchmarks/hierarchies.py --table                          # HIERARCHIES.md from what is stored
 
@@ -19,7 +19,7 @@ import typer
 from examples.pooled import nuts
 from examples.processes import digest, fresh
 from hierarchies_programs import HIERARCHIES, rows
-from hierarchies_programs.page import LABELS, page, ratios
+from hierarchies_programs.page import LABELS, of_nuts_under, page, ratios
 from hierarchies_programs.timed import fit_twice, rows_of_all
 from rich.console import Console
 
@@ -38,15 +38,16 @@ def markdown(results: dict[str, Any]) -> str:
 
 def measured(name: str, before: dict[str, Any], label: str, again: bool, reference: bool) -> dict[str, Any]:
     """What is stored, with a fit of this label, and with NUTS where that is missing or of another program."""
-    example, found = HIERARCHIES[name], {"nuts": {}, **before}
+    nuts = of_nuts_under(label)
+    example, found = HIERARCHIES[name], {nuts: {}, **before}
     known = digest(example)
-    if reference or found["nuts"].get("digest") != known:
-        found["nuts"] = {**fresh(SCRIPT, "nuts", name, SECONDS, cold=True), "digest": known}
+    if reference or found[nuts].get("digest") != known:
+        found[nuts] = {**fresh(SCRIPT, "nuts", name, SECONDS, cold=True), "digest": known}
     if again or found.get(label, {}).get("digest") != known:
         found[label] = {**fresh(SCRIPT, "fit", name, 2 * SECONDS + 60), "digest": known}
-    if found == {"nuts": {}, **before}:
+    if found == {nuts: {}, **before}:
         return before
-    num_locals = found["nuts"]["latents"] - len(found["nuts"]["labels"]) if "latents" in found["nuts"] else None
+    num_locals = found[nuts]["latents"] - len(found[nuts]["labels"]) if "latents" in found[nuts] else None
     of_all = {"rows": rows_of_all(example), "locals": found[label].get("locals", num_locals)}
     return {**found, **of_all, "machine": pages.machine()}
 
@@ -100,7 +101,9 @@ def _run(results: dict[str, Any], names: list[str], label: str, again: bool, ref
         programs = {**results["programs"], name: found}
         results["programs"] = {each: programs[each] for each in HIERARCHIES if each in programs}
         STORED.write_text(json.dumps(results, indent=1) + "\n")
-        console.print(name, found[label].get("slow"), ratios(found[label], found["nuts"]), markup=False)
+        console.print(
+            name, found[label].get("slow"), ratios(found[label], found[of_nuts_under(label)], label), markup=False
+        )
 
 
 def _run_rows(results: dict[str, Any], label: str, sizes: list[str]) -> None:

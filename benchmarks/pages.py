@@ -59,7 +59,8 @@ def merged(
     return "".join(parts)
 
 
-def machine(packages: Sequence[str] = ("jax", "numpyro", "numpy", "fedbayes")) -> str:
-    """The machine and the packages, as far as they matter."""
+def machine(packages: Sequence[str] = ("jax", "numpyro", "numpy", "fedbayes"), *, alone: bool = False) -> str:
+    """The machine and the packages, as far as they matter; ``alone``: nothing else ran."""
+    load = "with nothing else running" if alone else "shared with other work"
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {versions}, float64, shared with other work."
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {versions}, float64, {load}."

@@ -31,6 +31,9 @@ fit of the same clients with another key, in the same process. NUTS: four chains
 1,000 draws, `target_accept_prob` 0.9; *first* as a user runs it, compilation included, *second* the same as one
 compiled program.
 """
+_ON_BOTH = """\
+Under *both cores* NUTS and then the fit had the machine for themselves, and ratios are of seconds on the clock.
+"""
 _FOUND = (
     *("program", "what", "clients", "locals", "rows", "verdict", "mean, sds", "sd ratio", "k-hat", "effective draws"),
     *("rounds", "NUTS"),
@@ -39,7 +42,8 @@ _TIMES = (
     *("program", "programs", "first", "rounds", "check", "second", "rounds", "check"),
     *("NUTS, first", "NUTS, second", "first ratio", "second ratio"),
 )
-LABELS = ("before", "after")
+BOTH = "both cores"
+LABELS = ("before", "after", BOTH)
 
 
 def page(results: Mapping[str, Any], programs: Mapping[str, Example], seconds: float) -> str:
@@ -50,34 +54,53 @@ def page(results: Mapping[str, Any], programs: Mapping[str, Example], seconds: f
         _OPENING.format(number=len(results), labels=f". {counted}" if counted else ""),
         RULES.format(limit=f"{seconds:.0f} seconds, on cores that other work kept busy at the same time"),
         _NUMBERS,
+        *([_ON_BOTH] if BOTH in known else []),
         " ".join(sorted({result["machine"] for result in results.values()})) + "\n",
     ]
     for label in known:
-        mine = {name: {**each, "fit": each[label]} for name, each in results.items() if label in each}
+        mine = {name: _under(label, each) for name, each in results.items() if label in each}
         lines += [f"## {label.capitalize()}", ""]
         lines += pages.table(_FOUND, [_found(name, programs[name], each) for name, each in mine.items()])
-        lines += pages.table(_TIMES, [_times(name, each) for name, each in mine.items()])
+        lines += pages.table(_TIMES, [_times(name, each, label) for name, each in mine.items()])
         if words := [f"- {name}: {words}" for name, each in mine.items() if (words := told(each["fit"]))]:
             lines += ["What the fits say for themselves where something is not as it should be:", "", *words, ""]
     notes = [f"- {name}: {programs[name].note}." for name in results if programs[name].note]
     return "\n".join(lines + (["Notes:", "", *notes, ""] if notes else []))
 
 
-def ratios(fit: Mapping[str, Any], nuts: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """CPU seconds of a fit over those of NUTS: of the first ones, and of the second ones."""
-    first, second = first_cpu(fit), fit.get("second", {}).get("cpu")
-    of_first, of_second = nuts.get("cpu"), nuts.get("second", {}).get("cpu")
-    return (first / of_first if first and of_first else None, second / of_second if second and of_second else None)
+def of_nuts_under(label: str) -> str:
+    """The name under which NUTS is stored that was measured as the fits of a label were."""
+    return f"nuts, {BOTH}" if label == BOTH else "nuts"
 
 
-def first_cpu(fit: Mapping[str, Any]) -> float | None:
-    """CPU seconds of the first fit with its ``idata``."""
-    return fit["cpu"] + fit["idata"]["cpu"] if "idata" in fit else None
+def _under(label: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The fit of a label, and its NUTS."""
+    return {**result, "fit": result[label], "nuts": result[of_nuts_under(label)]}
+
+
+def ratios(
+    fit: Mapping[str, Any], nuts: Mapping[str, Any], label: str = LABELS[0]
+) -> tuple[float | None, float | None]:
+    """Seconds of a fit over those of NUTS: of the first ones, and of the second ones; on the CPU, or on the clock."""
+    of_nuts, of_second = ("wall", "seconds") if label == BOTH else ("cpu", "cpu")
+    pairs = (
+        (first(fit).get(of_nuts), nuts.get(of_nuts)),
+        (fit.get("second", {}).get(of_second), nuts.get("second", {}).get(of_nuts)),
+    )
+    one, two = (mine / theirs if mine and theirs else None for mine, theirs in pairs)
+    return one, two
+
+
+def first(fit: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of the first fit with its ``idata``, on the clock and on the CPU; empty if it was not done in time."""
+    if "idata" not in fit:
+        return {}
+    return {"wall": fit["seconds"] + fit["idata"]["seconds"], "cpu": fit["cpu"] + fit["idata"]["cpu"]}
 
 
 def _counts(results: Mapping[str, Any], label: str) -> str:
     found = [each for each in results.values() if label in each]
-    counts = Counter(verdict(each[label], each["nuts"])["verdict"] for each in found)
+    counts = Counter(verdict(each[label], each[of_nuts_under(label)])["verdict"] for each in found)
     return ", ".join(f"{word} {count}" for word, count in counts.most_common())
 
 
@@ -101,15 +124,14 @@ def _found(name: str, example: Example, result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _times(name: str, result: Mapping[str, Any]) -> list[str]:
+def _times(name: str, result: Mapping[str, Any], label: str) -> list[str]:
     """A line of the second table."""
     fit, nuts = result["fit"], result["nuts"]
-    second, idata = fit.get("second", {}), fit.get("idata")
-    first = {"wall": fit["seconds"] + idata["seconds"], "cpu": first_cpu(fit)} if idata else fit
+    second = fit.get("second", {})
     return [
         name,
         str(fit.get("programs", "")),
-        _spent(first, "wall"),
+        _spent(first(fit) or fit, "wall"),
         _seconds(fit.get("of_rounds")),
         _seconds(fit.get("of_check")),
         _spent(second, "seconds"),
@@ -117,7 +139,7 @@ def _times(name: str, result: Mapping[str, Any]) -> list[str]:
         _seconds(second.get("of_check")),
         _spent(nuts, "wall"),
         _spent(nuts.get("second", {}), "wall"),
-        *("" if ratio is None else f"{ratio:.1f}" for ratio in ratios(fit, nuts)),
+        *("" if ratio is None else f"{ratio:.1f}" for ratio in ratios(fit, nuts, label)),
     ]
 
 

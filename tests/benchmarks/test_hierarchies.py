@@ -93,6 +93,11 @@ def test_ratios_are_of_cpu_seconds_with_idata(script, fit, nuts, expected) -> No
     assert script.ratios(fit, nuts) == expected
 
 
+def test_ratios_are_of_seconds_on_the_clock_where_nothing_else_ran(script) -> None:
+    assert script.ratios(FIT, NUTS, "both cores") == (2.0, 0.5)
+    assert script.ratios({**FIT, "seconds": 4.0}, NUTS, "both cores") == (1.0, 0.5)
+
+
 def test_rows_that_were_not_done_in_time_have_a_line(script) -> None:
     found = {
         "before": {"200": {"slow": 60.0}, "30": {"data": 0.1, "before": 0.3, "peak": 1.0, "seconds": 9.0, "cpu": 8.0}}
