@@ -186,7 +186,7 @@ def fit_federated(
             current = run.run(num_rounds, bar, saved, num_draws)
         except BaseException:
             stop_compiling()
-            programs.forget_ahead()
+            programs.begun_ahead.clear()  # it may be unfinished
             raise
         finally:
             bar.close()

@@ -129,7 +129,7 @@ def adapt(fitted: Fitted, new_client: Mapping[str, Any]) -> Any:
     Where ``fit.idata`` is corrected the Gaussian has the moments of its draws, and not those of the approximation.
     Where importance weights of globals and locals together can't be trusted, the draws of ``fit.idata`` themselves are
     taken by their weights, the new client's factor with its locals integrated out, each with locals given the globals.
-    Where these can't be trusted either, and for a client without locals at once, chains of NUTS are run.
+    Chains of NUTS are run where these can't be trusted either, and for a client without locals whose weights fail.
 
     Parameters
     ----------

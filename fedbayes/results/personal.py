@@ -32,7 +32,6 @@ from fedbayes.runtime.keys import Purpose, fingerprint, key_for
 from fedbayes.runtime.lru import Kept
 
 _KEPT = 64  # clients whose draws are kept
-_IMPRECISE = ("noise", "halved")  # what clients tell of the integrals over their locals
 
 
 class Asked(NamedTuple):
@@ -269,7 +268,7 @@ def _weighed(ask: Callable[[str, Any], Heard], theta: np.ndarray, key: Array) ->
     corrected fit may be there several times: copies count as one draw, with the weight of all.
     """
     heard = ask("log_likelihood", theta)
-    logs, noise, halved = (np.asarray(each)[0] for each in (heard.replies.each, *map(heard.infos.get, _IMPRECISE)))
+    logs, noise, halved = np.asarray(heard.replies.each)[0], heard.infos["noise"][0], heard.infos["halved"][0]
     logs = np.where(np.isfinite(logs), logs, -np.inf)
     if not np.all(np.any(np.isfinite(logs), axis=1)):
         return None
@@ -282,6 +281,6 @@ def _weighed(ask: Callable[[str, Any], Heard], theta: np.ndarray, key: Array) ->
         return None
     joint = np.concatenate([theta, np.asarray(ask("given", theta).replies.each)[0]], axis=-1)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    places = [systematic(np.exp(each - each.max()), theta.shape[1], rng) for each in logs]
+    places = [systematic(np.exp(each), theta.shape[1], rng) for each in logs]
     draws = np.stack([own[at] for own, at in zip(joint, places, strict=True)])
     return Personal(draws, {"k_hat": k_hat, "solver": "importance weights of the fit's draws"})

@@ -27,13 +27,10 @@ def tried_once(programs: Programs, executor: Executor, what: tuple, compile_: Ca
 
     Where anything fails to be traced nobody is told: it fails again where it is called, if it is.
     """
-
-    def tried() -> None:
+    if executor.compiles_ahead and num_cores() > 1 and what not in programs.begun_ahead:
+        programs.begun_ahead.add(what)
         with suppress(Exception):
             compile_()
-
-    if executor.compiles_ahead and num_cores() > 1:
-        programs.kept(("ahead", *what), tried)
 
 
 def _compile(programs: Programs, executor: Executor, current: RunState, key: Key) -> None:

@@ -48,6 +48,8 @@ class Programs:
         Whether each of them has data of its own, as simulated data sets have.
     warnings
         What the method had to say of its options when the phases were made; for every fit to repeat.
+    begun_ahead
+        What has begun to be compiled before it is called, see :mod:`fedbayes.rounds.ahead`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Programs:
         }
         self.num_replicates, self.own_data = num_replicates, own_data
         self.warnings: list[Warning] = []
+        self.begun_ahead: set[Hashable] = set()
         self._kept: dict[Hashable, Any] = {}
 
     def update(self, phase: int | None, name: str) -> Update:
@@ -87,19 +90,11 @@ class Programs:
 
         return self.kept(("inputs", phase, name, num_locals), lambda: Compiled(jit_cheaply(draw)))
 
-    def forget_ahead(self) -> None:
-        """Compile ahead once more in the next fit: what this one had begun may be unfinished."""
-        self._kept = {name: value for name, value in self._kept.items() if not _is_ahead(name)}
-
     def kept(self, name: Hashable, build: Callable[[], T]) -> T:
         """What ``build`` made the first time."""
         if name not in self._kept:
             self._kept[name] = build()
         return self._kept[name]
-
-
-def _is_ahead(name: Hashable) -> bool:
-    return isinstance(name, tuple) and name[0] == "ahead"
 
 
 def client_key(secret: Key, key: Key) -> Key:
