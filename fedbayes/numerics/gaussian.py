@@ -20,7 +20,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Bool, Float, Key
 
 LOG_2PI = 1.8378770664093453
-_LARGE = 16  # rows of a matrix from which LAPACK, one matrix after the other, is faster than many eliminations at once
+LARGE = 16  # rows of a matrix from which LAPACK, one matrix after the other, is faster than many eliminations at once
 
 
 def whitener(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
@@ -69,7 +69,7 @@ def large_whitener(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
 
 def whitener_for(size: int) -> Callable[[Array], Array]:
     """The faster of the two for matrices of this size, where nobody differentiates it."""
-    return large_whitener if size >= _LARGE else whitener
+    return large_whitener if size >= LARGE else whitener
 
 
 def eigenvectors(matrix: Float[Array, "d d"]) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:

@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from fedbayes.inference.local.density import quadrature
-from fedbayes.inference.local.density.conditional import find_conditional
+from fedbayes.inference.local.density.conditional import NEAR, find_conditional
 from fedbayes.inference.local.density.tilted import Tilted, cold_start
 from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, whitener
@@ -18,11 +18,15 @@ from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import Client
 
 NUM_LOCAL, NUM_LOCAL_FINER = 16, 512  # draws that integrate out the locals at each draw of the globals
-_AT_ONCE = 32  # draws of the globals side by side
+_AT_ONCE = 32  # draws of the globals side by side, fewer where groups of locals are large
 _COLD_NEWTON = 30  # steps to the locals' mode given the median of the draws
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals
 _NOWHERE = 1e4  # stated noise where no mode of the locals was found
-_MANY_LOCALS = 16  # from which their law given the globals is that at the mode, moved along a line
+_LARGE_GROUP, _LARGEST_GROUP = (
+    64,
+    128,
+)  # locals from which each draw's mode is sought for finer integrals alone, or never
+_FINER_IN_LARGE = 64  # draws at most with such a search, which costs as much as the others and gains more
 
 
 class LogFactors(NamedTuple):
@@ -62,6 +66,10 @@ def log_factors(
     values is unbiased, with other random numbers in each row, as importance weights and Metropolis steps of the globals
     need it (Andrieu and Roberts 2009).
 
+    In groups of 64 locals and more, whose curvature at each row would cost too much, the Laplace approximation is the
+    one at the mode, moved along a line. Where more than the usual number of draws is asked for, groups of fewer than
+    128 have each row's own as well, with 64 draws at most.
+
     Parameters
     ----------
     client
@@ -86,7 +94,7 @@ def log_factors(
         found = _integrated(locals_of(*given))
         return found.value, found.noise
 
-    values, noise = in_batches(at, (theta, shifts), _AT_ONCE)
+    values, noise = in_batches(at, (theta, shifts), _at_once(client))
     return LogFactors(values, noise, jnp.zeros(len(theta)))
 
 
@@ -124,13 +132,18 @@ def locals_given(
         ends = jnp.cumsum(jax.nn.softmax(_integrated(drawn).log_weight))
         return drawn.z[jnp.minimum(jnp.searchsorted(ends, pick), len(ends) - 1)]
 
-    found = in_batches(at, (theta, shifts, picks), _AT_ONCE)
+    found = in_batches(at, (theta, shifts, picks), _at_once(client))
     return found
 
 
 def _one_by_one(client: Client) -> bool:
     """Whether the locals are integrated out one by one."""
     return client.groups.shape[1] == 1
+
+
+def _at_once(client: Client) -> int:
+    """A search takes as many derivatives side by side as a group has locals, where the integral takes 16 draws."""
+    return max(1, _AT_ONCE * NUM_LOCAL // max(NUM_LOCAL, client.groups.shape[1]))
 
 
 def _nodes_for(num_local: int) -> int:
@@ -206,14 +219,17 @@ def _locals(client: Client, cavity: Gaussian, theta: Array, num: int) -> Callabl
     white = whitener(mode.curvature[size:, size:])
     slope = white.T @ white @ mode.curvature[size:, :size]
     wide = 1.0 + client.num_locals**-0.5
+    large = groups.shape[1] >= _LARGE_GROUP
+    searched = not large or (num > NUM_LOCAL and groups.shape[1] < _LARGEST_GROUP)
+    num = min(num, _FINER_IN_LARGE) if large and searched else num
     half = num // 2
 
     def given(one: Array, at: Callable[[Array], Array]) -> tuple[Array, Callable[[Array], Array], Array]:
         """Centre, noise to offset, and log determinant of the Laplace approximation."""
         start = mode.position[size:] - slope @ (one - mode.position[:size])
-        if client.num_locals >= _MANY_LOCALS:  # where a search for each draw would cost too much
+        if not searched:
             return start, lambda noise: noise @ white, -0.5 * log_det(white)
-        found = find_conditional(at, start, groups, max_steps=_NEWTON, jacobian=client.jacobian)
+        found = find_conditional(at, start, groups, max_steps=_NEWTON, near=NEAR, jacobian=client.jacobian)
         centred = found._replace(mode=jnp.zeros_like(start))
         return found.mode, lambda noise: jax.vmap(lambda n: centred.draw(n, groups))(noise), found.log_spread()
 

@@ -1,19 +1,22 @@
 """A client's locals given its globals: their mode and curvature, group by group where groups are independent."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Bool, Float, Int
 
-from fedbayes.numerics.gaussian import whitener_for
+from fedbayes.numerics.gaussian import LARGE, large_whitener, whitener, whitener_for
 
 _LADDER = (0.0, 2.0, 30.0)  # Levenberg-Marquardt damping, of which each is a candidate for the next point
+_PARTS = (1.0, 0.2, 0.02)  # of a Newton step: as many candidates in large groups, where each damping costs much
 _TOLERANCE = 1e-9  # gain of a step, relative, that ends the search
 _NEWTON = 15  # steps to the modes of single locals, most often one or two
-_NEAR = 0.3  # sds: a step that is shorter is the last
+NEAR = 0.3  # sds: after a step that is shorter a mode is near enough for a proposal
 _LONGEST = 4.0  # sds: the first step is no longer, and each next one may be so many times as long
 _FLAT = 1e-8  # least curvature of a single local
 
@@ -43,13 +46,21 @@ class Conditional(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """The best point so far, the whitener there, its value, where it may go next, and the number of steps."""
+    """The best point so far, the groups' precisions, its value, where it may go next, and the number of steps."""
 
     position: Array
-    white: Array
+    precision: Array
     value: Array
     candidates: Array
     steps: Array
+
+
+class _Moves(NamedTuple):
+    """Of a group: where it may go, how far in sds at first, squared, or infinite if damped, and by which precision."""
+
+    moves: Float[Array, "candidate size"]
+    square: Float[Array, ""]
+    precision: Float[Array, "size size"]
 
 
 def find_conditional(
@@ -58,13 +69,14 @@ def find_conditional(
     groups: Int[Array, "group size"],
     *,
     max_steps: int,
+    near: float = 0.0,
     jacobian: Callable = jax.jacfwd,
 ) -> Conditional:
-    """Maximise over the locals by Newton steps, each damped where that is better, until none gains anything.
+    """Maximise over the locals by Newton steps, damped or shortened where that is better, until none gains anything.
 
     Beside :func:`~fedbayes.inference.local.density.laplace.find_mode` it solves for each group by itself, so that many
     groups cost no large matrix, and it tries few candidates a step, since it runs once for each draw of the globals.
-    The curvature is that of the last point.
+    The curvature is that of the last point that was evaluated.
 
     Parameters
     ----------
@@ -77,11 +89,15 @@ def find_conditional(
         Hessian then costs ``size`` derivatives of the gradient, not ``m``.
     max_steps
         Most Newton steps.
+    near
+        In sds: an undamped step that is shorter in every group is taken unseen, and is the last. :data:`NEAR` is near
+        enough for a proposal, whose mode may be off by a few hundredths of an sd.
     jacobian
         How the gradient is differentiated, see :attr:`fedbayes.problem.program.program.Program.jacobian`.
     """
     gradient = jax.grad(log_density)
-    identity = jnp.eye(groups.shape[1])
+    size = groups.shape[1]
+    moves_of = partial(_damped, whitener) if size < LARGE else _moves_of_large
 
     def column(position: Array, which: Array) -> tuple[Array, Array]:
         """The gradient, and one column of all groups' curvatures at once, shape ``(groups, size)``."""
@@ -92,19 +108,6 @@ def find_conditional(
         slope, along = jax.jvp(gradient, (position,), (probe,))
         return slope, -along[groups]
 
-    def curved(position: Array) -> tuple[Array, Array]:
-        """The gradient and the groups' whiteners, the least damped first, shape ``(damping, groups, size, size)``."""
-        slope, curvature = jax.vmap(column, (None, 0), (None, 2))(position, identity)
-        curvature = 0.5 * (curvature + jnp.swapaxes(curvature, 1, 2))
-        diagonal = jnp.abs(jnp.diagonal(curvature, axis1=1, axis2=2)) + 1e-8
-        damped = curvature + jnp.asarray(_LADDER)[:, None, None, None] * (diagonal[:, :, None] * identity)
-        whites = jax.vmap(jax.vmap(whitener_for(groups.shape[1])))(damped)
-        proper = jnp.all(jnp.isfinite(whites), axis=(2, 3))
-        # where a group's curvature is no precision, the least damped one that is takes its place
-        damping = jnp.maximum(jnp.argmax(proper, axis=0), jnp.arange(len(_LADDER))[:, None])
-        taken = jnp.take_along_axis(whites, damping[:, :, None, None], axis=0)
-        return slope, jnp.where(jnp.any(proper, axis=0)[:, None, None], taken, identity)
-
     def newton(carry: _Search) -> _Search:
         values = jax.vmap(log_density)(carry.candidates)
         values = jnp.where(jnp.isfinite(values), values, -jnp.inf)
@@ -112,18 +115,47 @@ def find_conditional(
         better, gain = values[best] > carry.value, _TOLERANCE * (1.0 + jnp.abs(carry.value))
         position = jnp.where(better, carry.candidates[best], carry.position)
         stalls = (carry.steps > 0) & ~(values[best] > carry.value + gain)
-        slope, whites = curved(position)
-        moves = jnp.einsum("lgij,lgik,gk->lgj", whites, whites, slope[groups])
-        candidates = position + jnp.zeros_like(carry.candidates).at[:, groups].set(moves)
-        steps = jnp.where(stalls, max_steps + 1, carry.steps + 1)
-        return _Search(position, whites[0], jnp.maximum(values[best], carry.value), candidates, steps)
+        slope, curvature = jax.vmap(column, (None, 0), (None, 2))(position, jnp.eye(size))
+        found = jax.vmap(moves_of)(0.5 * (curvature + jnp.swapaxes(curvature, 1, 2)), slope[groups])
+        candidates = position + jnp.zeros_like(carry.candidates).at[:, groups].set(jnp.swapaxes(found.moves, 0, 1))
+        arrives = jnp.all(found.square < near**2)
+        position = jnp.where(arrives, candidates[0], position)
+        steps = jnp.where(stalls | arrives, max_steps + 1, carry.steps + 1)
+        return _Search(position, found.precision, jnp.maximum(values[best], carry.value), candidates, steps)
 
     # the start is the first candidate: one evaluation in the program serves it and all later ones
-    white = jnp.broadcast_to(identity, (groups.shape[0], *identity.shape))
+    precision = jnp.broadcast_to(jnp.eye(size), (groups.shape[0], size, size))
     candidates = jnp.broadcast_to(start, (len(_LADDER), *start.shape))
-    begin = _Search(start, white, jnp.full((), -jnp.inf, start.dtype), candidates, jnp.asarray(0))
+    begin = _Search(start, precision, jnp.full((), -jnp.inf, start.dtype), candidates, jnp.asarray(0))
     found = jax.lax.while_loop(lambda carry: carry.steps <= max_steps, newton, begin)
-    return Conditional(found.position, found.white)
+    return Conditional(found.position, jax.vmap(whitener_for(size))(found.precision))
+
+
+def _damped(whiten: Callable[[Array], Array], curvature: Array, slope: Array) -> _Moves:
+    """A Newton step for each damping; where it leaves no precision, for the least damping that does."""
+    identity = jnp.eye(len(slope))
+    diagonal = jnp.abs(jnp.diagonal(curvature)) + 1e-8
+    damped = curvature + jnp.asarray(_LADDER)[:, None, None] * (diagonal[:, None] * identity)
+    whites = jax.vmap(whiten)(damped)
+    proper = jnp.all(jnp.isfinite(whites), axis=(1, 2))
+    taken = jnp.maximum(jnp.argmax(proper), jnp.arange(len(_LADDER)))
+    whites, damped = (jnp.where(jnp.any(proper), each[taken], identity) for each in (whites, damped))
+    in_sds = whites @ slope
+    square = jnp.where(proper[0], jnp.sum(in_sds[0] ** 2), jnp.inf)
+    return _Moves(jnp.einsum("lij,li->lj", whites, in_sds), square, damped[0])
+
+
+@jax.custom_batching.sequential_vmap
+def _moves_of_large(curvature: Array, slope: Array) -> _Moves:
+    """Parts of the Newton step, by one decomposition; damped steps where the curvature is no precision."""
+    factor = jnp.linalg.cholesky(curvature)
+    in_sds = solve_triangular(factor, slope, lower=True)
+    step = solve_triangular(factor, in_sds, lower=True, trans=1)
+
+    def newton() -> _Moves:
+        return _Moves(jnp.asarray(_PARTS)[:, None] * step, jnp.sum(in_sds**2), curvature)
+
+    return jax.lax.cond(jnp.all(jnp.isfinite(step)), newton, lambda: _damped(large_whitener, curvature, slope))
 
 
 class _Singles(NamedTuple):
@@ -172,7 +204,7 @@ def find_singles(
         longest = _LONGEST ** (carry.steps + 1.0)
         position = carry.position + scale * jnp.clip(step, -longest, longest)
         position = jnp.where((position < low) | (position > high), 0.5 * (low + high), position)
-        far = ~jnp.all((jnp.abs(step) < _NEAR) & (second < 0.0))
+        far = ~jnp.all((jnp.abs(step) < NEAR) & (second < 0.0))
         return _Singles(position, scale, low, high, far, carry.steps + 1)
 
     begin = _Singles(start, ones, -jnp.inf * ones, jnp.inf * ones, jnp.array(True), jnp.asarray(0))

@@ -21,14 +21,16 @@ from jax import Array
 from jaxtyping import Float
 
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.inference.local.density.conditional import Conditional, find_conditional, find_singles
+from fedbayes.inference.local.density.conditional import NEAR, Conditional, find_conditional, find_singles
 from fedbayes.inference.local.density.laplace import Mode
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm
-from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
+from fedbayes.numerics.batches import in_batches
+from fedbayes.numerics.gaussian import LARGE, LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal
 
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
+_AT_ONCE = 16  # draws of the globals side by side, where groups of locals are large
 _NEWTON = 12  # steps to the mode of the locals given the mean and each draw of the globals
 _WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
@@ -124,12 +126,15 @@ def _nested_draws(
     """
     size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
 
-    def given(theta: Array, start: Array) -> Conditional:
+    def given(at: tuple[Array, Array]) -> Conditional:
+        theta, start = at
         log_density = tilted.factor.given(theta)
         if groups.shape[1] == 1:
             mode, scale, _ = find_singles(log_density, start, jacobian=tilted.factor.jacobian)
             return Conditional(mode, scale[:, None, None])
-        return find_conditional(log_density, start, groups, max_steps=_NEWTON, jacobian=tilted.factor.jacobian)
+        return find_conditional(
+            log_density, start, groups, max_steps=_NEWTON, near=NEAR, jacobian=tilted.factor.jacobian
+        )
 
     # each half of a Sobol sequence fills the space; every other point does not
     second = jnp.arange(len(noise)) >= len(noise) // 2
@@ -139,7 +144,9 @@ def _nested_draws(
     theta = mean + offset @ white
     # the mean goes with the draws: the search is in the program once
     everywhere = jnp.concatenate([mean[None], theta])
-    at_mean, locals_ = _parted(jax.vmap(given)(everywhere, line.at(everywhere)))
+    # a batch takes as many steps as its slowest draw: of large groups, whose steps take long, batches are small
+    at_once = len(everywhere) if groups.shape[1] < LARGE else _AT_ONCE
+    at_mean, locals_ = _parted(in_batches(given, (everywhere, line.at(everywhere)), at_once))
     drawn = jax.vmap(Conditional.draw, (0, 0, None))
     sides = jnp.stack([drawn(locals_, sign * noise[:, size:], groups) for sign in (1.0, -1.0)])
     position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in sides])

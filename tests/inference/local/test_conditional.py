@@ -1,5 +1,6 @@
 """Locals given the globals: control variates, modes by groups, and nested importance sampling against exact answers."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from scipy.special import roots_hermite
 
 import fedbayes as fb
 from fedbayes.inference.local.density import moments
-from fedbayes.inference.local.density.conditional import Conditional, find_conditional
+from fedbayes.inference.local.density.conditional import NEAR, Conditional, find_conditional
 from fedbayes.inference.local.density.moments import TiltedDraws, control_variates, score_regression
 from fedbayes.inference.local.density.tilted import Tilted, cold_chains
 from fedbayes.inference.local.sampling.nested import nested_site
@@ -110,10 +111,67 @@ def test_the_mode_of_a_level_and_a_log_sd_is_found(start) -> None:
     def log_density(z):
         return jnp.sum(-0.5 * ((y - z[0]) / jnp.exp(z[1])) ** 2 - z[1])
 
-    found = find_conditional(log_density, jnp.array(start), jnp.array([[0, 1]]), max_steps=30)
-    np.testing.assert_allclose(found.mode, [y.mean(), jnp.log(y.std())], atol=1e-4)
+    find = partial(find_conditional, log_density, jnp.array(start), jnp.array([[0, 1]]), max_steps=30)
+    found, exact = find(), np.array([y.mean(), jnp.log(y.std())])
+    np.testing.assert_allclose(found.mode, exact, atol=1e-4)
     covariance = found.white[0].T @ found.white[0]
     np.testing.assert_allclose(covariance, jnp.diag(jnp.array([y.var(), 0.5])) / len(y), atol=1e-5)
+    near = find(near=NEAR)  # enough for a proposal
+    in_sds = (near.mode - exact) / np.sqrt(np.diagonal(covariance))
+    assert 1e-6 < np.abs(in_sds).max() < 0.05
+    np.testing.assert_allclose(near.white[0].T @ near.white[0], covariance, rtol=0.2, atol=1e-4)
+
+
+def test_a_short_step_is_the_last() -> None:
+    """Of one iteration, what a start that is 0.2 sds off in the worse group arrives by; one that is 0.4 off stays."""
+
+    def log_density(z):
+        return -0.5 * jnp.sum(z**2) - 0.01 * jnp.sum(z**4)
+
+    def found(start: float, steps: int) -> np.ndarray:
+        groups = jnp.array([[0], [1]])
+        return find_conditional(log_density, jnp.array([0.1, start]), groups, max_steps=steps, near=NEAR).mode
+
+    np.testing.assert_array_equal(found(0.2, 0), found(0.2, 9))
+    assert np.abs(found(0.2, 0)).max() < 0.05
+    np.testing.assert_array_equal(found(0.4, 0), [0.1, 0.4])
+    assert 0.0 < np.abs(found(0.4, 9)).max() < 0.05
+
+
+def test_a_short_step_from_a_saddle_is_not_the_last() -> None:
+    """At the start both locals grow less likely towards zero, which is near: there the damped steps are short."""
+    find = partial(find_conditional, lambda z: -jnp.sum((z**2 - 1.0) ** 2), max_steps=30, near=NEAR)
+    for groups in (jnp.array([[0], [1]]), jnp.arange(16)[None]):
+        found = find(jnp.full(groups.size, 0.01), groups)
+        np.testing.assert_allclose(found.mode, np.ones(groups.size), atol=0.02)
+
+
+COUNTS = np.array([300.0, 0.0, 20.0, 1.0] * 4)
+
+
+@pytest.mark.parametrize("jacobian", [jax.jacfwd, jax.jacrev])
+def test_large_groups_are_searched_as_small_ones_are(jacobian) -> None:
+    """Two groups of 16: log rates of counts, where the first Newton step is far too long, and locals with a saddle."""
+
+    def log_density(z, scale):
+        rates = z[:16] + 0.1 * jnp.sum(z[:16])
+        return jnp.sum(COUNTS * rates - jnp.exp(rates) - 0.5 * z[:16] ** 2) - scale * jnp.sum((z[16:] ** 2 - 1.0) ** 2)
+
+    groups, start = jnp.arange(32).reshape(2, 16), jnp.concatenate([jnp.zeros(16), jnp.linspace(0.01, 2.0, 16)])
+
+    def find(scale):
+        of_scale = partial(log_density, scale=scale)
+        return find_conditional(of_scale, start, groups, max_steps=60, jacobian=jacobian)
+
+    scales = jnp.array([1.0, 4.0])
+    found = jax.jit(jax.vmap(find))(scales)
+    for scale, mode, white in zip(scales, found.mode, found.white, strict=True):
+        curvature = -jax.hessian(log_density)(mode, scale)
+        precision = [np.linalg.inv(each.T @ each) for each in white]
+        np.testing.assert_allclose(precision[0], curvature[:16, :16], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(precision[1], curvature[16:, 16:], rtol=1e-3, atol=1e-3)
+        assert np.abs(np.linalg.solve(curvature, jax.grad(log_density)(mode, scale))).max() < 1e-4
+        np.testing.assert_allclose(mode[16:], 1.0, atol=1e-4)
 
 
 def exact_site() -> tuple[float, float]:

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import roots_hermitenorm
 
 import fedbayes as fb
-from fedbayes.inference.local.log_factors import NUM_LOCAL, locals_given, log_factors
+from fedbayes.inference.local.log_factors import NUM_LOCAL, NUM_LOCAL_FINER, locals_given, log_factors
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 
@@ -42,6 +42,14 @@ def binary_locals(y) -> None:
     numpyro.sample("y", dist.Bernoulli(logits=of_two()), obs=y)
 
 
+def walk(y) -> None:
+    """A random walk from mu, whose steps have the sd tau: all of its locals depend on each other."""
+    mu, log_tau = numpyro.sample("mu", dist.Normal(0.0, 2.0)), numpyro.sample("log_tau", dist.Normal(0.0, 1.0))
+    with fb.local(), numpyro.plate("steps", len(y)):
+        step = numpyro.sample("step", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(mu + jnp.exp(log_tau) * jnp.cumsum(step), 1.0), obs=y)
+
+
 def client_of(model, y: np.ndarray):
     return make_problem(model, {"a": {"y": y}}).client("a")
 
@@ -58,6 +66,46 @@ def test_gaussian_locals_are_integrated_exactly() -> None:
     exact = -0.5 * (squares + np.linalg.slogdet(covariance)[1] + 3 * np.log(2 * np.pi))
     np.testing.assert_allclose(found.values, exact, rtol=1e-8)
     np.testing.assert_array_equal(found.noise, np.zeros(len(THETA)))
+
+
+def walked(num: int, num_local: int):
+    """The log factors of a walk of so many steps, and the exact ones."""
+    few, y = THETA[:16], np.random.default_rng(3).normal(size=num).cumsum()
+    shift = jnp.linspace(0.1, 0.9, num)
+    found = log_factors(client_of(walk, y), CAVITY, jnp.asarray(few), shift, num_local)
+    steps = np.minimum.outer(np.arange(1, num + 1), np.arange(1, num + 1))
+    covariance = np.eye(num) + np.exp(few[:, 1])[:, None, None] ** 2 * steps
+    gap = y - few[:, :1]
+    squares = np.einsum("si,sij,sj->s", gap, np.linalg.inv(covariance), gap)
+    return found, -0.5 * (squares + np.linalg.slogdet(covariance)[1] + num * np.log(2 * np.pi))
+
+
+@pytest.mark.parametrize(("num", "num_local"), [(63, NUM_LOCAL), (64, DRAWS), (127, DRAWS)])
+def test_dependent_locals_are_integrated_at_each_draw_by_its_own_curvature(num, num_local) -> None:
+    """How far a walk's steps spread given its rows depends on their sd: one curvature for all draws leaves noise."""
+    found, exact = walked(num, num_local)
+    np.testing.assert_allclose(found.values, exact, rtol=1e-8)
+    np.testing.assert_array_equal(found.noise, np.zeros(len(exact)))
+
+
+@pytest.mark.parametrize(("num", "num_local"), [(64, NUM_LOCAL), (128, DRAWS)])
+def test_where_one_curvature_serves_all_draws_the_noise_says_so(num, num_local) -> None:
+    found, exact = walked(num, num_local)
+    assert np.min(np.abs(found.values - exact)) > 1e-3
+    assert np.min(found.noise) > 0.05
+
+
+def test_locals_of_a_large_group_are_those_behind_its_finer_integral() -> None:
+    """Each draw's weights are equal where they are Gaussian: with the same shift, the picks take the first half."""
+    client, theta, num = client_of(walk, np.arange(64.0)), jnp.asarray(THETA[:1]), 64
+    shift, levels = jnp.linspace(0.1, 0.9, num), jnp.zeros((1, num))
+
+    @jax.jit
+    def at(pick):
+        return locals_given(client, CAVITY, theta, shift, pick[None], levels, NUM_LOCAL_FINER)[0]
+
+    picked = [np.asarray(at(jnp.asarray(pick))) for pick in (np.arange(64) + 0.5) / 64]
+    assert len(np.unique(picked, axis=0)) == 32  # half of 64 draws, and not of 512
 
 
 def by_quadrature(mu: np.ndarray, tau: np.ndarray) -> np.ndarray:
