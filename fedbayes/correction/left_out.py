@@ -68,16 +68,16 @@ def cavity_pool(pool: Pool, cavities: Gaussian, num: int, prior: LogDensities, a
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     num_chains, num_clients = cavities.shift.shape[:2]
-    each = max(-(-num // num_clients), -(-_DRAWS // num_chains))
     laws = [[law for k in range(num_clients) if (law := _wide(cavities, r, k)) is not None] for r in range(num_chains)]
     fewest = min(map(len, laws))
     if fewest == 0:
         return pool
-    laws = [own[:fewest] for own in laws]
-    drawn = Drawn(np.stack([Proposal(own, [1.0] * fewest).draws(rng, each * fewest) for own in laws]))
+    total = max(num, fewest * -(-_DRAWS // num_chains))
+    counts = np.diff(np.arange(fewest + 1) * total // fewest).tolist()
+    drawn = Drawn(np.stack([Proposal(own[:fewest], counts).draws(rng, total) for own in laws]))
     heard = ask(drawn, TURN)  # as they are: a recipe would tell each client the others' sites
-    proposals = [tuple(Proposal([law], [1.0]) for law in own) for own in laws]
-    more = pool_of(drawn, proposals, (each,) * fewest, heard, prior)
+    proposals = [tuple(Proposal([law], [1.0]) for law in own[:fewest]) for own in laws]
+    more = pool_of(drawn, proposals, tuple(counts), heard, prior)
     return pool.extended(more)
 
 

@@ -76,12 +76,12 @@ def _left_out(fitted: Fitted) -> "xr.Dataset":
         if cavities is None or weighed is None:
             found, exchanges = psis, 0
         else:
-            prior, ask = (
-                roster.prior.log_densities,
-                partial(fitted.clients.log_likelihood, what="leave_one_out", single=True),
-            )
+            prior = roster.prior.log_densities
+            ask = partial(fitted.clients.log_likelihood, what="leave_one_out", finer=weighed.finer, single=True)
+            # at least as many as in the first exchange: the clients have its program
+            num = max(fitted.shown.num_draws, weighed.exchanges[0])
             key = key_for(fitted.key, Purpose.LEFT_OUT)
-            pool = cavity_pool(weighed.pool, cavities, fitted.shown.num_draws, prior, ask, key)
+            pool = cavity_pool(weighed.pool, cavities, num, prior, ask, key)
             flat = pool.log_likelihood.reshape(-1, roster.num_clients)
             found, exchanges = left_out(pool.log_weights.reshape(-1), flat), 1
             columns["gaussian"] = by_normalisers(fitted.dense("loo"), cavities).mean(axis=0)

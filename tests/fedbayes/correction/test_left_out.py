@@ -1,5 +1,7 @@
 """Each client given all the others: closed forms, refits, and ArviZ's comparison of models."""
 
+from types import SimpleNamespace
+
 import arviz as az
 import jax
 import numpy as np
@@ -9,8 +11,11 @@ import pytest
 from scipy import stats
 
 import fedbayes as fb
-from fedbayes.correction.left_out import left_out
+from fedbayes.correction.left_out import cavity_pool, left_out
+from fedbayes.correction.pool import Pool
+from fedbayes.correction.proposal import Law, Proposal
 from fedbayes.models import eight_schools, heart_disease
+from fedbayes.numerics.gaussian import Gaussian
 
 PRIOR_SD, NOISE = 2.0, 1.5
 VALUES = {"a": np.array([1.0, 0.3]), "b": np.array([2.2]), "c": np.array([-0.4, 0.1, 0.9]), "d": np.array([4.5])}
@@ -52,6 +57,30 @@ def test_each_client_given_the_others_is_the_closed_form(fit: fb.FederatedFit) -
     assert bool(found["reliable"].all())
     np.testing.assert_allclose(found["psis"][:2], exact[:2], atol=0.05)  # c and d say too much for it
     assert found.attrs["remarks"] == ""
+
+
+def test_draws_of_cavities_are_as_many_as_are_asked_for_and_each_has_its_law() -> None:
+    """Of seven clients the first chain knows six cavities, so that in both chains six laws share 2,000 draws."""
+    rng, mean = np.random.default_rng(0), 100.0 * np.arange(14.0).reshape(2, 7, 1)
+    precision = np.ones((2, 7, 1, 1))
+    precision[0, 2] = -1.0
+    cavities = Gaussian(mean * precision[..., 0], precision, np.zeros((2, 7)))
+    theta, zeros = rng.normal(size=(2, 10, 1)), np.zeros((2, 10))
+    law = (Proposal([Law(np.zeros(1), np.eye(1))], [1.0]),)
+    pool = Pool(theta, np.zeros((2, 10, 7)), zeros, (law, law), (10,), zeros, zeros)
+
+    def ask(drawn, turn):
+        infos = {name: np.zeros((7, *drawn.theta.shape[:2])) for name in ("noise", "halved")}
+        return SimpleNamespace(replies=SimpleNamespace(each=np.zeros((7, *drawn.theta.shape[:2]))), infos=infos)
+
+    found = cavity_pool(pool, cavities, 2000, lambda theta: np.zeros(theta.shape[:-1]), ask, jax.random.key(0))
+    assert found.counts == (10, 333, 333, 334, 333, 333, 334)
+    assert found.theta.shape == (2, 2010, 1)
+    for chain, clients in enumerate(([0, 1, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5])):
+        centres = np.repeat(mean[chain, clients, 0], found.counts[1:])
+        assert np.abs(found.theta[chain, 10:, 0] - centres).max() < 50.0
+        for own, k in zip(found.proposals[chain][1:], clients, strict=True):
+            assert own.laws[0].mean == mean[chain, k]
 
 
 def test_a_factor_that_would_overflow_at_a_draw_of_next_to_no_weight_has_its_error() -> None:
