@@ -129,12 +129,12 @@ def parts() -> dict:
     executor.connect(programs, problem, key)
     server, algorithm = programs.server(0), programs.phases[0].algorithm
     state = jax.tree.map(np.asarray, server.init(key, None))
-    shared, cavities = server.broadcast(state)
+    shared, told = server.broadcast(state)
     executor.begin(0, shared, key)
-    clock, order = Clock(), Round(0, shared, cavities, key, np.arange(4), ["importance"] * 4)
+    warm, clients = executor._states[0].warm, problem.buckets[0].clients
+    mine = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), shared.global_)  # with flat sites it is every cavity
+    clock, order = Clock(), Round(0, shared, told, key, np.arange(4), ["importance"] * 4)
     heard = clock.time("EP's update, whole, with its first round", lambda: executor.run(order))
-    warm, clients = executor._states[0], problem.buckets[0].clients
-    mine = jax.tree.map(lambda leaf: leaf[problem.buckets[0].members], cavities)
     shift = programs.inputs(0, "importance", 0)(executor._secrets, np.arange(4), shared, key)
     draws = jax.vmap(jax.vmap(lambda w, c, k, s: by_importance(Tilted(k, unpacked(c)), w, s, num_samples=256).draws,
                               (0, 0, None, 0)), (0, 0, 0, 0))(warm, mine, clients, shift)  # fmt: skip
@@ -152,7 +152,8 @@ def parts() -> dict:
     alone("mode", lambda w, c, k: Tilted(k, unpacked(c)).mode(w.position), warm, mine, clients)
     alone("whitener", whitener, jnp.broadcast_to(matrices, (4, 4, 14, 14)), client=False)
     alone("Pareto smoothing", importance.pareto_smooth, draws.weight, client=False)
-    alone("score regression", lambda d, c: moments.score_regression(d, unpacked(c)), draws, mine, client=False)
+    regression = lambda d, c: moments.score_regression(d._replace(sides=1), unpacked(c))  # noqa: E731
+    alone("score regression", regression, draws, mine, client=False)
     aggregate = jax.jit(algorithm.aggregate)
     clock.time("EP's aggregate, whole", lambda: aggregate.lower(state, heard.replies, key).compile())
     return clock.steps
