@@ -210,7 +210,8 @@ def page(reference: dict, cold: dict, warm: dict, alone: dict) -> str:
     return f"""# Where the time of a first fit goes
 
 Made by `python benchmarks/first_fit.py`: four hospitals, EP with its defaults, in fresh processes without imports.
-"Programs" are XLA compilations. The second fit has other outcomes, of the same shapes, and another key.
+"Programs" are XLA compilations. What other threads compile counts in full, so that parts may add up to more than the
+seconds. The second fit has other outcomes, of the same shapes, and another key.
 
 ## Now
 

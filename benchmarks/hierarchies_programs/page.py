@@ -21,9 +21,9 @@ _NUMBERS = """\
 *mean* and *sd ratio* are the worst of all globals, which are named. *k-hat* and *effective draws* are those of the
 importance weights after the rounds. *programs* counts XLA compilations of the first fit with `fit.idata`.
 
-Times are seconds on the clock, and CPU seconds in brackets, of which the ratios are. Each fit and each NUTS had one of
-two cores, and other work used the second. Where the seconds on the clock are far more than the CPU seconds, other work
-used the same core, and the CPU seconds are too high as well.
+Times are seconds on the clock, and CPU seconds in brackets. *Before* and *after*, ratios are of CPU seconds: each fit
+and each NUTS had one of two cores, and other work used the second. Where the seconds on the clock are far more than the
+CPU seconds, other work used the same core, and the CPU seconds are too high as well.
 
 *first* is the first fit of a fresh process with `fit.idata`, all compilation included and no programs on disk; *rounds*
 and *check* are the part of its seconds on the clock that the rounds took, and the exchanges after them. *second* is a
@@ -55,11 +55,10 @@ def page(results: Mapping[str, Any], programs: Mapping[str, Example], seconds: f
         RULES.format(limit=f"{seconds:.0f} seconds, on cores that other work kept busy at the same time"),
         _NUMBERS,
         *([_ON_BOTH] if BOTH in known else []),
-        " ".join(sorted({result["machine"] for result in results.values()})) + "\n",
     ]
     for label in known:
         mine = {name: _under(label, each) for name, each in results.items() if label in each}
-        lines += [f"## {label.capitalize()}", ""]
+        lines += [f"## {label.capitalize()}", "", *sorted({each["fit"]["machine"] for each in mine.values()}), ""]
         lines += pages.table(_FOUND, [_found(name, programs[name], each) for name, each in mine.items()])
         lines += pages.table(_TIMES, [_times(name, each, label) for name, each in mine.items()])
         if words := [f"- {name}: {words}" for name, each in mine.items() if (words := told(each["fit"]))]:

@@ -22,10 +22,8 @@ _AT_ONCE = 32  # draws of the globals side by side, fewer where groups of locals
 _COLD_NEWTON = 30  # steps to the locals' mode given the median of the draws
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals
 _NOWHERE = 1e4  # stated noise where no mode of the locals was found
-_LARGE_GROUP, _LARGEST_GROUP = (
-    64,
-    128,
-)  # locals from which each draw's mode is sought for finer integrals alone, or never
+_LARGE_GROUP = 64  # locals from which each draw's mode is sought for finer integrals alone
+_LARGEST_GROUP = 128  # locals from which it never is
 _FINER_IN_LARGE = 64  # draws at most with such a search, which costs as much as the others and gains more
 
 
@@ -142,7 +140,7 @@ def _one_by_one(client: Client) -> bool:
 
 
 def _at_once(client: Client) -> int:
-    """A search takes as many derivatives side by side as a group has locals, where the integral takes 16 draws."""
+    """Fewer where groups are large, whose searches take a derivative for each local of a group, side by side."""
     return max(1, _AT_ONCE * NUM_LOCAL // max(NUM_LOCAL, client.groups.shape[1]))
 
 
