@@ -18,7 +18,7 @@ from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import Client
 
 NUM_LOCAL, NUM_LOCAL_FINER = 16, 512  # draws that integrate out the locals at each draw of the globals
-_AT_ONCE = 32  # draws of the globals side by side, fewer where groups of locals are large
+_AT_ONCE = 32  # draws of the globals side by side, where no large groups are searched
 _COLD_NEWTON = 30  # steps to the locals' mode given the median of the draws
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals
 _NOWHERE = 1e4  # stated noise where no mode of the locals was found
@@ -92,7 +92,7 @@ def log_factors(
         found = _integrated(locals_of(*given))
         return found.value, found.noise
 
-    values, noise = in_batches(at, (theta, shifts), _at_once(client))
+    values, noise = in_batches(at, (theta, shifts), _at_once(client, num_local))
     return LogFactors(values, noise, jnp.zeros(len(theta)))
 
 
@@ -130,7 +130,7 @@ def locals_given(
         ends = jnp.cumsum(jax.nn.softmax(_integrated(drawn).log_weight))
         return drawn.z[jnp.minimum(jnp.searchsorted(ends, pick), len(ends) - 1)]
 
-    found = in_batches(at, (theta, shifts, picks), _at_once(client))
+    found = in_batches(at, (theta, shifts, picks), _at_once(client, num_local))
     return found
 
 
@@ -139,9 +139,16 @@ def _one_by_one(client: Client) -> bool:
     return client.groups.shape[1] == 1
 
 
-def _at_once(client: Client) -> int:
-    """Fewer where groups are large, whose searches take a derivative for each local of a group, side by side."""
-    return max(1, _AT_ONCE * NUM_LOCAL // max(NUM_LOCAL, client.groups.shape[1]))
+def _searched(client: Client, num_local: int) -> bool:
+    """Whether the locals' mode and curvature are sought at each draw of the globals."""
+    size = client.groups.shape[1]
+    return size < _LARGE_GROUP or (num_local > NUM_LOCAL and size < _LARGEST_GROUP)
+
+
+def _at_once(client: Client, num_local: int) -> int:
+    """Draws of the globals side by side: a search takes as many derivatives at each as a group has locals."""
+    size = client.groups.shape[1] if _searched(client, num_local) else 0
+    return _AT_ONCE * NUM_LOCAL // max(NUM_LOCAL, size)
 
 
 def _nodes_for(num_local: int) -> int:
@@ -217,9 +224,8 @@ def _locals(client: Client, cavity: Gaussian, theta: Array, num: int) -> Callabl
     white = whitener(mode.curvature[size:, size:])
     slope = white.T @ white @ mode.curvature[size:, :size]
     wide = 1.0 + client.num_locals**-0.5
-    large = groups.shape[1] >= _LARGE_GROUP
-    searched = not large or (num > NUM_LOCAL and groups.shape[1] < _LARGEST_GROUP)
-    num = min(num, _FINER_IN_LARGE) if large and searched else num
+    searched = _searched(client, num)
+    num = min(num, _FINER_IN_LARGE) if searched and groups.shape[1] >= _LARGE_GROUP else num
     half = num // 2
 
     def given(one: Array, at: Callable[[Array], Array]) -> tuple[Array, Callable[[Array], Array], Array]:
