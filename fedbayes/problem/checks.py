@@ -266,25 +266,46 @@ _FINITE: Kept[Any] = Kept(64)
 def groups_are_independent(bucket: Bucket) -> bool:
     """Whether the rows of the locals' first axis are independent given the globals, on every client of the bucket.
 
-    Then the log factor has no second derivative between two rows; this is looked at in two points.
+    Then the log factor has no second derivative between two rows, at two points. Any two rows differ in a digit of
+    their binary numbers: so for each digit the derivative of the slope is taken along all rows that have it, with
+    random parts, and must be exactly zero in all others. That is as many derivatives as digits, where the whole Hessian
+    is as many as locals.
     """
     program, clients = bucket.clients.program, bucket.clients
     groups, size = program.locals.groups(), program.globals.size
     if len(groups) < 2 or program.enumerated:
         return False
+    random = np.random.default_rng(5)
+    points = random.normal(size=(2, size + program.locals.size)) * 0.3
+    probes, outside = _probes(groups, random)
 
-    def curvature(position: Array, client: Client) -> Array:
-        theta, z = position[:size], position[size:]
-        slope = jax.grad(lambda z: client.log_factor(jnp.concatenate([theta, z])))
-        return program.jacobian(slope)(z)
+    def largest_at(point: Array, client: Client) -> Array:
+        slope = jax.grad(client.given(point[:size]))
+
+        def along(probe: Array) -> Array:
+            if program.jacobian is jax.jacrev:
+                return jax.grad(lambda z: slope(z) @ probe)(point[size:])
+            return jax.jvp(slope, (point[size:],), (probe,))[1]
+
+        return jnp.max(jnp.abs(jax.lax.map(along, probes)) * outside)
 
     def largest_between(client: Client) -> Array:
-        apart = jnp.ones((program.locals.size,) * 2).at[groups[:, :, None], groups[:, None, :]].set(0.0)
-        return jnp.max(jnp.abs(jax.vmap(lambda point: curvature(point, client))(points)) * apart)
+        return jnp.max(jax.vmap(lambda point: largest_at(point, client))(points))
 
-    points = np.random.default_rng(5).normal(size=(2, size + program.locals.size)) * 0.3
     found = _INDEPENDENT.get(program, lambda: jit_cheaply(lambda clients: jax.lax.map(largest_between, clients)))
     return bool(np.all(np.asarray(found(clients)) == 0.0))
+
+
+def _probes(groups: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Directions within the groups that have one digit in common, and the locals of all others, by digit and place."""
+    digits = np.arange((len(groups) - 1).bit_length())
+    inside = (np.arange(len(groups)) >> digits[:, None]) & 1  # (digit, group)
+    probes = np.zeros((len(digits), groups.shape[1], groups.size))
+    outside = np.zeros_like(probes)
+    for place in range(groups.shape[1]):
+        probes[:, place, groups[:, place]] = inside * random.normal(size=len(groups))
+    outside[:, :, groups] = (1.0 - inside)[:, None, :, None]
+    return probes.reshape(-1, groups.size), outside.reshape(-1, groups.size)
 
 
 def curvature_is_finite(bucket: Bucket) -> bool:

@@ -76,14 +76,28 @@ class Client:
         real = jnp.ones(rows.shape, bool) if real is None else real
         return program.log_factor(position[:size], position[size:], data, real, scale)
 
-    def at_many(self, function: Callable[[Any], Any], points: Any) -> Any:
+    def at_many(
+        self, function: Callable[[Any], Any], points: Any, evaluations: int = 1, most: int | None = None
+    ) -> Any:
         """``function`` of each row of ``points``, shape ``(n, ...)``: side by side, as many as fit into memory.
 
         One after the other where each point takes a matrix of rows by rows.
+
+        Parameters
+        ----------
+        function
+            Of one point.
+        points
+            A pytree of arrays with the same first axis.
+        evaluations
+            Of the log factor that the function makes side by side.
+        most
+            Points side by side, whatever the memory.
         """
         if self.program.rows_by_rows:
             return jax.lax.map(function, points)
-        return in_batches(function, points, self._at_once)
+        at_once = max(1, self._at_once // evaluations)
+        return in_batches(function, points, at_once if most is None else min(at_once, most))
 
     @property
     def _at_once(self) -> int:

@@ -10,7 +10,7 @@ from jax import Array
 from fedbayes.contract.algorithm import Info, Reply
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.step import smallest_eigenvalue
-from fedbayes.inference.local.density.tilted import Tilted, Warm, laplace_evidence, site_of_gaussian
+from fedbayes.inference.local.density.tilted import Tilted, Warm
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, packed, unpacked, where, whitener
@@ -145,17 +145,16 @@ def matched(solver: Solver, tilted: Tilted, opening: Array, warm: Warm, inputs: 
         See :class:`~fedbayes.inference.local.solvers.Solver`.
     """
     cavity, found = tilted.cavity, solver.run(tilted, warm, inputs)
-    laplace = site_of_gaussian(found.mode.position, found.mode.curvature, cavity)
-    either = partial(jax.tree.map, partial(jnp.where, opening))
-    site, log_evidence = either((laplace, laplace_evidence(found.mode)), (found.site, found.log_evidence))
+    laplace, either = found.laplace, partial(jax.tree.map, partial(jnp.where, opening))
+    site, log_evidence = either((laplace.site, laplace.log_evidence), (found.site, found.log_evidence))
     usable = jnp.all(jnp.isfinite(site.shift)) & jnp.all(jnp.isfinite(site.precision))
-    usable = usable & (found.mode.converged | ~opening)  # no approximation of what grows for ever
+    usable = usable & (laplace.converged | ~opening)  # no approximation of what grows for ever
     site, white, influence = _scaled(site, cavity, log_evidence)
     # the tilted covariance is the global's where EP has converged
     noise = found.error.noise(white.T @ white)
     noise = jnp.where(jnp.isfinite(noise) & ~opening, noise, 0.0)
     heavy_tailed = ~(jnp.asarray(found.reliable) | opening)
-    broken = jnp.where(jnp.isfinite(found.mode.value), ResultCode.IMPROPER, ResultCode.NOT_FINITE)
+    broken = jnp.where(jnp.isfinite(laplace.value), ResultCode.IMPROPER, ResultCode.NOT_FINITE)
     code = jnp.where(usable, jnp.where(heavy_tailed, ResultCode.UNRELIABLE, ResultCode.OK), broken)
     info = {
         "heavy_tailed": heavy_tailed.astype(float),

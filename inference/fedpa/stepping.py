@@ -161,6 +161,8 @@ def _sample_gaussian(weight: Array, samples: Samples) -> Gaussian:
     num, size = samples.u.shape
     mean = jnp.mean(samples.u, axis=0)
     u = mean + jnp.sqrt(samples.scale / weight) * (samples.u - mean)
-    draws = TiltedDraws(u, u, jnp.full(num, 1.0 / num), mean, jnp.eye(size), jnp.asarray(float(num)))
+    draws = TiltedDraws(
+        u, u, jnp.full(num, 1.0 / num), mean, jnp.eye(size), jnp.zeros((size, 0)), jnp.asarray(float(num))
+    )
     found = covariance_inversion(draws, Gaussian.neutral(size))
     return Gaussian(found.shift, found.precision, jnp.full((), jnp.nan))

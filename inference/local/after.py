@@ -44,7 +44,7 @@ def _given(
 
     With the key of an earlier log-likelihood call it picks among the draws used there.
     """
-    return Reply(each=locals_given(client, cavity, theta, *inputs, num_local), code=_ok()), private
+    return Reply(each=locals_given(client, theta, *inputs, num_local), code=_ok()), private
 
 
 def _given_inputs(key: Array, theta: Array, num_locals: int) -> tuple[Array, Array, Array]:
@@ -56,7 +56,7 @@ def _given_inputs(key: Array, theta: Array, num_locals: int) -> tuple[Array, Arr
 def _log_likelihood(
     num_local: int, theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
 ) -> tuple[Reply, tuple[()]]:
-    found = log_factors(client, cavity, theta, shift, num_local)
+    found = log_factors(client, theta, shift, num_local)
     if not jax.tree.leaves(cavity):  # nobody has locals: all is exact
         found = found._replace(noise=jnp.zeros(()), halved=jnp.zeros(()))
     return Reply(each=found.values, code=_ok(), info={"noise": found.noise, "halved": found.halved}), private

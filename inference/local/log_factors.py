@@ -10,10 +10,10 @@ from jax import Array
 from jaxtyping import Float
 
 from fedbayes.inference.local.density import quadrature
-from fedbayes.inference.local.density.conditional import NEAR, find_conditional
-from fedbayes.inference.local.density.tilted import Tilted, cold_start
+from fedbayes.inference.local.density.conditional import NEAR, Conditional, find_conditional, of_globals
+from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.numerics.batches import in_batches
-from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, whitener
+from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import Client
 
@@ -47,8 +47,7 @@ class LogFactors(NamedTuple):
 
 def log_factors(
     client: Client,
-    cavity: Gaussian,
-    theta: Float[Array, "draw {cavity.size}"],
+    theta: Float[Array, "draw {client.program.globals.size}"],
     shift: Float[Array, " {client.num_locals}"],
     num_local: int = NUM_LOCAL,
 ) -> LogFactors:
@@ -65,15 +64,13 @@ def log_factors(
     need it (Andrieu and Roberts 2009).
 
     In groups of 64 locals and more, whose curvature at each row would cost too much, the Laplace approximation is the
-    one at the mode, moved along a line. Where more than the usual number of draws is asked for, groups of fewer than
-    128 have each row's own as well, with 64 draws at most.
+    one at the median of all rows, moved along a line. Where more than the usual number of draws is asked for, groups of
+    fewer than 128 have each row's own as well, with 64 draws at most.
 
     Parameters
     ----------
     client
         Whose factor it is.
-    cavity
-        What all others know: the search for the locals' mode starts there.
     theta
         The globals.
     shift
@@ -86,7 +83,7 @@ def log_factors(
         return LogFactors(client.at_many(client.log_factor, theta), zero, zero)
     if _one_by_one(client):
         return _by_quadrature(client, theta, _nodes_for(num_local))
-    locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
+    locals_of, shifts = _locals(client, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array]) -> tuple[Array, Array]:
         found = _integrated(locals_of(*given))
@@ -98,8 +95,7 @@ def log_factors(
 
 def locals_given(
     client: Client,
-    cavity: Gaussian,
-    theta: Float[Array, "draw {cavity.size}"],
+    theta: Float[Array, "draw {client.program.globals.size}"],
     shift: Float[Array, " {client.num_locals}"],
     picks: Float[Array, " draw"],
     levels: Float[Array, "draw {client.num_locals}"],
@@ -113,16 +109,19 @@ def locals_given(
 
     Parameters
     ----------
-    client, cavity, theta, shift, num_local
+    client, theta, shift, num_local
         As there.
     picks, levels
         Uniform random numbers.
     """
     if _one_by_one(client):
         at_theta = _references(client, theta, _nodes_for(num_local))
-        found: Array = in_batches(lambda row: quadrature.drawn(at_theta(row[0]), row[1]), (theta, levels), _AT_ONCE)
+        nodes = _nodes_for(num_local)
+        found: Array = client.at_many(
+            lambda row: quadrature.drawn(at_theta(row[0]), row[1]), (theta, levels), nodes, _AT_ONCE
+        )
         return found
-    locals_of, shifts = _locals(client, cavity, theta, num_local), _shifts(shift, len(theta))
+    locals_of, shifts = _locals(client, theta, num_local), _shifts(shift, len(theta))
 
     def at(given: tuple[Array, Array, Array]) -> Array:
         one, own, pick = given
@@ -164,30 +163,41 @@ def _by_quadrature(client: Client, theta: Array, nodes: int) -> LogFactors:
         value, halved = quadrature.log_integral(client.given(one), known)
         return value, jnp.where(known.found, 0.0, _NOWHERE), halved
 
-    return LogFactors(*in_batches(at, theta, _AT_ONCE))
+    return LogFactors(*client.at_many(at, theta, nodes, _AT_ONCE))
 
 
-def _references(client: Client, theta: Array, nodes: int) -> Callable[[Array], quadrature.Reference]:
-    """``theta -> reference``, each search from the linear prediction around the draws' median."""
-    median = jnp.median(theta, axis=0)
+class _Line(NamedTuple):
+    """The locals' Laplace approximation where the globals are at ``theta``, and how its mode moves with them."""
 
+    theta: Float[Array, " d"]
+    there: Conditional
+    slope: Float[Array, "m d"]
+
+    def at(self, theta: Float[Array, " d"]) -> Float[Array, " m"]:
+        """The mode expected at other globals."""
+        return self.there.mode + self.slope @ (theta - self.theta)
+
+
+def _line(client: Client, theta: Float[Array, "draw d"]) -> _Line:
+    """Around the draws' median."""
+    median, groups = jnp.median(theta, axis=0), jnp.asarray(client.groups)
     there = find_conditional(
         client.given(median),
         cold_start(client.num_locals),
-        jnp.asarray(client.groups),
+        groups,
         max_steps=_COLD_NEWTON,
         jacobian=client.jacobian,
     )
-    if client.jacobian is jax.jacrev:
-        score = jax.grad(lambda one, z: client.given(one)(z))
-        cross = jax.jacrev(score, argnums=1)(median, there.mode).T
-    else:
-        cross = jax.jacfwd(lambda one: jax.grad(client.given(one))(there.mode))(median)
-    slope = there.white[:, :, 0] ** 2 * cross
+    _, across = of_globals(client, median, there.mode)
+    return _Line(median, there, there.covariance_times(across, groups).T)
+
+
+def _references(client: Client, theta: Array, nodes: int) -> Callable[[Array], quadrature.Reference]:
+    """``theta -> reference``, each search from where the mode is expected."""
+    line = _line(client, theta)
 
     def at(one: Array) -> quadrature.Reference:
-        start = there.mode + slope @ (one - median)
-        return quadrature.reference(client.given(one), start, jacobian=client.jacobian, nodes=nodes)
+        return quadrature.reference(client.given(one), line.at(one), jacobian=client.jacobian, nodes=nodes)
 
     return at
 
@@ -217,36 +227,30 @@ def _shifts(shift: Float[Array, " m"], num: int) -> Float[Array, "{num} m"]:
     return jnp.mod(shift + jnp.arange(num)[:, None] * ratio ** -np.arange(1.0, size + 1), 1.0)
 
 
-def _locals(client: Client, cavity: Gaussian, theta: Array, num: int) -> Callable[[Array, Array], _Weighted]:
+def _locals(client: Client, theta: Array, num: int) -> Callable[[Array, Array], _Weighted]:
     """``(theta, shift) -> draws`` of the locals given the globals."""
-    size, groups = theta.shape[1], jnp.asarray(client.groups)
-    mode = Tilted(client, cavity).mode(jnp.concatenate([theta[0], jnp.zeros(client.num_locals)]))
-    white = whitener(mode.curvature[size:, size:])
-    slope = white.T @ white @ mode.curvature[size:, :size]
+    groups, line = jnp.asarray(client.groups), _line(client, theta)
     wide = 1.0 + client.num_locals**-0.5
     searched = _searched(client, num)
     num = min(num, _FINER_IN_LARGE) if searched and groups.shape[1] >= _LARGE_GROUP else num
     half = num // 2
 
-    def given(one: Array, at: Callable[[Array], Array]) -> tuple[Array, Callable[[Array], Array], Array]:
-        """Centre, noise to offset, and log determinant of the Laplace approximation."""
-        start = mode.position[size:] - slope @ (one - mode.position[:size])
+    def given(one: Array, at: Callable[[Array], Array]) -> Conditional:
+        start = line.at(one)
         if not searched:
-            return start, lambda noise: noise @ white, -0.5 * log_det(white)
-        found = find_conditional(at, start, groups, max_steps=_NEWTON, near=NEAR, jacobian=client.jacobian)
-        centred = found._replace(mode=jnp.zeros_like(start))
-        return found.mode, lambda noise: jax.vmap(lambda n: centred.draw(n, groups))(noise), found.log_spread()
+            return line.there._replace(mode=start)
+        return find_conditional(at, start, groups, max_steps=_NEWTON, near=NEAR, jacobian=client.jacobian)
 
     def draw(one: Array, shift: Array) -> _Weighted:
         at = client.given(one)
-        centre, spread, log_spread = given(one, at)
+        found = given(one, at)
         noise = quasi_normal(shift, num)
         noise = noise * jnp.where(jnp.arange(num) < half, 1.0, wide)[:, None]
-        z = centre + spread(noise)
+        z = jax.vmap(lambda each: found.draw(each, groups))(noise)
         logs = jax.vmap(at)(z)
         squares = 0.5 * jnp.sum(noise**2, axis=1)
         log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - client.num_locals * jnp.log(wide)) - jnp.log(2.0)
-        return _Weighted(z, logs + squares, logs - log_mixture, log_spread + 0.5 * client.num_locals * LOG_2PI)
+        return _Weighted(z, logs + squares, logs - log_mixture, found.log_spread() + 0.5 * client.num_locals * LOG_2PI)
 
     return draw
 

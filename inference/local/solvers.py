@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
-from fedbayes.inference.local.density.laplace import Mode
-from fedbayes.inference.local.density.moments import Estimator, SiteError
-from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm, laplace_evidence, site_of_gaussian
+from fedbayes.inference.local.density.moments import Estimator, SiteError, locals_integrated_out
+from fedbayes.inference.local.density.tilted import LaplaceSite, LocalSite, Tilted, Warm, laplace_site, site_of_gaussian
 from fedbayes.inference.local.sampling.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
-from fedbayes.inference.local.sampling.nested import nested_site
+from fedbayes.inference.local.sampling.nested import MANY_SINGLES, nested_site
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import quasi_normal
 
@@ -42,8 +41,8 @@ def laplace() -> Solver:
 
     def run(tilted: Tilted, warm: Warm, inputs: tuple[()]) -> LocalSite:
         mode = tilted.mode(warm.position, tolerance=1e-8)
-        site = site_of_gaussian(mode.position, mode.curvature, tilted.cavity)
-        return _deterministic(site, laplace_evidence(mode), warm._replace(position=mode.position), mode)
+        found = laplace_site(mode, tilted.cavity)
+        return _deterministic(found.site, found.log_evidence, warm._replace(position=mode.position), found)
 
     return Solver(run, lambda key, size: ())
 
@@ -65,7 +64,7 @@ def importance(*, num_samples: int, estimator: Estimator) -> Solver:
     return Solver(run, importance_inputs, in_turn=True)
 
 
-def nested(*, num_samples: int, estimator: Estimator) -> Solver:
+def nested(*, num_samples: int, estimator: Estimator, many: int = MANY_SINGLES) -> Solver:
     """Importance sampling of the globals, and of the locals given them, for clients with locals.
 
     Parameters
@@ -74,13 +73,15 @@ def nested(*, num_samples: int, estimator: Estimator) -> Solver:
         Draws of the globals, a power of two, above ``2 d + 2``.
     estimator
         Turns the draws into a site.
+    many
+        See :func:`~fedbayes.inference.local.sampling.nested.nested_site`.
     """
     plain = importance(num_samples=num_samples, estimator=estimator)
 
     def run(tilted: Tilted, warm: Warm, inputs: Float[Array, " p"]) -> LocalSite:
         if tilted.factor.num_locals == 0:
             return plain.run(tilted, warm, inputs)
-        return nested_site(tilted, warm, inputs, num_samples=num_samples, estimator=estimator)
+        return nested_site(tilted, warm, inputs, num_samples=num_samples, estimator=estimator, many=many)
 
     return Solver(run, importance_inputs, in_turn=True)
 
@@ -114,7 +115,7 @@ def _estimated(drawn: Drawn, tilted: Tilted, estimator: Estimator) -> LocalSite:
         drawn.k_hat,
         drawn.draws.effective,
         drawn.warm,
-        drawn.mode,
+        laplace_site(drawn.mode, tilted.cavity),
         drawn.reliable,
     )
 
@@ -158,12 +159,14 @@ def variational(*, num_samples: int, num_steps: int = 8) -> Solver:
         (mean, curvature, white), _ = jax.lax.scan(step, (mode.position, mode.curvature, mode.white), None, num_steps)
         log_density, _ = gradient(mean + noise @ white)
         entropy = 0.5 * (mean.shape[0] * (LOG_2PI + 1.0) - log_det(white))
-        site = site_of_gaussian(mean, curvature, tilted.cavity)
-        return _deterministic(site, jnp.mean(log_density) + entropy, warm._replace(position=mean), mode)
+        size, laplace = tilted.cavity.size, laplace_site(mode, tilted.cavity)
+        precision, _ = locals_integrated_out(curvature, size)
+        site = site_of_gaussian(mean[:size], precision, tilted.cavity)
+        return _deterministic(site, jnp.mean(log_density) + entropy, warm._replace(position=mean), laplace)
 
     return Solver(run, importance_inputs, in_turn=True)
 
 
-def _deterministic(site: Gaussian, log_evidence: Array, warm: Warm, mode: Mode) -> LocalSite:
+def _deterministic(site: Gaussian, log_evidence: Array, warm: Warm, laplace: LaplaceSite) -> LocalSite:
     certain = SiteError.none(site.size)
-    return LocalSite(site, log_evidence, certain, jnp.zeros(()), jnp.full((), jnp.inf), warm, mode)
+    return LocalSite(site, log_evidence, certain, jnp.zeros(()), jnp.full((), jnp.inf), warm, laplace)

@@ -13,8 +13,7 @@ from fedbayes.inference.local.density.moments import Estimator
 from fedbayes.inference.local.density.tilted import (
     Tilted,
     cold_chains,
-    laplace_evidence,
-    site_of_gaussian,
+    laplace_site,
     with_evidence,
 )
 from fedbayes.inference.local.sampling.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
@@ -56,9 +55,11 @@ class Subposterior(NamedTuple):
         """Places of the locals of each independent group."""
         return self.client.groups
 
-    def at_many(self, function: Callable[[Any], Any], points: Any) -> Any:
+    def at_many(
+        self, function: Callable[[Any], Any], points: Any, evaluations: int = 1, most: int | None = None
+    ) -> Any:
         """See :class:`~fedbayes.problem.client.Client`."""
-        return self.client.at_many(function, points)
+        return self.client.at_many(function, points, evaluations, most)
 
     def log_factor(self, position: Float[Array, " p"]) -> Float[Array, ""]:
         """Log density at the joint position ``(theta, z)``, unnormalised."""
@@ -120,8 +121,8 @@ def laplace() -> Sampler:
     def run(sub: Subposterior, start: Float[Array, " p"], inputs: tuple[()]) -> Summary:
         tilted = sub.alone()
         mode = tilted.mode(start, tolerance=1e-8)
-        site = site_of_gaussian(mode.position, mode.curvature, tilted.cavity)
-        gaussian = with_evidence(site, tilted.cavity, laplace_evidence(mode))
+        found = laplace_site(mode, tilted.cavity)
+        gaussian = with_evidence(found.site, tilted.cavity, found.log_evidence)
         nothing = jnp.zeros((0, sub.prior.size))
         return Summary(gaussian, nothing, jnp.zeros(()), jnp.full((), jnp.inf), jnp.array(True), mode.position)
 

@@ -16,7 +16,7 @@ from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, 
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.log_factors import log_factors
 from fedbayes.inference.merging.server import MergeState
-from fedbayes.numerics.gaussian import Gaussian, packed, unpacked, whitener
+from fedbayes.numerics.gaussian import Gaussian, packed, whitener
 from fedbayes.numerics.importance import fixed_normal, pareto_smooth, random_shift
 from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
@@ -48,7 +48,7 @@ def check_phase(roster: Roster, merge: Algorithm) -> Phase:
     def log_factor(
         theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
     ) -> tuple[Reply, tuple[()]]:
-        values = log_factors(client, unpacked(cavity), theta, shift).values
+        values = log_factors(client, theta, shift).values
         code = jnp.where(jnp.any(jnp.isfinite(values)), ResultCode.OK, ResultCode.NOT_FINITE)
         return Reply(each=values, code=code), private
 

@@ -100,7 +100,9 @@ class Prior:
         """The log density at the globals, whatever the locals: there are none."""
         return lambda z: self.log_density(theta)
 
-    def at_many(self, function: Callable[[Any], Any], points: Any) -> Any:
+    def at_many(
+        self, function: Callable[[Any], Any], points: Any, evaluations: int = 1, most: int | None = None
+    ) -> Any:
         """``function`` of each row of ``points``, side by side."""
         return jax.vmap(function)(points)
 

@@ -10,12 +10,14 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Bool, Float, Int
 
+from fedbayes.inference.local.density.tilted import Factor
 from fedbayes.numerics.gaussian import LARGE, large_whitener, whitener, whitener_for
 
 _LADDER = (0.0, 2.0, 30.0)  # Levenberg-Marquardt damping, of which each is a candidate for the next point
 _PARTS = (1.0, 0.2, 0.02)  # of a Newton step: as many candidates in large groups, where each damping costs much
 _TOLERANCE = 1e-9  # gain of a step, relative, that ends the search
-_NEWTON = 15  # steps to the modes of single locals, most often one or two
+_NEWTON = 25  # steps to the modes of single locals, most often one or two
+_SEVERAL = 4.0  # sds: of a longer step nothing says that the next one will be shorter
 NEAR = 0.3  # sds: after a step that is shorter a mode is near enough for a proposal
 _LONGEST = 4.0  # sds: the first step is no longer, and each next one may be so many times as long
 _FLAT = 1e-8  # least curvature of a single local
@@ -40,9 +42,34 @@ class Conditional(NamedTuple):
         offset = jnp.einsum("gij,gi->gj", self.white, noise[groups])
         return self.mode + jnp.zeros_like(noise).at[groups].set(offset)
 
+    def covariance_times(self, rows: Float[Array, "row m"], groups: Int[Array, "group size"]) -> Float[Array, "row m"]:
+        """Rows times the covariance."""
+        found = jnp.einsum("gji,gjk,rgk->rgi", self.white, self.white, rows[:, groups])
+        return jnp.zeros_like(rows).at[:, groups].set(found)
+
     def log_spread(self) -> Float[Array, ""]:
         """Half the log determinant of the covariance."""
         return jnp.sum(jnp.log(jnp.diagonal(self.white, axis1=1, axis2=2)))
+
+
+def of_globals(
+    factor: Factor, theta: Float[Array, " d"], z: Float[Array, " m"]
+) -> tuple[Float[Array, "d d"], Float[Array, "d m"]]:
+    """Second derivatives of a log factor, of the globals by the globals and by the locals: d derivatives of its slope.
+
+    Parameters
+    ----------
+    factor
+        A client's.
+    theta, z
+        Where.
+    """
+    slopes = jax.grad(lambda theta, z: factor.given(theta)(z), argnums=(0, 1))
+    if factor.jacobian is jax.jacrev:
+        found: tuple[Array, Array] = jax.jacrev(lambda *at: slopes(*at)[0], argnums=(0, 1))(theta, z)
+        return found
+    corner, across = factor.jacobian(lambda at: slopes(at, z))(theta)
+    return corner, across.T
 
 
 class _Search(NamedTuple):
@@ -159,12 +186,14 @@ def _moves_of_large(curvature: Array, slope: Array) -> _Moves:
 
 
 class _Singles(NamedTuple):
-    """Where each local is, its sd there, between which two points its mode is, and whether one is still on its way."""
+    """Where each local is, its sd there, between which points its mode is, and what the last step was and became."""
 
     position: Array
     scale: Array
     low: Array
     high: Array
+    newton: Array
+    moved: Array
     far: Array
     steps: Array
 
@@ -175,7 +204,10 @@ def find_singles(
     """Modes and sds of locals that are independent of each other, and whether all were found.
 
     By safeguarded Newton steps of each by itself, which take two derivatives of the sum of all and none of its values.
-    The modes are off by a few hundredths of an sd: near enough for a proposal.
+    Where a step of several sds is more than half as long as the last one, as down the exponential cliff of a Poisson
+    likelihood, on which each step gains a factor of e, the next is twice as long as the last; or it ends in the middle
+    once the mode lies between two known points. The modes are off by a few hundredths of an sd: near enough for a
+    proposal.
 
     Parameters
     ----------
@@ -201,12 +233,20 @@ def find_singles(
         step = scale * slope  # in sds; uphill where the density is not concave, too
         low = jnp.where(slope > 0.0, carry.position, carry.low)
         high = jnp.where(slope < 0.0, carry.position, carry.high)
-        longest = _LONGEST ** (carry.steps + 1.0)
-        position = carry.position + scale * jnp.clip(step, -longest, longest)
-        position = jnp.where((position < low) | (position > high), 0.5 * (low + high), position)
+        longest = _LONGEST ** (carry.steps + 1.0) * jnp.maximum(scale, 1.0)
+        move = jnp.clip(scale * step, -longest, longest)
+        newton = jnp.abs(move)
+        slow = (jnp.abs(step) > _SEVERAL) & (newton > 0.5 * carry.newton)
+        between = jnp.isfinite(low) & jnp.isfinite(high)
+        move = jnp.where(slow & ~between, jnp.sign(move) * jnp.maximum(newton, 2.0 * carry.moved), move)
+        position = carry.position + move
+        outside = (position < low) | (position > high) | (slow & between)
+        position = jnp.where(outside & between, 0.5 * (low + high), position)
         far = ~jnp.all((jnp.abs(step) < NEAR) & (second < 0.0))
-        return _Singles(position, scale, low, high, far, carry.steps + 1)
+        moved = jnp.abs(position - carry.position)
+        return _Singles(position, scale, low, high, newton, moved, far, carry.steps + 1)
 
-    begin = _Singles(start, ones, -jnp.inf * ones, jnp.inf * ones, jnp.array(True), jnp.asarray(0))
+    nowhere = jnp.inf * ones
+    begin = _Singles(start, ones, -nowhere, nowhere, 0.0 * ones, 0.0 * ones, jnp.array(True), jnp.asarray(0))
     found = jax.lax.while_loop(lambda at: at.far & (at.steps < _NEWTON), newton, begin)
     return found.position, found.scale, ~found.far

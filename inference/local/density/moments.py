@@ -35,8 +35,9 @@ class TiltedDraws(NamedTuple):
         Gradient of the log factor there.
     weight
         Sum to one.
-    centre, curvature
-        Laplace approximation of the tilted density: mode and negative Hessian.
+    centre, precision, coupling
+        Laplace approximation of the tilted density: the mode, and of the negative Hessian what
+        :func:`locals_integrated_out` makes of it.
     effective
         Effective number of draws.
     sides
@@ -47,7 +48,8 @@ class TiltedDraws(NamedTuple):
     score: Float[Array, "draw p"]
     weight: Float[Array, " draw"]
     centre: Float[Array, " p"]
-    curvature: Float[Array, "p p"]
+    precision: Float[Array, "d d"]
+    coupling: Float[Array, "d m"]
     effective: Float[Array, ""]
     sides: int = 1
 
@@ -98,6 +100,30 @@ class SiteEstimate(NamedTuple):
 Estimator = Callable[[TiltedDraws, Gaussian], SiteEstimate]
 
 
+def locals_integrated_out(
+    curvature: Float[Array, "p p"], size: int
+) -> tuple[Float[Array, "{size} {size}"], Float[Array, "{size} {curvature.shape[0]-size}"]]:
+    """The precision of the globals, and how they are coupled to the locals, in a joint Gaussian.
+
+    Parameters
+    ----------
+    curvature
+        The joint precision ``[[A, C], [C', H]]``, globals first.
+    size
+        Number d of globals.
+
+    Returns
+    -------
+    precision
+        Marginal, ``A - C H^-1 C'``.
+    coupling
+        ``B = C H^-1``: given the globals the locals' mean is ``z0 - B' (theta - theta0)``.
+    """
+    across, white = curvature[:size, size:], whitener(curvature[size:, size:])
+    half = white @ across.T
+    return symmetrised(curvature[:size, :size] - half.T @ half), half.T @ white
+
+
 def control_variates(draws: TiltedDraws, size: int) -> Float[Array, "{draws.position.shape[0]} column"]:
     """``d + 1`` columns with zero mean given the globals; no columns without local latents.
 
@@ -106,12 +132,10 @@ def control_variates(draws: TiltedDraws, size: int) -> Float[Array, "{draws.posi
     num_locals = draws.position.shape[1] - size
     if num_locals == 0:
         return jnp.zeros((draws.position.shape[0], 0))
-    white = whitener(draws.curvature[size:, size:])
-    coupling = draws.curvature[:size, size:] @ white.T @ white
     gap = draws.position - draws.centre
-    residual = gap[:, size:] + gap[:, :size] @ coupling  # z - E[z | theta] under the Laplace approximation
+    residual = gap[:, size:] + gap[:, :size] @ draws.coupling  # z - E[z | theta] under the Laplace approximation
     scores = draws.score[:, size:]
-    return jnp.concatenate([scores @ coupling.T, jnp.sum(residual * scores + 1.0, axis=1, keepdims=True)], axis=1)
+    return jnp.concatenate([scores @ draws.coupling.T, jnp.sum(residual * scores + 1.0, axis=1, keepdims=True)], axis=1)
 
 
 def score_regression(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
@@ -247,8 +271,8 @@ def shrunk_covariance(draws: TiltedDraws, cavity: Gaussian) -> SiteEstimate:
     theta = draws.position[:, :size]
     mean = draws.weight @ theta
     gap = theta - mean
-    white = whitener(draws.curvature)
-    laplace = (white.T @ white)[:size, :size]
+    white = whitener(draws.precision)
+    laplace = white.T @ white
     covariance = (size * laplace + num * gap.T @ (draws.weight[:, None] * gap)) / (size + num)
     white = whitener(covariance)
     tilted = white.T @ white

@@ -10,8 +10,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from fedbayes.inference.local.density.laplace import Mode, find_mode
-from fedbayes.inference.local.density.moments import SiteError
-from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
+from fedbayes.inference.local.density.moments import SiteError, locals_integrated_out
+from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det
 
 NUM_CHAINS = 4  # of a local Markov chain sampler
 
@@ -42,8 +42,13 @@ class Factor(Protocol):
         """The log factor as a function of the locals, ``(m,) -> ()``, at the globals."""
         ...
 
-    def at_many(self, function: Callable[[Any], Any], points: Any) -> Any:
-        """``function`` of each row of ``points``, side by side or one after the other."""
+    def at_many(
+        self, function: Callable[[Any], Any], points: Any, evaluations: int = 1, most: int | None = None
+    ) -> Any:
+        """``function`` of each row of ``points``, side by side or one after the other.
+
+        ``evaluations`` of the log factor are made for each, and at most ``most`` points are side by side.
+        """
         ...
 
 
@@ -115,7 +120,7 @@ class Tilted(NamedTuple):
             score = jax.value_and_grad(lambda theta, z: self.factor.given(theta)(z), argnums=(0, 1))
             return jax.vmap(score, (None, 0), out_axes=0)(*point)
 
-        found = self.factor.at_many(at, (theta, jnp.swapaxes(sides, 0, 1)))
+        found = self.factor.at_many(at, (theta, jnp.swapaxes(sides, 0, 1)), len(sides))
         values, (of_globals, of_locals) = jax.tree.map(
             lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:]), found
         )
@@ -154,6 +159,27 @@ def cold_start(size: int) -> Float[Array, " {size}"]:
     return 0.01 * (1.0 + jnp.arange(size) / max(size, 1))
 
 
+class LaplaceSite(NamedTuple):
+    """What the Laplace approximation of a tilted density says, its locals integrated out.
+
+    Attributes
+    ----------
+    site
+        With the cavity divided out; its scale is for :func:`with_evidence` to find.
+    log_evidence
+        Log integral of the tilted density's kernel.
+    value
+        Log density at the mode.
+    converged
+        Whether the mode was found.
+    """
+
+    site: Gaussian
+    log_evidence: Float[Array, ""]
+    value: Float[Array, ""]
+    converged: Bool[Array, ""]
+
+
 class LocalSite(NamedTuple):
     """What a local solver finds out about its tilted density.
 
@@ -171,8 +197,8 @@ class LocalSite(NamedTuple):
         Effective number of draws; infinite for deterministic solvers.
     warm
         For the next round.
-    mode
-        Of the tilted density.
+    laplace
+        The Laplace approximation of the tilted density.
     reliable
         Whether the draws can be trusted: k-hat below 0.7, or weights that hardly vary.
     """
@@ -183,7 +209,7 @@ class LocalSite(NamedTuple):
     k_hat: Float[Array, ""]
     effective: Float[Array, ""]
     warm: Warm
-    mode: Mode
+    laplace: LaplaceSite
     reliable: Bool[Array, ""] | bool = True
 
 
@@ -193,18 +219,17 @@ def with_evidence(site: Gaussian, cavity: Gaussian, log_evidence: Float[Array, "
     return Gaussian(site.shift, site.precision, log_evidence - kernel.log_integral())
 
 
-def site_of_gaussian(mean: Float[Array, " p"], curvature: Float[Array, "p p"], cavity: Gaussian) -> Gaussian:
-    """The site of a joint Gaussian approximation of the tilted density: locals integrated out, cavity divided out.
+def site_of_gaussian(mean: Float[Array, " d"], precision: Float[Array, "d d"], cavity: Gaussian) -> Gaussian:
+    """The site of a Gaussian approximation of the tilted density, its locals integrated out: cavity divided out.
 
     Its scale is for :func:`with_evidence` to find.
     """
-    size = cavity.size
-    white = whitener(curvature[size:, size:])
-    half = white @ curvature[size:, :size]
-    marginal = symmetrised(curvature[:size, :size] - half.T @ half)
-    return Gaussian(marginal @ mean[:size] - cavity.shift, marginal - cavity.precision, jnp.zeros(()))
+    return Gaussian(precision @ mean - cavity.shift, precision - cavity.precision, jnp.zeros(()))
 
 
-def laplace_evidence(mode: Mode) -> Float[Array, ""]:
-    """Log integral of the tilted density's kernel in the Laplace approximation."""
-    return mode.value + 0.5 * (mode.position.shape[0] * LOG_2PI - log_det(mode.white))
+def laplace_site(mode: Mode, cavity: Gaussian) -> LaplaceSite:
+    """Of the tilted density with this mode."""
+    precision, _ = locals_integrated_out(mode.curvature, cavity.size)
+    site = site_of_gaussian(mode.position[: cavity.size], precision, cavity)
+    log_evidence = mode.value + 0.5 * (mode.position.shape[0] * LOG_2PI - log_det(mode.white))
+    return LaplaceSite(site, log_evidence, mode.value, mode.converged)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Key
 
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density.laplace import Mode
-from fedbayes.inference.local.density.moments import TiltedDraws
+from fedbayes.inference.local.density.moments import TiltedDraws, locals_integrated_out
 from fedbayes.inference.local.density.tilted import Tilted, Warm
 from fedbayes.inference.local.sampling.nuts import nuts_chains
 from fedbayes.numerics.gaussian import LOG_2PI, log_det
@@ -76,10 +76,16 @@ def _weighted(tilted: Tilted, mode: Mode, warm: Warm, shift: Array, num_samples:
     weight, k_hat = pareto_smooth(log_weight)
     evidence = log_mean_exp(log_weight) + 0.5 * (shift.shape[0] * LOG_2PI - log_det(mode.white))
     effective = 1.0 / jnp.sum(weight**2)
-    draws = TiltedDraws(position, score, weight, mode.position, mode.curvature, effective)
+    draws = _tilted_draws(mode, tilted.cavity.size, position, score, weight, effective)
     # weights that hardly vary are fine whatever their k-hat, which is noise there
     reliable = (k_hat <= K_HAT_LIMIT) | (effective > 0.99 * num_samples)
     return Drawn(draws, k_hat, evidence, reliable, warm._replace(position=mode.position), mode)
+
+
+def _tilted_draws(mode: Mode, size: int, position: Array, score: Array, weight: Array, effective: Array) -> TiltedDraws:
+    """With the Laplace approximation at the mode, of ``size`` globals."""
+    precision, coupling = locals_integrated_out(mode.curvature, size)
+    return TiltedDraws(position, score, weight, mode.position, precision, coupling, effective)
 
 
 def nuts_inputs(key: Key[Array, ""], size: int) -> tuple[Float[Array, " {size}"], Key[Array, ""]]:
@@ -122,6 +128,6 @@ def by_nuts(
     )
     _, score = tilted.scores(position)
     weight = jnp.full(num_samples, 1.0 / num_samples)
-    draws = TiltedDraws(position, score, weight, mode.position, mode.curvature, effective)
+    draws = _tilted_draws(mode, tilted.cavity.size, position, score, weight, effective)
     after = Warm(mode.position, last, step_size)
     return Drawn(draws, proposed.k_hat, proposed.log_evidence, jnp.array(True), after, mode)

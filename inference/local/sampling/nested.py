@@ -18,21 +18,29 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import ndtr
 from jaxtyping import Float
 
 from fedbayes.errors import K_HAT_LIMIT
-from fedbayes.inference.local.density.conditional import NEAR, Conditional, find_conditional, find_singles
-from fedbayes.inference.local.density.laplace import Mode
+from fedbayes.inference.local.density import quadrature
+from fedbayes.inference.local.density.conditional import (
+    NEAR,
+    Conditional,
+    find_conditional,
+    find_singles,
+    of_globals,
+)
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
-from fedbayes.inference.local.density.tilted import LocalSite, Tilted, Warm
+from fedbayes.inference.local.density.tilted import Factor, LaplaceSite, LocalSite, Tilted, Warm, site_of_gaussian
 from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import LARGE, LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal
 
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
-_AT_ONCE = 16  # draws of the globals side by side, where groups of locals are large
+_AT_ONCE = 16  # draws of the globals side by side, where each takes much
 _NEWTON = 12  # steps to the mode of the locals given the mean and each draw of the globals
 _WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
+MANY_SINGLES = 256  # for fewer, two draws are cheaper, and seldom too noisy
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
 
 
@@ -54,12 +62,26 @@ class _Found(NamedTuple):
     k_hat: Float[Array, ""]
     log_evidence: Float[Array, ""]
     effective: Float[Array, ""]
-    mode: Mode
+    laplace: LaplaceSite
     line: _Line
 
 
+class _Drawn(NamedTuple):
+    """Locals at draws of the globals, on two sides, and the log integral over them that each side's weight holds."""
+
+    sides: Float[Array, "2 draw m"]
+    value: Float[Array, " sided"]
+    score: Float[Array, "sided p"]
+
+
 def nested_site(
-    tilted: Tilted, warm: Warm, shift: Float[Array, " p"], *, num_samples: int, estimator: Estimator
+    tilted: Tilted,
+    warm: Warm,
+    shift: Float[Array, " p"],
+    *,
+    num_samples: int,
+    estimator: Estimator,
+    many: int = MANY_SINGLES,
 ) -> LocalSite:
     """The site by nested importance sampling.
 
@@ -75,14 +97,16 @@ def nested_site(
         Draws of the globals, a power of two; there are twice as many of the locals.
     estimator
         Turns the draws into a site.
+    many
+        Single locals from which the last weights have them integrated out by quadrature. The noise of their draws grows
+        with their number, while quadrature costs as many gradients whatever it is.
     """
     size, cavity = tilted.cavity.size, tilted.cavity
     noise = quasi_normal(shift, num_samples)
 
     def iterate(carry: tuple[Array, Array, _Line], last: Array) -> tuple[tuple, tuple]:
         mean, precision, line = carry
-        wide = jnp.where(last, _WIDE, 1.0)
-        draws, found = _nested_draws(tilted, mean, whitener(precision), line, noise, wide)
+        draws, found = _nested_draws(tilted, mean, whitener(precision), line, noise, last, many)
         even = jnp.full_like(draws.weight, 1.0 / len(draws.weight))
         site = estimator(draws._replace(weight=jnp.where(last, draws.weight, even)), cavity)
         mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
@@ -100,8 +124,8 @@ def nested_site(
         site.error,
         found.k_hat,
         found.effective,
-        warm._replace(position=found.mode.position),
-        found.mode,
+        warm._replace(position=jnp.concatenate([found.line.theta, found.line.z])),
+        found.laplace,
         (found.k_hat <= K_HAT_LIMIT) | (found.effective > 0.99 * 2 * num_samples),
     )
 
@@ -117,12 +141,12 @@ def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
 
 
 def _nested_draws(
-    tilted: Tilted, mean: Array, white: Array, line: _Line, noise: Array, wide: Array
+    tilted: Tilted, mean: Array, white: Array, line: _Line, noise: Array, last: Array, many: int
 ) -> tuple[TiltedDraws, _Found]:
     """Weighted draws of the nested proposal.
 
-    Its globals are half from the Gaussian ``mean``, ``white``, half from one with sds ``wide`` times as large; weights
-    are with respect to the mixture.
+    Its globals are half from the Gaussian ``mean``, ``white``, and half from one that is wider in the last iteration;
+    weights are with respect to the mixture.
     """
     size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
 
@@ -137,7 +161,7 @@ def _nested_draws(
         )
 
     # each half of a Sobol sequence fills the space; every other point does not
-    second = jnp.arange(len(noise)) >= len(noise) // 2
+    second, wide = jnp.arange(len(noise)) >= len(noise) // 2, jnp.where(last, _WIDE, 1.0)
     offset = noise[:, :size] * jnp.where(second, wide, 1.0)[:, None]
     squares = 0.5 * jnp.sum(offset**2, axis=1)
     log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - size * jnp.log(wide)) - jnp.log(2.0)
@@ -147,28 +171,52 @@ def _nested_draws(
     # a batch takes as many steps as its slowest draw: of large groups, whose steps take long, batches are small
     at_once = len(everywhere) if groups.shape[1] < LARGE else _AT_ONCE
     at_mean, locals_ = _parted(in_batches(given, (everywhere, line.at(everywhere)), at_once))
-    drawn = jax.vmap(Conditional.draw, (0, 0, None))
-    sides = jnp.stack([drawn(locals_, sign * noise[:, size:], groups) for sign in (1.0, -1.0)])
-    position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in sides])
+    drawn = _locals_at(tilted, theta, locals_, noise[:, size:], last, many)
 
-    centre = jnp.concatenate([mean, at_mean.mode])
-    value, curvature = _expanded(tilted, centre)
-    curvature = _with_locals_proper(curvature, size)
-    local_white = whitener(curvature[size:, size:])
-    slope = -local_white.T @ (local_white @ curvature[size:, :size])
-
-    log_factor, score = tilted.scores_of_sides(theta, sides)
-    spread = 0.5 * jnp.sum(noise[:, size:] ** 2, axis=1) + jax.vmap(Conditional.log_spread)(locals_)
-    inverse = spread - log_mixture  # of the proposal's density
-    log_weight = log_factor + tilted.log_cavities(position) + jnp.tile(inverse, 2)
+    position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in drawn.sides])
+    log_weight = drawn.value + tilted.log_cavities(position) - jnp.tile(log_mixture, 2)
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
-    score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, score)
+    score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, drawn.score)
     weight, k_hat = pareto_smooth(log_weight)
-    evidence = log_mean_exp(log_weight) + 0.5 * (noise.shape[1] * LOG_2PI - log_det(white))
+    evidence = log_mean_exp(log_weight) + 0.5 * (size * LOG_2PI - log_det(white))
     effective = 1.0 / jnp.sum(weight**2)
-    mode = Mode(centre, value, curvature, whitener(curvature), jnp.array(True))
-    draws = TiltedDraws(position, score, weight, centre, curvature, effective, sides=2)
-    return draws, _Found(k_hat, evidence, effective, mode, _Line(mean, at_mean.mode, slope))
+
+    laplace, precision, coupling = _expanded(tilted, mean, at_mean)
+    centre = jnp.concatenate([mean, at_mean.mode])
+    draws = TiltedDraws(position, score, weight, centre, precision, coupling, effective, sides=2)
+    return draws, _Found(k_hat, evidence, effective, laplace, _Line(mean, at_mean.mode, -coupling.T))
+
+
+def _locals_at(tilted: Tilted, theta: Array, given: Conditional, noise: Array, last: Array, many: int) -> _Drawn:
+    """Two opposite draws of the locals at each draw of the globals."""
+    factor, groups = tilted.factor, jnp.asarray(tilted.factor.groups)
+    at = jax.vmap(Conditional.draw, (0, 0, None))
+    sides = jnp.stack([at(given, sign * noise, groups) for sign in (1.0, -1.0)])
+    integrals = jnp.zeros(len(theta))
+    if exactly := groups.shape[1] == 1 and noise.shape[1] >= many:
+        sides, integrals = jax.lax.cond(
+            last, lambda: _by_quadrature(factor, theta, given, noise), lambda: (sides, integrals)
+        )
+    value, score = tilted.scores_of_sides(theta, sides)
+    spread = 0.5 * jnp.sum(noise**2, axis=1) + jax.vmap(Conditional.log_spread)(given)
+    value = value + jnp.tile(spread + 0.5 * noise.shape[1] * LOG_2PI, 2)
+    if exactly:
+        value = jnp.where(last, jnp.tile(integrals, 2), value)
+    return _Drawn(sides, value, score)
+
+
+def _by_quadrature(factor: Factor, theta: Array, given: Conditional, noise: Array) -> tuple[Array, Array]:
+    """Quantiles of single locals, on two sides, and the log integral over all of them."""
+
+    def at(point: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+        one, mode, white, levels = point
+        known = quadrature.reference_at(factor.given(one), mode, white[:, 0, 0])
+        value, sides = quadrature.integrated_and_drawn(factor.given(one), known, jnp.stack([levels, 1.0 - levels]))
+        return jnp.where(jnp.isfinite(sides), sides, mode), value  # where the weight is zero, too
+
+    points = theta, given.mode, given.white, ndtr(noise)
+    sides, values = factor.at_many(at, points, quadrature.NODES, _AT_ONCE)
+    return jnp.swapaxes(sides, 0, 1), values
 
 
 def _parted(both: Conditional) -> tuple[Conditional, Conditional]:
@@ -176,23 +224,17 @@ def _parted(both: Conditional) -> tuple[Conditional, Conditional]:
     return jax.tree.map(lambda leaf: leaf[0], both), jax.tree.map(lambda leaf: leaf[1:], both)
 
 
-def _expanded(tilted: Tilted, centre: Array) -> tuple[Array, Array]:
-    """Log density and curvature."""
-
-    def slope(position: Array) -> tuple[Array, Array]:
-        value, slope = jax.value_and_grad(tilted.log_density)(position)
-        return slope, value
-
-    hessian, value = tilted.factor.jacobian(slope, has_aux=True)(centre)
-    return value, symmetrised(-hessian)
-
-
-def _with_locals_proper(curvature: Array, size: int) -> Array:
-    """A curvature whose block of the locals is a precision; control variates need no more than that."""
-    block = curvature[size:, size:]
-    diagonal = jnp.diag(jnp.abs(jnp.diagonal(block)) + 1e-8)
-    proper = jnp.all(jnp.isfinite(whitener(block)))
-    return curvature.at[size:, size:].set(jnp.where(proper, block, diagonal))
+def _expanded(tilted: Tilted, mean: Array, at_mean: Conditional) -> tuple[LaplaceSite, Array, Array]:
+    """The Laplace approximation around the mean, the locals integrated out, and how the globals are coupled to them."""
+    factor, cavity, groups = tilted.factor, tilted.cavity, jnp.asarray(tilted.factor.groups)
+    corner, across = of_globals(factor, mean, at_mean.mode)
+    coupling = at_mean.covariance_times(-across, groups)
+    precision = symmetrised(cavity.precision - corner + coupling @ across.T)
+    value = tilted.log_density(jnp.concatenate([mean, at_mean.mode]))
+    of_locals = at_mean.log_spread() + 0.5 * at_mean.mode.shape[0] * LOG_2PI
+    evidence = value + of_locals + 0.5 * (len(mean) * LOG_2PI - log_det(whitener(precision)))
+    site = site_of_gaussian(mean, precision, cavity)
+    return LaplaceSite(site, evidence, value, jnp.array(True)), precision, coupling
 
 
 def _towards(mean: Array, precision: Array, cavity: Gaussian, site: Gaussian) -> tuple[Array, Array]:

@@ -293,7 +293,8 @@ def test_resampling_equal_weights_keeps_the_moments() -> None:
         size, num = pool_size(1024), 1024
         points = quasi_normal(random_shift(jax.random.key(0), 3), size)
         nothing = jnp.zeros(3)
-        draws = TiltedDraws(points, points, jnp.full(size, 1.0 / size), nothing, jnp.eye(3), jnp.asarray(float(size)))
+        even, no_locals = jnp.full(size, 1.0 / size), jnp.zeros((3, 0))
+        draws = TiltedDraws(points, points, even, nothing, jnp.eye(3), no_locals, jnp.asarray(float(size)))
         kept = np.asarray(equal_weights(draws, resampling(jax.random.key(1), size, num)))
     assert len(np.unique(kept, axis=0)) == num
     assert np.all(np.abs(kept.mean(axis=0)) < 5.0 / np.sqrt(num))

@@ -11,8 +11,7 @@ import fedbayes as fb
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.client import Family, Own, Shared, Told, cavity_of, local_update
 from fedbayes.inference.ep.server import _in_family
-from fedbayes.inference.local.density.laplace import Mode
-from fedbayes.inference.local.density.tilted import LocalSite, cold_chains
+from fedbayes.inference.local.density.tilted import LaplaceSite, LocalSite, cold_chains
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.inference.mode import Own as OfMode
 from fedbayes.inference.own_site import NEVER, Counted, OwnSite
@@ -72,10 +71,10 @@ def sent(
 
     def run(tilted, warm, inputs) -> LocalSite:
         given.append(tilted.cavity)
-        zero, white = jnp.zeros(()), jnp.eye(SIZE)
-        mode = Mode(jnp.zeros(SIZE), zero, white, white, jnp.asarray(True))
+        zero = jnp.zeros(())
+        laplace = LaplaceSite(found, zero, zero, jnp.asarray(True))
         moved = cold_chains(jnp.ones(SIZE))
-        return LocalSite(found, zero, Noise(NOISE), zero, jnp.asarray(1e30), moved, mode)
+        return LocalSite(found, zero, Noise(NOISE), zero, jnp.asarray(1e30), moved, laplace)
 
     shared = Shared(jnp.zeros(SIZE), packed(everybody), jnp.asarray(False), jnp.asarray(NOW), jnp.asarray(recount))
     told = Told(Counted(jnp.asarray(counted), jnp.asarray(0.5)), jnp.asarray(whole))

@@ -17,7 +17,7 @@ import fedbayes as fb
 from fedbayes.inference.ep import client, server
 from fedbayes.inference.local.density import moments
 from fedbayes.inference.local.density.moments import SiteError, TiltedDraws, covariance_inversion, score_regression
-from fedbayes.inference.local.density.tilted import LocalSite
+from fedbayes.inference.local.density.tilted import LocalSite, laplace_site
 from fedbayes.inference.local.solvers import Solver
 from fedbayes.numerics.gaussian import Gaussian, packed, whitener
 
@@ -51,7 +51,7 @@ def quadrature(estimator, tilted, warm, inputs) -> LocalSite:
     position = white.T @ (white @ tilted.cavity.shift) + grid @ white
     logs, score = tilted.scores(position)
     weight = jax.nn.softmax(jnp.log(np.outer(weights, weights).ravel()) + logs)
-    draws = TiltedDraws(position, score, weight, position[0], jnp.eye(2), jnp.asarray(1e30))
+    draws = TiltedDraws(position, score, weight, position[0], jnp.eye(2), jnp.zeros((2, 0)), jnp.asarray(1e30))
     found = estimator(draws, tilted.cavity)
     return local_site(found, tilted, 1e30, warm)
 
@@ -59,8 +59,8 @@ def quadrature(estimator, tilted, warm, inputs) -> LocalSite:
 def local_site(found, tilted, effective, warm) -> LocalSite:
     zero = jnp.zeros(())
     site = Gaussian(found.shift, found.precision, zero)
-    mode = tilted.mode(warm.position)
-    return LocalSite(site, zero, SiteError.none(site.size), zero, jnp.asarray(effective), warm, mode)
+    laplace = laplace_site(tilted.mode(warm.position), tilted.cavity)
+    return LocalSite(site, zero, SiteError.none(site.size), zero, jnp.asarray(effective), warm, laplace)
 
 
 def use(monkeypatch, run, inputs=lambda key, size: key) -> None:
@@ -156,9 +156,8 @@ def independent_draws(num: int, corrected: bool, tilted, warm, key) -> LocalSite
     """The classical estimator on independent draws of a Gaussian tilted density."""
     mode = tilted.mode(warm.position, tolerance=1e-10)
     position = mode.position + jax.random.normal(key, (num, mode.position.shape[0])) @ mode.white
-    draws = TiltedDraws(
-        position, position, jnp.full(num, 1.0 / num), mode.position, mode.curvature, jnp.asarray(float(num))
-    )
+    even, nothing = jnp.full(num, 1.0 / num), jnp.zeros((position.shape[1], 0))
+    draws = TiltedDraws(position, position, even, mode.position, mode.curvature, nothing, jnp.asarray(float(num)))
     return local_site(covariance_inversion(draws, tilted.cavity, corrected=corrected), tilted, 1.0 * num, warm)
 
 

@@ -9,14 +9,21 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.special import roots_hermite
+from scipy.special import roots_hermite, softmax
 
 import fedbayes as fb
+from fedbayes.inference.local import solvers
 from fedbayes.inference.local.density import moments
 from fedbayes.inference.local.density.conditional import NEAR, Conditional, find_conditional
-from fedbayes.inference.local.density.moments import TiltedDraws, control_variates, score_regression
+from fedbayes.inference.local.density.moments import (
+    TiltedDraws,
+    control_variates,
+    locals_integrated_out,
+    score_regression,
+)
 from fedbayes.inference.local.density.tilted import Tilted, cold_chains
-from fedbayes.inference.local.sampling.nested import nested_site
+from fedbayes.inference.local.log_factors import log_factors
+from fedbayes.inference.local.sampling.nested import MANY_SINGLES, nested_site
 from fedbayes.inference.mode import expansion
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
@@ -180,7 +187,9 @@ def exact_site() -> tuple[float, float]:
     return Y.sum() / variance, GROUPS / variance
 
 
-def test_nested_draws_are_exact_for_linear_gaussian_clients() -> None:
+@pytest.mark.parametrize("many", [GROUPS, GROUPS + 1])
+def test_nested_draws_are_exact_for_linear_gaussian_clients(many) -> None:
+    """Whether their locals are drawn from the Laplace approximation or by quadrature, as where they are many."""
     cavity = Gaussian(jnp.zeros(1), jnp.full((1, 1), 0.25), jnp.zeros(()))
     found = nested_site(
         Tilted(client_of(known_scale), cavity),
@@ -188,9 +197,56 @@ def test_nested_draws_are_exact_for_linear_gaussian_clients() -> None:
         jnp.full(1 + GROUPS, 0.3),
         num_samples=64,
         estimator=score_regression,
+        many=many,
     )
     np.testing.assert_allclose([found.site.shift[0], found.site.precision[0, 0]], exact_site(), rtol=1e-7)
     assert float(found.k_hat) < 0.7
+
+
+PERSONS = 300
+
+
+def counts(y) -> None:
+    mu, tau = numpyro.sample("mu", dist.Normal(0.0, 2.0)), numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
+    with fb.local(), numpyro.plate("persons", PERSONS):
+        z = numpyro.sample("z", dist.Normal(mu, tau))
+    numpyro.sample("y", dist.Poisson(jnp.exp(z)).to_event(1), obs=y)
+
+
+@pytest.fixture(scope="module")
+def of_persons():
+    """The tilted density of a client of 300 persons with few events, and its moments by a grid."""
+    y = np.random.default_rng(5).poisson(np.exp(-0.5 + np.random.default_rng(6).normal(size=PERSONS)))
+    with jax.enable_x64(True):
+        client = client_of(counts, y=y)
+        grid = np.stack(np.meshgrid(np.linspace(-1.5, 0.3, 40), np.linspace(-0.8, 0.8, 40)), -1).reshape(-1, 2)
+        logs = log_factors(client, jnp.asarray(grid), jnp.zeros(PERSONS)).values
+        weight = softmax(np.asarray(logs) - 0.5 * np.sum(grid**2, axis=1))
+        mean, covariance = weight @ grid, np.cov(grid.T, aweights=weight, bias=True)
+        cavity = Gaussian(jnp.zeros(2), jnp.eye(2), jnp.zeros(()))
+        return Tilted(client, cavity, jnp.asarray(mean), jnp.linalg.inv(covariance)), mean, covariance
+
+
+def nested_of(tilted: Tilted, many: int):
+    size = 2 + PERSONS
+    solver = solvers.nested(num_samples=256, estimator=score_regression, many=many)
+    return solver.run(tilted, cold_chains(jnp.zeros(size)), jnp.linspace(0.1, 0.9, size))
+
+
+def test_many_single_locals_leave_no_noise_in_the_weights_of_nested_draws(of_persons) -> None:
+    """Two draws of 300 locals have weights of which few hold all; by quadrature they are those of the globals alone."""
+    tilted, mean, covariance = of_persons
+    found = nested_of(tilted, MANY_SINGLES)
+    precision = np.asarray(tilted.cavity.precision + found.site.precision)
+    off = np.linalg.solve(precision, np.asarray(tilted.cavity.shift + found.site.shift)) - mean
+    error = float(np.sqrt(found.error.noise(jnp.asarray(covariance)) / 2.0))
+    assert error < 0.05
+    assert np.sqrt(off @ np.linalg.solve(covariance, off) / 2.0) < 3.0 * error
+    np.testing.assert_allclose(np.linalg.inv(precision), covariance, atol=3.0 * error * np.max(covariance))
+    assert found.k_hat < 0.5
+    drawn = nested_of(tilted, PERSONS + 1)
+    assert drawn.k_hat > 0.7
+    assert drawn.effective < 0.1 * found.effective
 
 
 def test_expansions_are_exact_for_linear_gaussian_clients() -> None:
@@ -230,7 +286,8 @@ def scores_at(client, theta: np.ndarray, z: np.ndarray) -> TiltedDraws:
     score = jax.vmap(jax.grad(client.log_factor))(position)
     curvature = jnp.array([[2.0, 0.3, -0.4], [0.3, 3.0, 0.2], [-0.4, 0.2, 1.5]])
     even = jnp.full(len(z), 1.0 / len(z))
-    return TiltedDraws(position, score, even, jnp.array([0.1, -0.2, 0.3]), curvature, jnp.asarray(float(len(z))))
+    laplace = locals_integrated_out(curvature, 2)
+    return TiltedDraws(position, score, even, jnp.array([0.1, -0.2, 0.3]), *laplace, jnp.asarray(float(len(z))))
 
 
 def one_local(y) -> None:

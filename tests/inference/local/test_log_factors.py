@@ -10,7 +10,6 @@ from scipy.special import roots_hermitenorm
 
 import fedbayes as fb
 from fedbayes.inference.local.log_factors import NUM_LOCAL, NUM_LOCAL_FINER, locals_given, log_factors
-from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 
 DRAWS = 2 * NUM_LOCAL
@@ -54,11 +53,8 @@ def client_of(model, y: np.ndarray):
     return make_problem(model, {"a": {"y": y}}).client("a")
 
 
-CAVITY = Gaussian(jnp.zeros(2), jnp.eye(2), jnp.zeros(()))
-
-
 def test_gaussian_locals_are_integrated_exactly() -> None:
-    found = log_factors(client_of(gaussian_locals, Y), CAVITY, jnp.asarray(THETA), jnp.array([0.3, 0.8]), DRAWS)
+    found = log_factors(client_of(gaussian_locals, Y), jnp.asarray(THETA), jnp.array([0.3, 0.8]), DRAWS)
     mu, tau = THETA[:, 0], np.exp(THETA[:, 1])
     covariance = np.eye(3) + tau[:, None, None] ** 2 * np.ones((3, 3))
     gap = Y - mu[:, None]
@@ -72,7 +68,7 @@ def walked(num: int, num_local: int):
     """The log factors of a walk of so many steps, and the exact ones."""
     few, y = THETA[:16], np.random.default_rng(3).normal(size=num).cumsum()
     shift = jnp.linspace(0.1, 0.9, num)
-    found = log_factors(client_of(walk, y), CAVITY, jnp.asarray(few), shift, num_local)
+    found = log_factors(client_of(walk, y), jnp.asarray(few), shift, num_local)
     steps = np.minimum.outer(np.arange(1, num + 1), np.arange(1, num + 1))
     covariance = np.eye(num) + np.exp(few[:, 1])[:, None, None] ** 2 * steps
     gap = y - few[:, :1]
@@ -92,7 +88,8 @@ def test_dependent_locals_are_integrated_at_each_draw_by_its_own_curvature(num, 
 def test_where_one_curvature_serves_all_draws_the_noise_says_so(num, num_local) -> None:
     found, exact = walked(num, num_local)
     assert np.min(np.abs(found.values - exact)) > 1e-3
-    assert np.min(found.noise) > 0.05
+    assert np.median(found.noise) > 0.05  # and less near the draws' median, whose curvature it is
+    assert np.min(found.noise) > 1e-3
 
 
 def test_locals_of_a_large_group_are_those_behind_its_finer_integral() -> None:
@@ -102,7 +99,7 @@ def test_locals_of_a_large_group_are_those_behind_its_finer_integral() -> None:
 
     @jax.jit
     def at(pick):
-        return locals_given(client, CAVITY, theta, shift, pick[None], levels, NUM_LOCAL_FINER)[0]
+        return locals_given(client, theta, shift, pick[None], levels, NUM_LOCAL_FINER)[0]
 
     picked = [np.asarray(at(jnp.asarray(pick))) for pick in (np.arange(64) + 0.5) / 64]
     assert len(np.unique(picked, axis=0)) == 32  # half of 64 draws, and not of 512
@@ -120,7 +117,7 @@ def test_estimates_are_unbiased_and_their_noise_is_known() -> None:
     """The mean of many estimates against quadrature, and their spread against what is reported of it."""
     client, theta = client_of(binary_locals, FLAGS), jnp.asarray(THETA[:8])
     shifts = jax.random.uniform(jax.random.key(0), (320, 2), dtype=jnp.float64)
-    found = jax.jit(jax.vmap(lambda shift: log_factors(client, CAVITY, theta, shift, DRAWS)))(shifts)
+    found = jax.jit(jax.vmap(lambda shift: log_factors(client, theta, shift, DRAWS)))(shifts)
     ratio = np.exp(np.asarray(found.values) - by_quadrature(THETA[:8, 0], np.exp(THETA[:8, 1])))
     error = ratio.std(axis=0, ddof=1) / np.sqrt(len(ratio))
     np.testing.assert_array_less(np.abs(ratio.mean(axis=0) - 1.0), 5.0 * error + 1e-9)
@@ -135,7 +132,7 @@ def test_locals_are_those_of_their_law_given_the_globals() -> None:
     theta = jnp.broadcast_to(jnp.array([0.4, -0.2]), (num, 2))
     picks = jax.random.uniform(jax.random.key(1), (num,), dtype=jnp.float64)
     levels = jnp.zeros((num, 2))  # for quadrature alone
-    z = np.asarray(locals_given(client, CAVITY, theta, jnp.array([0.1, 0.6]), picks, levels, DRAWS)).sum(axis=1)
+    z = np.asarray(locals_given(client, theta, jnp.array([0.1, 0.6]), picks, levels, DRAWS)).sum(axis=1)
     precision = 3.0 + np.exp(0.4)
     mean, sd = (Y.sum() + 0.4 * np.exp(0.4)) / precision, 1.0 / np.sqrt(precision)
     assert abs(z.mean() - mean) < 5.0 * sd / np.sqrt(num)

@@ -31,7 +31,8 @@ def invertible(rng, size=SIZE):
 
 def draws_of(theta, score):
     num, size = theta.shape
-    return TiltedDraws(theta, score, np.full(num, 1.0 / num), np.zeros(size), np.eye(size), np.asarray(float(num)))
+    even, nothing = np.full(num, 1.0 / num), np.zeros((size, 0))
+    return TiltedDraws(theta, score, even, np.zeros(size), np.eye(size), nothing, np.asarray(float(num)))
 
 
 def estimate(theta, score, estimator=score_regression):
@@ -176,6 +177,7 @@ def test_opposite_draws_count_together() -> None:
         jnp.full(128, 1.0 / 128),
         jnp.zeros(2),
         jnp.eye(2),
+        jnp.zeros((2, 0)),
         jnp.asarray(128.0),
     )
     cavity = Gaussian(jnp.zeros(2), jnp.eye(2), jnp.zeros(()))

@@ -6,13 +6,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.optimize import brentq
 from scipy.special import ndtri
 from scipy.stats import gamma
 
 import fedbayes as fb
 from fedbayes.inference.local.density import quadrature
+from fedbayes.inference.local.density.conditional import find_singles
 from fedbayes.inference.local.log_factors import locals_given, log_factors
-from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
 
 LEVELS = np.array([0.001, 0.03, 0.4, 0.5, 0.9, 0.999])
@@ -73,6 +74,9 @@ def test_gaussian_locals_are_exact_from_anywhere() -> None:
         # tails of the prior, several times as wide as the density at its mode: cut there, they are 1e-3 and more
         (binomial(3.0, 3.0, 6.0), 2e-5),
         (binomial(10.0, 10.0, 5.0), 1e-4),
+        # cliffs: no events, whose mean is all but unknown
+        (count(0.0, 3.0), 1e-3),
+        (count(0.0, 7.0), 2e-2),
     ],
 )
 def test_skewed_locals_are_near_their_numerical_integral_and_know_how_near(log_density, error: float) -> None:
@@ -82,6 +86,17 @@ def test_skewed_locals_are_near_their_numerical_integral_and_know_how_near(log_d
     assert abs(value - expected) <= 3.0 * abs(halved) + 1e-6
     drawn = [float(quadrature.drawn(known, jnp.array([level]))[0]) for level in LEVELS]
     np.testing.assert_allclose(drawn, quantiles, atol=0.06 * float(known.scale[0]))
+    both, cheap = quadrature.integrated_and_drawn(lambda z: log_density(z[0]), known, jnp.asarray(LEVELS)[:, None])
+    np.testing.assert_allclose(both, value, rtol=1e-12)
+    np.testing.assert_allclose(cheap[1:-1, 0], quantiles[1:-1], atol=0.06 * float(known.scale[0]))  # within the grid
+
+
+def test_quantiles_from_the_wide_grid_are_within_a_thousandth_where_locals_are_nearly_gaussian() -> None:
+    mean, sd = np.array([-3.0, 0.2]), np.array([0.1, 7.0])
+    gaussian = lambda z: -0.5 * jnp.sum(((z - mean) / sd) ** 2)  # noqa: E731
+    known = quadrature.reference(gaussian, jnp.array([-3.0, 0.0]))
+    _, drawn = quadrature.integrated_and_drawn(gaussian, known, jnp.asarray(LEVELS)[:, None] * jnp.ones(2))
+    np.testing.assert_allclose((drawn - mean) / sd, ndtri(LEVELS)[:, None] * np.ones(2), atol=1e-3)
 
 
 def test_a_tail_that_falls_exponentially_is_not_cut() -> None:
@@ -101,6 +116,17 @@ def test_modes_are_found_from_far_away(start: float) -> None:
     sharp, rate = binomial(1.0, 2.0, 1e9), count(40.0, 3.0)
     for log_density in (lambda z: -0.5 * (z / 0.01) ** 2, rate, lambda z: sharp(20.0 * z) - 0.5 * z**2):
         assert integrated(log_density, start)[2].found
+
+
+@pytest.mark.parametrize("start", [-6.0, 2.0, 8.0, 12.0])
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_modes_are_found_from_beyond_a_cliff(start: float, scale: float) -> None:
+    """Each Newton step down `exp(scale z)` gains a factor of e: from `z = 12` that would be a hundred steps."""
+    cliff = lambda z: 300.0 * scale * z[0] - 40.0 * jnp.exp(scale * z[0]) - 0.5 * z[0] ** 2  # noqa: E731
+    mode, sd, found = find_singles(cliff, jnp.array([start]))
+    assert found
+    exactly = brentq(lambda z: float(jax.grad(cliff)(jnp.array([z]))[0]), -5.0, 5.0)
+    assert abs(mode[0] - exactly) < 0.1 * sd[0]
 
 
 def test_what_a_spline_can_not_follow_is_told() -> None:
@@ -129,7 +155,6 @@ def school():
 
 
 THETA = np.array([[0.3, -0.4, 0.1, -0.2], [0.0, 0.0, 0.5, 0.4], [1.0, -1.0, 0.0, -1.0]])
-CAVITY = Gaussian(jnp.zeros(4), jnp.eye(4), jnp.zeros(()))
 
 
 def by_trapezes(y: np.ndarray, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +168,7 @@ def by_trapezes(y: np.ndarray, theta: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def test_persons_of_a_client_are_integrated_out_together(school) -> None:
     client, y = school
-    found = log_factors(client, CAVITY, jnp.asarray(THETA), jnp.zeros(40))
+    found = log_factors(client, jnp.asarray(THETA), jnp.zeros(40))
     expected = [by_trapezes(y, theta)[0].sum() for theta in THETA]
     np.testing.assert_allclose(found.values, expected, atol=1e-3)  # 3e-5 a person
     np.testing.assert_array_equal(found.noise, np.zeros(3))
@@ -156,7 +181,7 @@ def test_their_draws_have_the_law_given_the_globals(school) -> None:
     client, y = school
     num, theta = 2000, THETA[0]
     levels = jax.random.uniform(jax.random.key(2), (num, 40), dtype=jnp.float64)
-    z = locals_given(client, CAVITY, jnp.broadcast_to(theta, (num, 4)), jnp.zeros(40), jnp.zeros(num), levels)
+    z = locals_given(client, jnp.broadcast_to(theta, (num, 4)), jnp.zeros(40), jnp.zeros(num), levels)
     _, mean = by_trapezes(y, theta)
     np.testing.assert_array_less(np.abs(z.mean(axis=0) - mean), 5.0 * np.asarray(z).std(axis=0) / np.sqrt(num))
 
@@ -169,5 +194,5 @@ def test_locals_that_depend_on_each_other_are_drawn() -> None:
         numpyro.sample("y", dist.Bernoulli(logits=z[0] + 0.5 * z[1]), obs=y)
 
     client = make_problem(dependent, {"a": {"y": np.array([1.0, 0.0, 1.0])}}).client("a")
-    found = log_factors(client, Gaussian(jnp.zeros(1), jnp.eye(1), jnp.zeros(())), jnp.zeros((2, 1)), jnp.zeros(2))
+    found = log_factors(client, jnp.zeros((2, 1)), jnp.zeros(2))
     assert np.all(np.asarray(found.noise) > 0.0)

@@ -89,7 +89,7 @@ def cold(size: int = P) -> Warm:
 
 def weighted() -> TiltedDraws:
     even, scalar = jnp.full(N, 1.0 / N), jnp.asarray(float(N))
-    return TiltedDraws(jnp.ones((N, P)), jnp.ones((N, P)), even, jnp.ones(P), jnp.eye(P), scalar)
+    return TiltedDraws(jnp.ones((N, P)), jnp.ones((N, P)), even, jnp.ones(P), jnp.eye(D), jnp.ones((D, M)), scalar)
 
 
 def regression(draws: TiltedDraws, cavity: Gaussian) -> moments.SiteEstimate:
@@ -216,11 +216,9 @@ RUNS: dict[str, Callable[[], Any]] = {
 }
 # each has one wrong shape, or a wrong kind of number or key
 REFUSED: dict[str, Callable[[], Any]] = {
-    "globals in three dimensions": lambda: log_factors.log_factors(client(), cavity(), jnp.ones((N, D + 1)), many()[1]),
-    "a shift for too many locals": lambda: log_factors.log_factors(client(), cavity(), many()[0], jnp.ones(M + 1)),
-    "too few picks": lambda: log_factors.locals_given(
-        client(), cavity(), *many()[:2], jnp.ones(N - 1), jnp.ones((N, M))
-    ),
+    "globals in three dimensions": lambda: log_factors.log_factors(client(), jnp.ones((N, D + 1)), many()[1]),
+    "a shift for too many locals": lambda: log_factors.log_factors(client(), many()[0], jnp.ones(M + 1)),
+    "too few picks": lambda: log_factors.locals_given(client(), *many()[:2], jnp.ones(N - 1), jnp.ones((N, M))),
     "locals in a matrix": lambda: marginal.integrate_locals(client(), jnp.ones(D), jnp.ones((1, M)), N),
     "many globals at once": lambda: marginal.profile_locals(client(), jnp.ones((N, D)), jnp.ones(M)),
     "a start that is a number": lambda: laplace.find_mode(jnp.sum, jnp.ones(())),
@@ -231,15 +229,15 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a step size for each chain": lambda: draws.by_importance(
         target(), cold()._replace(step_size=jnp.ones(4)), jnp.ones(P), num_samples=N
     ),
-    "a mode with another curvature": lambda: tilted.laplace_evidence(
-        laplace.Mode(jnp.ones(P), jnp.ones(()), jnp.eye(D), jnp.eye(P), jnp.array(True))
+    "a mode with another curvature": lambda: tilted.laplace_site(
+        laplace.Mode(jnp.ones(P), jnp.ones(()), jnp.eye(D), jnp.eye(P), jnp.array(True)), cavity()
     ),
     "a spread that is a vector": lambda: (
         target()._replace(guess=jnp.ones(D), spread=jnp.ones(D)).log_cavity(jnp.ones(P))
     ),
     "positions one by one": lambda: target().log_cavities(jnp.ones(P)),
     "a density at many points": lambda: target().log_density(jnp.ones((N, P))),
-    "a curvature of other size": lambda: tilted.site_of_gaussian(jnp.ones(P), jnp.eye(D), cavity()),
+    "a curvature of other size": lambda: tilted.site_of_gaussian(jnp.ones(D), jnp.eye(P), cavity()),
     "evidences of many": lambda: tilted.with_evidence(cavity(), cavity(), jnp.zeros(N)),
     "weights of other draws": lambda: moments.score_regression(weighted()._replace(weight=jnp.ones(N + 1)), cavity()),
     "scores of the globals alone": lambda: moments.score_regression(
@@ -317,8 +315,8 @@ def test_what_sums_up_a_subposterior_is_checked(shapes, name) -> None:
 
 
 def test_a_planted_wrong_result_is_caught(shapes, monkeypatch) -> None:
-    """A log determinant that is not summed up."""
-    monkeypatch.setattr(tilted, "log_det", lambda white: -2.0 * jnp.log(jnp.diagonal(white)))
+    """The diagonal of a precision."""
+    monkeypatch.setattr(moments, "symmetrised", jnp.diagonal)
     shapes.switch_on(monkeypatch, MODULES)
     with pytest.raises(TypeCheckError, match="checking the return value"):
         jax.eval_shape(lambda: solve(solvers.laplace(), target()))
