@@ -14,8 +14,16 @@ from scipy.stats import qmc
 
 @lru_cache(maxsize=32)
 def _sobol(num: int, size: int) -> np.ndarray:
-    """Sobol points, fixed: the randomness is a shift (Cranley and Patterson 1976) drawn from the key."""
-    return qmc.Sobol(size, scramble=True, rng=np.random.default_rng(0)).random(num)
+    """Sobol points, fixed: the randomness is a shift (Cranley and Patterson 1976) drawn from the key.
+
+    Dimensions beyond those that the sequence has are a Latin hypercube's.
+    """
+    random, known = np.random.default_rng(0), min(size, qmc.Sobol.MAXDIM)
+    points = qmc.Sobol(known, scramble=True, rng=random).random(num)
+    if size == known:
+        return points
+    cells = random.permuted(np.tile(np.arange(num)[:, None], size - known), axis=0)
+    return np.concatenate([points, (cells + random.random(cells.shape)) / num], axis=1)
 
 
 def random_shift(key: Key[Array, ""], size: int) -> Float[Array, " {size}"]:

@@ -54,6 +54,7 @@ _SETTLED = 0.5  # change of the global, in posterior sds, below which a large k-
 _NEAR = 2.0  # change above which draws are a waste, because Laplace's sites lead as far
 _MORE = 8  # times as many draws for a client whose noise is too large
 _MANY_LOCALS = 16  # of a client or an independent group: with Hessians a draw given the globals costs many plain ones
+_MANY_SINGLES = 16  # single locals whose noise more draws of the globals would leave as it is
 _FEW = 0.1  # share of the clients with locals that may draw them given the globals, and the others not
 _MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that is worth compiling one more program
 
@@ -67,7 +68,7 @@ def make_solvers(config: Options, num_samples: int) -> dict[str, solvers.Solver]
         "importance": solvers.importance(num_samples=num_samples, estimator=estimator),
         "nested": solvers.nested(num_samples=num_samples, estimator=estimator),
         "importance_more": solvers.importance(num_samples=_MORE * num_samples, estimator=estimator),
-        "nested_more": solvers.nested(num_samples=_MORE * num_samples, estimator=estimator, many=_MANY_LOCALS),
+        "nested_more": solvers.nested(num_samples=_MORE * num_samples, estimator=estimator, many=_MANY_SINGLES),
         "nuts": solvers.nuts(num_samples=max(1024, num_samples), num_warmup=30, estimator=estimator),
         "laplace": solvers.laplace(),
         "variational": solvers.variational(num_samples=num_samples),

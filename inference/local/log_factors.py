@@ -12,10 +12,9 @@ from jaxtyping import Float
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import NEAR, Conditional, find_conditional, of_globals
 from fedbayes.inference.local.density.tilted import cold_start
-from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import log_mean_exp, quasi_normal
-from fedbayes.problem.client import Client
+from fedbayes.problem.client import AT_ONCE, Client
 
 NUM_LOCAL, NUM_LOCAL_FINER = 16, 512  # draws that integrate out the locals at each draw of the globals
 _AT_ONCE = 32  # draws of the globals side by side, where no large groups are searched
@@ -89,7 +88,7 @@ def log_factors(
         found = _integrated(locals_of(*given))
         return found.value, found.noise
 
-    values, noise = in_batches(at, (theta, shifts), _at_once(client, num_local))
+    values, noise = client.at_many(at, (theta, shifts), num_local, _at_once(client, num_local))
     return LogFactors(values, noise, jnp.zeros(len(theta)))
 
 
@@ -105,7 +104,7 @@ def locals_given(
 
     By quadrature it is the quantiles at the levels. Else it is one of the draws behind :func:`log_factors` with the
     same ``shift``, taken by its weight: globals that were weighed or accepted by those values, and locals that were
-    taken so, are draws of the joint posterior exactly.
+    taken so, are draws of the joint posterior exactly. For that ``theta`` has to be the same as a whole.
 
     Parameters
     ----------
@@ -116,9 +115,12 @@ def locals_given(
     """
     if _one_by_one(client):
         at_theta = _references(client, theta, _nodes_for(num_local))
-        nodes = _nodes_for(num_local)
+        numbers = client.num_locals * quadrature.points_of_draws()
         found: Array = client.at_many(
-            lambda row: quadrature.drawn(at_theta(row[0]), row[1]), (theta, levels), nodes, _AT_ONCE
+            lambda row: quadrature.drawn(at_theta(row[0]), row[1]),
+            (theta, levels),
+            _nodes_for(num_local),
+            max(1, min(_AT_ONCE, AT_ONCE // numbers)),
         )
         return found
     locals_of, shifts = _locals(client, theta, num_local), _shifts(shift, len(theta))
@@ -129,7 +131,7 @@ def locals_given(
         ends = jnp.cumsum(jax.nn.softmax(_integrated(drawn).log_weight))
         return drawn.z[jnp.minimum(jnp.searchsorted(ends, pick), len(ends) - 1)]
 
-    found = in_batches(at, (theta, shifts, picks), _at_once(client, num_local))
+    found = client.at_many(at, (theta, shifts, picks), num_local, _at_once(client, num_local))
     return found
 
 

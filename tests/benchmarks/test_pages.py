@@ -37,6 +37,7 @@ def test_a_section_is_written_anew_and_its_note_stays_last(load) -> None:
         ("planted_faults", "planted_faults.json", "PLANTED_FAULTS.md", lambda script, found: script.page(found)),
         ("families", "families.json", "FAMILIES.md", lambda script, found: script.markdown(found)),
         ("questions", "questions.json", "QUESTIONS.md", lambda script, found: script.markdown(found)),
+        ("scale", "scale.json", "SCALE.md", lambda script, found: script.markdown(found)),
         ("textbooks", "textbooks.json", "TEXTBOOKS.md", lambda script, found: script.markdown(found)),
         ("analyses", "analyses.json", "ANALYSES.md", lambda script, found: script.COMPARISON.page(found)),
         (

@@ -19,7 +19,7 @@ _TOLERANCE = 1e-9  # gain of a step, relative, that ends the search
 _NEWTON = 25  # steps to the modes of single locals, most often one or two
 _SEVERAL = 4.0  # sds: of a longer step nothing says that the next one will be shorter
 NEAR = 0.3  # sds: after a step that is shorter a mode is near enough for a proposal
-_LONGEST = 4.0  # sds: the first step is no longer, and each next one may be so many times as long
+_LONGEST = 4.0  # sds, or units where an sd is less: the first step is no longer, and each next one so many times
 _FLAT = 1e-8  # least curvature of a single local
 
 
@@ -186,12 +186,13 @@ def _moves_of_large(curvature: Array, slope: Array) -> _Moves:
 
 
 class _Singles(NamedTuple):
-    """Where each local is, its sd there, between which points its mode is, and what the last step was and became."""
+    """Where each local is, its sd, between which points its mode is, where it was finite last, and its last step."""
 
     position: Array
     scale: Array
     low: Array
     high: Array
+    safe: Array
     newton: Array
     moved: Array
     far: Array
@@ -206,7 +207,8 @@ def find_singles(
     By safeguarded Newton steps of each by itself, which take two derivatives of the sum of all and none of its values.
     Where a step of several sds is more than half as long as the last one, as down the exponential cliff of a Poisson
     likelihood, on which each step gains a factor of e, the next is twice as long as the last; or it ends in the middle
-    once the mode lies between two known points. The modes are off by a few hundredths of an sd: near enough for a
+    once the mode lies between two known points. From where derivatives are not finite it goes half of the way back. The
+    modes are off by a few hundredths of an sd: near enough for a
     proposal.
 
     Parameters
@@ -229,6 +231,9 @@ def find_singles(
 
     def newton(carry: _Singles) -> _Singles:
         slope, second = derivatives(carry.position)
+        lost = ~(jnp.isfinite(slope) & jnp.isfinite(second))
+        away = carry.position - carry.safe
+        slope, second = jnp.where(lost, -away, slope), jnp.where(lost, -1.0, second)
         scale = 1.0 / jnp.sqrt(jnp.maximum(jnp.abs(second), _FLAT))
         step = scale * slope  # in sds; uphill where the density is not concave, too
         low = jnp.where(slope > 0.0, carry.position, carry.low)
@@ -236,17 +241,19 @@ def find_singles(
         longest = _LONGEST ** (carry.steps + 1.0) * jnp.maximum(scale, 1.0)
         move = jnp.clip(scale * step, -longest, longest)
         newton = jnp.abs(move)
-        slow = (jnp.abs(step) > _SEVERAL) & (newton > 0.5 * carry.newton)
+        slow = ~lost & (jnp.abs(step) > _SEVERAL) & (newton > 0.5 * carry.newton)
         between = jnp.isfinite(low) & jnp.isfinite(high)
         move = jnp.where(slow & ~between, jnp.sign(move) * jnp.maximum(newton, 2.0 * carry.moved), move)
         position = carry.position + move
         outside = (position < low) | (position > high) | (slow & between)
         position = jnp.where(outside & between, 0.5 * (low + high), position)
-        far = ~jnp.all((jnp.abs(step) < NEAR) & (second < 0.0))
+        position = jnp.where(lost, carry.position - 0.5 * away, position)
+        far = ~jnp.all((jnp.abs(step) < NEAR) & (second < 0.0) & ~lost)
+        safe = jnp.where(lost, carry.safe, carry.position)
         moved = jnp.abs(position - carry.position)
-        return _Singles(position, scale, low, high, newton, moved, far, carry.steps + 1)
+        return _Singles(position, scale, low, high, safe, newton, moved, far, carry.steps + 1)
 
     nowhere = jnp.inf * ones
-    begin = _Singles(start, ones, -nowhere, nowhere, 0.0 * ones, 0.0 * ones, jnp.array(True), jnp.asarray(0))
+    begin = _Singles(start, ones, -nowhere, nowhere, start, 0.0 * ones, 0.0 * ones, jnp.array(True), jnp.asarray(0))
     found = jax.lax.while_loop(lambda at: at.far & (at.steps < _NEWTON), newton, begin)
     return found.position, found.scale, ~found.far

@@ -28,7 +28,7 @@ from fedbayes.inference.local.density.conditional import find_singles
 NODES, NODES_FINER = 15, 29  # of the derivative; every second of the finer ones is one of the others
 _REACH = 5.5  # up to so many sds of the Laplace approximation
 _END = 8.0  # of the grid
-_STEEPEST = 30.0  # slope of a log density in excess of its reference's, by sd: beyond it there is nothing left
+_STEEPEST = 30.0  # by sd: where a log density falls so fast, there is nothing left of it
 _LEAST_SLOPE = 1e-3  # of a log density beyond the outer nodes, outwards, in sds
 _POLISH = 3  # Newton steps to a quantile between two points of the grid
 _TAIL = 0.5 * np.arange(1, 33)  # points beyond the grid for draws, in widths of the tail
@@ -102,7 +102,8 @@ def reference_at(
 
 
 def _bounded(residual: Array) -> Array:
-    """The same up to some 20 a sd, and never more than 30: a spline through a cliff would swing as high as that is."""
+    """Slopes beside the reference's, bounded by 30, and the same below 20: a spline through a cliff would swing."""
+    # clipped before its eighth power would overflow
     size = jnp.clip(residual, -1e6, 1e6) / _STEEPEST
     return _STEEPEST * size / (1.0 + size**8) ** 0.125
 
@@ -139,39 +140,61 @@ def drawn(known: Reference, levels: Float[Array, " m"]) -> Float[Array, " m"]:
     return known.centre + known.scale * (left + (at(x, cell + 1) - left) * within)
 
 
+class Integrated(NamedTuple):
+    """What rounds need of a client's locals at a draw of the globals.
+
+    Attributes
+    ----------
+    value, halved
+        See :func:`log_integral`.
+    drawn
+        Quantiles at the levels.
+    """
+
+    value: Float[Array, ""]
+    halved: Float[Array, ""]
+    drawn: Float[Array, "side m"]
+
+
 def integrated_and_drawn(
     log_density: Callable[[Array], Array], known: Reference, levels: Float[Array, "side m"]
-) -> tuple[Float[Array, ""], Float[Array, "side m"]]:
-    """The log integral of :func:`log_integral`, and quantiles at several levels, from one grid: cheap, for rounds.
+) -> Integrated:
+    """:func:`log_integral`, and quantiles at several levels from the same wide grid: cheap, for rounds.
 
-    Between the points of the wide grid the density is a cubic by values and slopes, so that a quantile is within 1e-3
-    sds where the density is nearly Gaussian; it lies within the grid.
+    Between the points of the grid the density is a cubic by values and slopes, so that a quantile is within 1e-3 sds
+    where the density is nearly Gaussian. Beyond the grid it falls exponentially, with the mass that the integral has.
     """
+    value, halved = log_integral(log_density, known)
     logs, ends = _log_densities(_STEP, known.residual)
-    at_centre = log_density(known.centre) + jnp.sum(jnp.log(known.scale)) + known.centre.shape[0] * np.log(_STEP)
-    value = at_centre + jnp.sum(jax.nn.logsumexp(_with_tails(logs, ends), axis=0))
     density = jnp.exp(logs - jnp.max(logs, axis=0))
-    slope = density * jnp.gradient(logs, axis=0)  # by steps of the grid
+    rise_of_logs: Array = jnp.asarray(jnp.gradient(logs, axis=0))  # by steps of the grid
+    slope = density * jnp.clip(rise_of_logs, -3.0, 3.0)  # a cubic with steeper ends would fall below zero
     cells = 0.5 * (density[1:] + density[:-1]) + (slope[:-1] - slope[1:]) / 12.0
-    sums = jnp.cumsum(cells, axis=0)
+    sums, widths = jnp.cumsum(cells, axis=0), ends.mass() / _STEP
+    below, above = density[0] * widths[0], density[-1] * widths[1]
+    total = below + sums[-1] + above
 
     def quantile(level: Array) -> Array:
-        wanted = level * sums[-1]
+        wanted = level * total - below
         cell = jnp.minimum(jnp.sum(sums < wanted, axis=0), len(cells) - 1)
         at = lambda values: jnp.take_along_axis(values, cell[None], 0)[0]  # noqa: E731
         left, right, rise, fall, mass = (at(each) for each in (density, density[1:], slope, slope[1:], cells))
-        wanted = wanted - (at(sums) - mass)
-        t = wanted / jnp.maximum(mass, 1e-300)
+        inside = wanted - (at(sums) - mass)
+        t = jnp.clip(inside / jnp.maximum(mass, 1e-300), 0.0, 1.0)
         for _ in range(_POLISH):
             square, cube = t * t, t * t * t
-            below = left * (t - cube + 0.5 * cube * t) + right * (cube - 0.5 * cube * t)
-            below += rise * (0.5 * square - 2.0 / 3.0 * cube + 0.25 * cube * t) + fall * (0.25 * cube * t - cube / 3.0)
-            there = left + (right - left) * (3.0 * square - 2.0 * cube)
-            there += rise * (t - 2.0 * square + cube) + fall * (cube - square)
-            t = jnp.clip(t - (below - wanted) / jnp.maximum(there, 1e-300), 0.0, 1.0)
-        return known.centre + known.scale * (_STEP * (cell + t) - _END)
+            there = left * (t - cube + 0.5 * cube * t) + right * (cube - 0.5 * cube * t)
+            there += rise * (0.5 * square - 2.0 / 3.0 * cube + 0.25 * cube * t) + fall * (0.25 * cube * t - cube / 3.0)
+            height = left + (right - left) * (3.0 * square - 2.0 * cube)
+            height += rise * (t - 2.0 * square + cube) + fall * (cube - square)
+            t = jnp.clip(t - (there - inside) / jnp.maximum(height, 1e-300), 0.0, 1.0)
+        x = cell + t
+        x = jnp.where(wanted < 0.0, widths[0] * jnp.log(level * total / below), x)
+        beyond = jnp.maximum((1.0 - level) * total, 1e-300) / above
+        x = jnp.where(wanted > sums[-1], len(cells) - widths[1] * jnp.log(beyond), x)
+        return known.centre + known.scale * (_STEP * x - _END)
 
-    return value, jax.vmap(quantile)(levels)
+    return Integrated(value, halved, jax.vmap(quantile)(levels))
 
 
 def _with_tails(logs: Array, ends: "_Ends") -> Array:
@@ -179,6 +202,11 @@ def _with_tails(logs: Array, ends: "_Ends") -> Array:
     # half a trapeze ends the grid, with the first term of Euler and Maclaurin, and then comes the tail
     weights = 0.5 + _STEP * ends.slope / 12.0 + ends.mass() / _STEP
     return logs.at[jnp.array([0, -1])].add(jnp.log(weights))
+
+
+def points_of_draws() -> int:
+    """Values that :func:`drawn` takes of each local side by side."""
+    return len(_grid(_FINE_STEP)) + 2 * len(_TAIL)
 
 
 class _Ends(NamedTuple):

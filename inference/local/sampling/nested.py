@@ -10,16 +10,18 @@ their groups do not matter: where they are Gaussian given the globals, the weigh
 draw of the globals has two opposite draws of the locals. The Gaussian of the globals comes from the same regression as
 the site: first with equal weights, by which ``Lambda`` becomes minus the mean Hessian of the log marginal under
 ``q`` (the variational fixed point of Opper and Archambeau 2009), last with the importance weights. Half of the last
-draws are twice as wide: that fixed point is too narrow for the long tail of a log scale.
+draws are twice as wide: that fixed point is too narrow for the long tail of a log scale. Where single locals are many,
+whose draws would leave noise in the weights, the last weights have them integrated out by quadrature, and the two draws
+are quantiles at opposite levels.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import ndtr
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density import quadrature
@@ -32,7 +34,6 @@ from fedbayes.inference.local.density.conditional import (
 )
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.density.tilted import Factor, LaplaceSite, LocalSite, Tilted, Warm, site_of_gaussian
-from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import LARGE, LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal
 
@@ -41,6 +42,8 @@ _AT_ONCE = 16  # draws of the globals side by side, where each takes much
 _NEWTON = 12  # steps to the mode of the locals given the mean and each draw of the globals
 _WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
 MANY_SINGLES = 256  # for fewer, two draws are cheaper, and seldom too noisy
+_MOST_HALVED = 1.0  # nats, sd under the weights of what half of the nodes change: some ten times the integrals' error
+_MOST_LOST = 0.01  # of the weight, where modes of locals were not found
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
 
 
@@ -62,16 +65,42 @@ class _Found(NamedTuple):
     k_hat: Float[Array, ""]
     log_evidence: Float[Array, ""]
     effective: Float[Array, ""]
+    reliable: Bool[Array, ""]
     laplace: LaplaceSite
     line: _Line
 
 
 class _Drawn(NamedTuple):
-    """Locals at draws of the globals, on two sides, and the log integral over them that each side's weight holds."""
+    """Locals at draws of the globals, on two sides.
+
+    Attributes
+    ----------
+    sides
+        The locals.
+    value
+        The log factor, times the inverse density of the locals' draw; by quadrature its log integral over the locals,
+        the same on both sides.
+    score
+        Gradient of the log factor.
+    halved, found
+        By quadrature the difference that half of the nodes make, and whether all modes were found.
+    """
 
     sides: Float[Array, "2 draw m"]
     value: Float[Array, " sided"]
     score: Float[Array, "sided p"]
+    halved: Float[Array, " draw"]
+    found: Bool[Array, " draw"]
+
+
+class _Weights(NamedTuple):
+    """Of the draws on both sides, what they say of the evidence, and whether they can be trusted."""
+
+    weight: Float[Array, " sided"]
+    k_hat: Float[Array, ""]
+    effective: Float[Array, ""]
+    log_mean: Float[Array, ""]
+    reliable: Bool[Array, ""]
 
 
 def nested_site(
@@ -126,7 +155,7 @@ def nested_site(
         found.effective,
         warm._replace(position=jnp.concatenate([found.line.theta, found.line.z])),
         found.laplace,
-        (found.k_hat <= K_HAT_LIMIT) | (found.effective > 0.99 * 2 * num_samples),
+        found.reliable,
     )
 
 
@@ -150,15 +179,16 @@ def _nested_draws(
     """
     size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
 
-    def given(at: tuple[Array, Array]) -> Conditional:
+    def given(at: tuple[Array, Array]) -> tuple[Conditional, Array]:
         theta, start = at
         log_density = tilted.factor.given(theta)
         if groups.shape[1] == 1:
-            mode, scale, _ = find_singles(log_density, start, jacobian=tilted.factor.jacobian)
-            return Conditional(mode, scale[:, None, None])
-        return find_conditional(
+            mode, scale, found = find_singles(log_density, start, jacobian=tilted.factor.jacobian)
+            return Conditional(mode, scale[:, None, None]), found
+        conditional = find_conditional(
             log_density, start, groups, max_steps=_NEWTON, near=NEAR, jacobian=tilted.factor.jacobian
         )
+        return conditional, jnp.array(True)
 
     # each half of a Sobol sequence fills the space; every other point does not
     second, wide = jnp.arange(len(noise)) >= len(noise) // 2, jnp.where(last, _WIDE, 1.0)
@@ -169,57 +199,83 @@ def _nested_draws(
     # the mean goes with the draws: the search is in the program once
     everywhere = jnp.concatenate([mean[None], theta])
     # a batch takes as many steps as its slowest draw: of large groups, whose steps take long, batches are small
-    at_once = len(everywhere) if groups.shape[1] < LARGE else _AT_ONCE
-    at_mean, locals_ = _parted(in_batches(given, (everywhere, line.at(everywhere)), at_once))
-    drawn = _locals_at(tilted, theta, locals_, noise[:, size:], last, many)
+    at_once = None if groups.shape[1] < LARGE else _AT_ONCE
+    searched = tilted.factor.at_many(given, (everywhere, line.at(everywhere)), groups.shape[1], at_once)
+    (at_mean, _), (locals_, found) = _parted(searched)
+    drawn = _locals_at(tilted, theta, locals_, found, noise[:, size:], last, many)
 
     position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in drawn.sides])
     log_weight = drawn.value + tilted.log_cavities(position) - jnp.tile(log_mixture, 2)
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, drawn.score)
-    weight, k_hat = pareto_smooth(log_weight)
-    evidence = log_mean_exp(log_weight) + 0.5 * (size * LOG_2PI - log_det(white))
-    effective = 1.0 / jnp.sum(weight**2)
+    weighed = _weights(log_weight, drawn, _integrates(tilted.factor, many))
+    evidence = weighed.log_mean + 0.5 * (size * LOG_2PI - log_det(white))
 
     laplace, precision, coupling = _expanded(tilted, mean, at_mean)
     centre = jnp.concatenate([mean, at_mean.mode])
-    draws = TiltedDraws(position, score, weight, centre, precision, coupling, effective, sides=2)
-    return draws, _Found(k_hat, evidence, effective, laplace, _Line(mean, at_mean.mode, -coupling.T))
+    draws = TiltedDraws(position, score, weighed.weight, centre, precision, coupling, weighed.effective, sides=2)
+    line = _Line(mean, at_mean.mode, -coupling.T)
+    return draws, _Found(weighed.k_hat, evidence, weighed.effective, weighed.reliable, laplace, line)
 
 
-def _locals_at(tilted: Tilted, theta: Array, given: Conditional, noise: Array, last: Array, many: int) -> _Drawn:
+def _integrates(factor: Factor, many: int) -> bool:
+    """Whether the last weights have the locals integrated out by quadrature."""
+    return factor.groups.shape[1] == 1 and factor.groups.shape[0] >= many
+
+
+def _weights(log_weight: Array, drawn: _Drawn, integrates: bool) -> _Weights:
+    """Pareto-smoothed; by quadrature both sides of a draw of the globals have the same weight, and count once."""
+    num, known = len(drawn.found), jnp.array(True)
+    one_side = jnp.minimum(log_weight[:num], log_weight[num:]) if integrates else log_weight
+    weight, k_hat = pareto_smooth(one_side)
+    effective = 1.0 / jnp.sum(weight**2)
+    even = effective > 0.99 * len(weight)  # then k-hat is noise
+    if integrates:
+        halved = jnp.where(weight > 0.0, drawn.halved, 0.0)
+        sd = jnp.sqrt(weight @ (halved - weight @ halved) ** 2)
+        known = (sd < _MOST_HALVED) & (weight @ ~drawn.found < _MOST_LOST)
+        weight = 0.5 * jnp.tile(weight, 2)
+    return _Weights(weight, k_hat, effective, log_mean_exp(one_side), ((k_hat <= K_HAT_LIMIT) | even) & known)
+
+
+def _locals_at(
+    tilted: Tilted, theta: Array, given: Conditional, found: Array, noise: Array, last: Array, many: int
+) -> _Drawn:
     """Two opposite draws of the locals at each draw of the globals."""
     factor, groups = tilted.factor, jnp.asarray(tilted.factor.groups)
     at = jax.vmap(Conditional.draw, (0, 0, None))
     sides = jnp.stack([at(given, sign * noise, groups) for sign in (1.0, -1.0)])
-    integrals = jnp.zeros(len(theta))
-    if exactly := groups.shape[1] == 1 and noise.shape[1] >= many:
-        sides, integrals = jax.lax.cond(
-            last, lambda: _by_quadrature(factor, theta, given, noise), lambda: (sides, integrals)
+    integrals = halved = jnp.zeros(len(theta))
+    if _integrates(factor, many):
+        by_draws = sides, integrals, halved
+        sides, integrals, halved = jax.lax.cond(
+            last, lambda: _by_quadrature(factor, theta, given, noise), lambda: by_draws
         )
     value, score = tilted.scores_of_sides(theta, sides)
     spread = 0.5 * jnp.sum(noise**2, axis=1) + jax.vmap(Conditional.log_spread)(given)
     value = value + jnp.tile(spread + 0.5 * noise.shape[1] * LOG_2PI, 2)
-    if exactly:
-        value = jnp.where(last, jnp.tile(integrals, 2), value)
-    return _Drawn(sides, value, score)
+    if _integrates(factor, many):
+        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(score), axis=1)
+        value = jnp.where(last, jnp.where(finite, jnp.tile(integrals, 2), -jnp.inf), value)
+    return _Drawn(sides, value, score, halved, found)
 
 
-def _by_quadrature(factor: Factor, theta: Array, given: Conditional, noise: Array) -> tuple[Array, Array]:
-    """Quantiles of single locals, on two sides, and the log integral over all of them."""
+def _by_quadrature(factor: Factor, theta: Array, given: Conditional, noise: Array) -> tuple[Array, Array, Array]:
+    """Quantiles of single locals, on two sides, the log integral over all, and what half of the nodes change."""
 
-    def at(point: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+    def at(point: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
         one, mode, white, levels = point
         known = quadrature.reference_at(factor.given(one), mode, white[:, 0, 0])
-        value, sides = quadrature.integrated_and_drawn(factor.given(one), known, jnp.stack([levels, 1.0 - levels]))
-        return jnp.where(jnp.isfinite(sides), sides, mode), value  # where the weight is zero, too
+        found = quadrature.integrated_and_drawn(factor.given(one), known, jnp.stack([levels, 1.0 - levels]))
+        sides = jnp.where(jnp.isfinite(found.drawn), found.drawn, mode)  # where the weight is zero, too
+        return sides, found.value, found.halved
 
     points = theta, given.mode, given.white, ndtr(noise)
-    sides, values = factor.at_many(at, points, quadrature.NODES, _AT_ONCE)
-    return jnp.swapaxes(sides, 0, 1), values
+    sides, values, halved = factor.at_many(at, points, quadrature.NODES, _AT_ONCE)
+    return jnp.swapaxes(sides, 0, 1), values, halved
 
 
-def _parted(both: Conditional) -> tuple[Conditional, Conditional]:
+def _parted(both: Any) -> tuple[Any, Any]:
     """The first row, and all others."""
     return jax.tree.map(lambda leaf: leaf[0], both), jax.tree.map(lambda leaf: leaf[1:], both)
 

@@ -54,6 +54,16 @@ def test_what_is_computed_at_once_is_bounded(client) -> None:
     assert f"4000,{rows}" not in text
 
 
+@pytest.mark.parametrize("bounds", [(1000, None), (1, 1)])
+def test_fewer_points_are_computed_at_once_where_each_takes_many_evaluations(client, bounds, monkeypatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 1000)
+    whole, _ = programs(client)
+    run = jax.jit(lambda points: client.at_many(client.log_factor, points, *bounds))
+    points = jnp.asarray(POINTS[:, : client.program.globals.size])
+    assert "scan" in str(jax.make_jaxpr(run)(points))
+    np.testing.assert_allclose(run(points), whole, rtol=1e-12)
+
+
 @pytest.mark.parametrize("at_once", [1, 5, 10, 1000])
 def test_curvature_is_computed_by_parts_where_all_columns_take_too_much(client, at_once, monkeypatch) -> None:
     slope, point = jax.grad(client.log_factor), jnp.asarray([0.3, -0.2])

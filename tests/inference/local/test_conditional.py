@@ -9,23 +9,26 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.special import roots_hermite, softmax
+from scipy.special import logsumexp, roots_hermite, softmax
+from scipy.stats import multivariate_normal
 
 import fedbayes as fb
 from fedbayes.inference.local import solvers
 from fedbayes.inference.local.density import moments
 from fedbayes.inference.local.density.conditional import NEAR, Conditional, find_conditional
+from fedbayes.inference.local.density.laplace import Mode
 from fedbayes.inference.local.density.moments import (
     TiltedDraws,
     control_variates,
     locals_integrated_out,
     score_regression,
 )
-from fedbayes.inference.local.density.tilted import Tilted, cold_chains
+from fedbayes.inference.local.density.tilted import Tilted, cold_chains, laplace_site
 from fedbayes.inference.local.log_factors import log_factors
-from fedbayes.inference.local.sampling.nested import MANY_SINGLES, nested_site
+from fedbayes.inference.local.sampling.nested import MANY_SINGLES, _expanded, nested_site
 from fedbayes.inference.mode import expansion
-from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.numerics.columns import by_columns
+from fedbayes.numerics.gaussian import Gaussian, whitener
 from fedbayes.problem.problem import make_problem
 
 GROUPS, NUM_RUNS = 12, 8
@@ -201,6 +204,62 @@ def test_nested_draws_are_exact_for_linear_gaussian_clients(many) -> None:
     )
     np.testing.assert_allclose([found.site.shift[0], found.site.precision[0, 0]], exact_site(), rtol=1e-7)
     assert float(found.k_hat) < 0.7
+    # exp(-theta^2 / 8) times the law of the rows: as if theta had been N(0, 4), but for its constant
+    law = multivariate_normal(np.zeros(GROUPS), 1.25 * np.eye(GROUPS) + 4.0)
+    np.testing.assert_allclose(found.log_evidence, law.logpdf(Y) + 0.5 * np.log(8.0 * np.pi), rtol=1e-3)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (0, 8), (3, 11), (6, 7)])
+def test_two_dependent_groups_of_many_are_seen(pair: tuple[int, int]) -> None:
+    def coupled(y) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with fb.local(), numpyro.plate("groups", GROUPS):
+            z = numpyro.sample("z", dist.Normal(mu, 0.5))
+        numpyro.factor("both", -0.1 * z[pair[0]] * z[pair[1]])
+        numpyro.sample("y", dist.Normal(z, 1.0).to_event(1), obs=y)
+
+    assert client_of(coupled).groups.shape == (1, GROUPS)
+
+
+def lines(x, y) -> None:
+    """An intercept and a slope of each group, whose places are not next to each other."""
+    mu, tau = numpyro.sample("mu", dist.Normal(0.0, 2.0)), numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
+    with fb.local(), numpyro.plate("groups", GROUPS):
+        a, b = numpyro.sample("a", dist.Normal(mu, tau)), numpyro.sample("b", dist.Normal(0.0, tau))
+    numpyro.sample("y", dist.Poisson(jnp.exp(a[:, None] + b[:, None] * x)).to_event(2), obs=y)
+
+
+@pytest.mark.parametrize("jacobian", [jax.jacfwd, jax.jacrev, partial(by_columns, at_once=1)])
+def test_what_is_needed_of_a_joint_curvature_is_that_of_the_whole(jacobian) -> None:
+    """The globals' precision, their coupling and the evidence are those by the Hessian of all latents."""
+    x = np.linspace(-1.0, 1.0, 3)
+    y = np.random.default_rng(2).poisson(2.0, size=(GROUPS, 3))
+    client = make_problem(lines, {"a": {"x": np.tile(x, (GROUPS, 1)), "y": y}}).client("a")
+    assert client.groups.shape == (GROUPS, 2)
+    theta, tilted = jnp.array([0.4, -0.3]), Tilted(client, Gaussian(jnp.zeros(2), jnp.eye(2), jnp.zeros(())))
+    groups = jnp.asarray(client.groups)
+    at_mean = find_conditional(client.given(theta), jnp.zeros(2 * GROUPS), groups, max_steps=30)
+    asked = Tilted(Differentiated(client, jacobian), tilted.cavity)
+    laplace, precision, coupling = _expanded(asked, theta, at_mean)
+    centre = jnp.concatenate([theta, at_mean.mode])
+    curvature = -jax.hessian(tilted.log_density)(centre)
+    expected = locals_integrated_out(curvature, 2)
+    np.testing.assert_allclose(precision, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(coupling, expected[1], atol=1e-6)
+    whole = laplace_site(
+        Mode(centre, tilted.log_density(centre), curvature, whitener(curvature), jnp.array(True)), tilted.cavity
+    )
+    np.testing.assert_allclose(laplace.log_evidence, whole.log_evidence, rtol=1e-8)
+
+
+class Differentiated:
+    """A client whose derivatives are taken in another way."""
+
+    def __init__(self, client, jacobian) -> None:
+        self.client, self.jacobian = client, jacobian
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
 
 
 PERSONS = 300
@@ -223,8 +282,10 @@ def of_persons():
         logs = log_factors(client, jnp.asarray(grid), jnp.zeros(PERSONS)).values
         weight = softmax(np.asarray(logs) - 0.5 * np.sum(grid**2, axis=1))
         mean, covariance = weight @ grid, np.cov(grid.T, aweights=weight, bias=True)
+        cell = (grid[1, 0] - grid[0, 0]) * (grid[40, 1] - grid[0, 1])
+        evidence = logsumexp(np.asarray(logs) - 0.5 * np.sum(grid**2, axis=1)) + np.log(cell)
         cavity = Gaussian(jnp.zeros(2), jnp.eye(2), jnp.zeros(()))
-        return Tilted(client, cavity, jnp.asarray(mean), jnp.linalg.inv(covariance)), mean, covariance
+        return Tilted(client, cavity, jnp.asarray(mean), jnp.linalg.inv(covariance)), mean, covariance, evidence
 
 
 def nested_of(tilted: Tilted, many: int):
@@ -235,7 +296,7 @@ def nested_of(tilted: Tilted, many: int):
 
 def test_many_single_locals_leave_no_noise_in_the_weights_of_nested_draws(of_persons) -> None:
     """Two draws of 300 locals have weights of which few hold all; by quadrature they are those of the globals alone."""
-    tilted, mean, covariance = of_persons
+    tilted, mean, covariance, evidence = of_persons
     found = nested_of(tilted, MANY_SINGLES)
     precision = np.asarray(tilted.cavity.precision + found.site.precision)
     off = np.linalg.solve(precision, np.asarray(tilted.cavity.shift + found.site.shift)) - mean
@@ -244,6 +305,8 @@ def test_many_single_locals_leave_no_noise_in_the_weights_of_nested_draws(of_per
     assert np.sqrt(off @ np.linalg.solve(covariance, off) / 2.0) < 3.0 * error
     np.testing.assert_allclose(np.linalg.inv(precision), covariance, atol=3.0 * error * np.max(covariance))
     assert found.k_hat < 0.5
+    assert found.reliable
+    assert abs(found.log_evidence - evidence) < 0.05
     drawn = nested_of(tilted, PERSONS + 1)
     assert drawn.k_hat > 0.7
     assert drawn.effective < 0.1 * found.effective
