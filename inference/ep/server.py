@@ -33,6 +33,7 @@ from fedbayes.inference.local.density.moments import (
     diagonal_regression,
     score_regression,
 )
+from fedbayes.inference.local.density.quadrature import NODES_FINER
 from fedbayes.inference.local.density.tilted import (
     LocalSite,
     Tilted,
@@ -68,7 +69,9 @@ def make_solvers(config: Options, num_samples: int) -> dict[str, solvers.Solver]
         "importance": solvers.importance(num_samples=num_samples, estimator=estimator),
         "nested": solvers.nested(num_samples=num_samples, estimator=estimator),
         "importance_more": solvers.importance(num_samples=_MORE * num_samples, estimator=estimator),
-        "nested_more": solvers.nested(num_samples=_MORE * num_samples, estimator=estimator, many=_MANY_SINGLES),
+        "nested_more": solvers.nested(
+            num_samples=_MORE * num_samples, estimator=estimator, many=_MANY_SINGLES, nodes=NODES_FINER
+        ),
         "nuts": solvers.nuts(num_samples=max(1024, num_samples), num_warmup=30, estimator=estimator),
         "laplace": solvers.laplace(),
         "variational": solvers.variational(num_samples=num_samples),

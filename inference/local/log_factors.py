@@ -104,7 +104,8 @@ def locals_given(
 
     By quadrature it is the quantiles at the levels. Else it is one of the draws behind :func:`log_factors` with the
     same ``shift``, taken by its weight: globals that were weighed or accepted by those values, and locals that were
-    taken so, are draws of the joint posterior exactly. For that ``theta`` has to be the same as a whole.
+    taken so, are draws of the joint posterior exactly. For that ``theta`` must have the same rows in the same
+    order: the line along which modes are sought is that of their median, and shifts go by row.
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def _locals(client: Client, theta: Array, num: int) -> Callable[[Array, Array], 
         noise = quasi_normal(shift, num)
         noise = noise * jnp.where(jnp.arange(num) < half, 1.0, wide)[:, None]
         z = jax.vmap(lambda each: found.draw(each, groups))(noise)
-        logs = jax.vmap(at)(z)
+        logs = client.at_many(at, z)
         squares = 0.5 * jnp.sum(noise**2, axis=1)
         log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - client.num_locals * jnp.log(wide)) - jnp.log(2.0)
         return _Weighted(z, logs + squares, logs - log_mixture, found.log_spread() + 0.5 * client.num_locals * LOG_2PI)

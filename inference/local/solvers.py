@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from fedbayes.inference.local.density.moments import Estimator, SiteError, locals_integrated_out
+from fedbayes.inference.local.density.quadrature import NODES
 from fedbayes.inference.local.density.tilted import LaplaceSite, LocalSite, Tilted, Warm, laplace_site, site_of_gaussian
 from fedbayes.inference.local.sampling.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.sampling.nested import MANY_SINGLES, nested_site
@@ -64,7 +65,7 @@ def importance(*, num_samples: int, estimator: Estimator) -> Solver:
     return Solver(run, importance_inputs, in_turn=True)
 
 
-def nested(*, num_samples: int, estimator: Estimator, many: int = MANY_SINGLES) -> Solver:
+def nested(*, num_samples: int, estimator: Estimator, many: int = MANY_SINGLES, nodes: int = NODES) -> Solver:
     """Importance sampling of the globals, and of the locals given them, for clients with locals.
 
     Parameters
@@ -73,7 +74,7 @@ def nested(*, num_samples: int, estimator: Estimator, many: int = MANY_SINGLES) 
         Draws of the globals, a power of two, above ``2 d + 2``.
     estimator
         Turns the draws into a site.
-    many
+    many, nodes
         See :func:`~fedbayes.inference.local.sampling.nested.nested_site`.
     """
     plain = importance(num_samples=num_samples, estimator=estimator)
@@ -81,7 +82,7 @@ def nested(*, num_samples: int, estimator: Estimator, many: int = MANY_SINGLES) 
     def run(tilted: Tilted, warm: Warm, inputs: Float[Array, " p"]) -> LocalSite:
         if tilted.factor.num_locals == 0:
             return plain.run(tilted, warm, inputs)
-        return nested_site(tilted, warm, inputs, num_samples=num_samples, estimator=estimator, many=many)
+        return nested_site(tilted, warm, inputs, num_samples=num_samples, estimator=estimator, many=many, nodes=nodes)
 
     return Solver(run, importance_inputs, in_turn=True)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbayes.numerics import importance
 from fedbayes.numerics.gaussian import (
     Gaussian,
     eigenvectors,
@@ -307,3 +308,12 @@ def test_whiteners_agree_whatever_the_size(size: int) -> None:
         for found in (jax.jit(jax.vmap(whitener_for(size)))(matrices), jax.vmap(large_whitener)(matrices)):
             np.testing.assert_allclose(found, jax.vmap(whitener)(matrices), rtol=1e-9, atol=1e-12)
         assert not np.all(np.isfinite(large_whitener(-matrices[0])))
+
+
+def test_draws_in_more_dimensions_than_a_sobol_sequence_has_are_spread_evenly(monkeypatch) -> None:
+    monkeypatch.setattr(importance.qmc.Sobol, "MAXDIM", 5)
+    importance._sobol.cache_clear()
+    points = importance._sobol(8, 9)
+    importance._sobol.cache_clear()
+    assert points.shape == (8, 9)
+    np.testing.assert_array_equal(np.sort((8 * points[:, 5:]).astype(int), axis=0), np.arange(8)[:, None] * np.ones(4))

@@ -10,7 +10,7 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Bool, Float, Int
 
-from fedbayes.inference.local.density.tilted import Factor
+from fedbayes.inference.local.density.tilted import Factor, cold_start
 from fedbayes.numerics.gaussian import LARGE, large_whitener, whitener, whitener_for
 
 _LADDER = (0.0, 2.0, 30.0)  # Levenberg-Marquardt damping, of which each is a candidate for the next point
@@ -207,9 +207,8 @@ def find_singles(
     By safeguarded Newton steps of each by itself, which take two derivatives of the sum of all and none of its values.
     Where a step of several sds is more than half as long as the last one, as down the exponential cliff of a Poisson
     likelihood, on which each step gains a factor of e, the next is twice as long as the last; or it ends in the middle
-    once the mode lies between two known points. From where derivatives are not finite it goes half of the way back. The
-    modes are off by a few hundredths of an sd: near enough for a
-    proposal.
+    once the mode lies between two known points. From where derivatives are not finite it goes half of the way back, and
+    from a start half of the way to zero. The modes are off by a few hundredths of an sd: near enough for a proposal.
 
     Parameters
     ----------
@@ -254,6 +253,8 @@ def find_singles(
         return _Singles(position, scale, low, high, safe, newton, moved, far, carry.steps + 1)
 
     nowhere = jnp.inf * ones
-    begin = _Singles(start, ones, -nowhere, nowhere, start, 0.0 * ones, 0.0 * ones, jnp.array(True), jnp.asarray(0))
+    begin = _Singles(
+        start, ones, -nowhere, nowhere, cold_start(len(start)), 0.0 * ones, 0.0 * ones, jnp.array(True), jnp.asarray(0)
+    )
     found = jax.lax.while_loop(lambda at: at.far & (at.steps < _NEWTON), newton, begin)
     return found.position, found.scale, ~found.far

@@ -28,9 +28,9 @@ from fedbayes.inference.local.density.conditional import find_singles
 NODES, NODES_FINER = 15, 29  # of the derivative; every second of the finer ones is one of the others
 _REACH = 5.5  # up to so many sds of the Laplace approximation
 _END = 8.0  # of the grid
-_STEEPEST = 30.0  # by sd: where a log density falls so fast, there is nothing left of it
+_STEEPEST = 30.0  # by sd, beside the reference's slope: where a log density falls so fast, there is nothing left of it
 _LEAST_SLOPE = 1e-3  # of a log density beyond the outer nodes, outwards, in sds
-_POLISH = 3  # Newton steps to a quantile between two points of the grid
+_POLISH = 6  # safeguarded Newton steps to a quantile between two points of the grid
 _TAIL = 0.5 * np.arange(1, 33)  # points beyond the grid for draws, in widths of the tail
 _STEP, _FINE_STEP = 0.4, 1.0 / 16.0  # of the grid for integrals, and for draws
 
@@ -102,7 +102,7 @@ def reference_at(
 
 
 def _bounded(residual: Array) -> Array:
-    """Slopes beside the reference's, bounded by 30, and the same below 20: a spline through a cliff would swing."""
+    """Slopes beside the reference's, bounded by 30, nearly the same below 20: a spline through a cliff would swing."""
     # clipped before its eighth power would overflow
     size = jnp.clip(residual, -1e6, 1e6) / _STEEPEST
     return _STEEPEST * size / (1.0 + size**8) ** 0.125
@@ -168,6 +168,7 @@ def integrated_and_drawn(
     logs, ends = _log_densities(_STEP, known.residual)
     density = jnp.exp(logs - jnp.max(logs, axis=0))
     rise_of_logs: Array = jnp.asarray(jnp.gradient(logs, axis=0))  # by steps of the grid
+    rise_of_logs = rise_of_logs.at[0].set(_STEP * ends.slope[0]).at[-1].set(-_STEP * ends.slope[1])
     slope = density * jnp.clip(rise_of_logs, -3.0, 3.0)  # a cubic with steeper ends would fall below zero
     cells = 0.5 * (density[1:] + density[:-1]) + (slope[:-1] - slope[1:]) / 12.0
     sums, widths = jnp.cumsum(cells, axis=0), ends.mass() / _STEP
@@ -181,13 +182,16 @@ def integrated_and_drawn(
         left, right, rise, fall, mass = (at(each) for each in (density, density[1:], slope, slope[1:], cells))
         inside = wanted - (at(sums) - mass)
         t = jnp.clip(inside / jnp.maximum(mass, 1e-300), 0.0, 1.0)
+        low, high = jnp.zeros_like(t), jnp.ones_like(t)
         for _ in range(_POLISH):
             square, cube = t * t, t * t * t
             there = left * (t - cube + 0.5 * cube * t) + right * (cube - 0.5 * cube * t)
             there += rise * (0.5 * square - 2.0 / 3.0 * cube + 0.25 * cube * t) + fall * (0.25 * cube * t - cube / 3.0)
             height = left + (right - left) * (3.0 * square - 2.0 * cube)
             height += rise * (t - 2.0 * square + cube) + fall * (cube - square)
-            t = jnp.clip(t - (there - inside) / jnp.maximum(height, 1e-300), 0.0, 1.0)
+            low, high = jnp.where(there < inside, t, low), jnp.where(there < inside, high, t)
+            newton = t - (there - inside) / jnp.maximum(height, 1e-300)
+            t = jnp.where((newton < low) | (newton > high), 0.5 * (low + high), newton)
         x = cell + t
         x = jnp.where(wanted < 0.0, widths[0] * jnp.log(level * total / below), x)
         beyond = jnp.maximum((1.0 - level) * total, 1e-300) / above

@@ -194,13 +194,14 @@ class LocalSite(NamedTuple):
     k_hat
         Pareto tail shape of the importance weights; zero for deterministic solvers.
     effective
-        Effective number of draws; infinite for deterministic solvers.
+        Effective number of draws, of the globals alone where locals are integrated out; infinite for deterministic
+        solvers.
     warm
         For the next round.
     laplace
         The Laplace approximation of the tilted density.
     reliable
-        Whether the draws can be trusted: k-hat below 0.7, or weights that hardly vary.
+        Whether the draws can be trusted: k-hat below 0.7, or weights that hardly vary; and the integrals behind them.
     """
 
     site: Gaussian

@@ -44,7 +44,19 @@ _WIDE = 2.0  # half of the last iteration's draws of the globals spread so much 
 MANY_SINGLES = 256  # for fewer, two draws are cheaper, and seldom too noisy
 _MOST_HALVED = 1.0  # nats, sd under the weights of what half of the nodes change: some ten times the integrals' error
 _MOST_LOST = 0.01  # of the weight, where modes of locals were not found
+_MOST_LOST_OF_NARROW = 0.1  # of the draws of the narrow half, the same
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
+
+
+class Integration(NamedTuple):
+    """From how many single locals on the last weights have them integrated out, and by how many nodes."""
+
+    many: int
+    nodes: int
+
+    def needed(self, factor: Factor) -> bool:
+        """Whether the client has so many."""
+        return factor.groups.shape[1] == 1 and factor.groups.shape[0] >= self.many
 
 
 class _Line(NamedTuple):
@@ -83,7 +95,8 @@ class _Drawn(NamedTuple):
     score
         Gradient of the log factor.
     halved, found
-        By quadrature the difference that half of the nodes make, and whether all modes were found.
+        By quadrature the difference that half of the nodes make; and whether single locals had their modes found, by
+        quadrature with finite scores.
     """
 
     sides: Float[Array, "2 draw m"]
@@ -111,6 +124,7 @@ def nested_site(
     num_samples: int,
     estimator: Estimator,
     many: int = MANY_SINGLES,
+    nodes: int = quadrature.NODES,
 ) -> LocalSite:
     """The site by nested importance sampling.
 
@@ -129,13 +143,15 @@ def nested_site(
     many
         Single locals from which the last weights have them integrated out by quadrature. The noise of their draws grows
         with their number, while quadrature costs as many gradients whatever it is.
+    nodes
+        Of that quadrature.
     """
     size, cavity = tilted.cavity.size, tilted.cavity
     noise = quasi_normal(shift, num_samples)
 
     def iterate(carry: tuple[Array, Array, _Line], last: Array) -> tuple[tuple, tuple]:
         mean, precision, line = carry
-        draws, found = _nested_draws(tilted, mean, whitener(precision), line, noise, last, many)
+        draws, found = _nested_draws(tilted, mean, whitener(precision), line, noise, last, Integration(many, nodes))
         even = jnp.full_like(draws.weight, 1.0 / len(draws.weight))
         site = estimator(draws._replace(weight=jnp.where(last, draws.weight, even)), cavity)
         mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
@@ -170,7 +186,7 @@ def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
 
 
 def _nested_draws(
-    tilted: Tilted, mean: Array, white: Array, line: _Line, noise: Array, last: Array, many: int
+    tilted: Tilted, mean: Array, white: Array, line: _Line, noise: Array, last: Array, integration: Integration
 ) -> tuple[TiltedDraws, _Found]:
     """Weighted draws of the nested proposal.
 
@@ -201,30 +217,29 @@ def _nested_draws(
     # a batch takes as many steps as its slowest draw: of large groups, whose steps take long, batches are small
     at_once = None if groups.shape[1] < LARGE else _AT_ONCE
     searched = tilted.factor.at_many(given, (everywhere, line.at(everywhere)), groups.shape[1], at_once)
-    (at_mean, _), (locals_, found) = _parted(searched)
-    drawn = _locals_at(tilted, theta, locals_, found, noise[:, size:], last, many)
+    (at_mean, found_at_mean), (locals_, found) = _parted(searched)
+    drawn = _locals_at(tilted, theta, locals_, found, noise[:, size:], last, integration)
 
     position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in drawn.sides])
     log_weight = drawn.value + tilted.log_cavities(position) - jnp.tile(log_mixture, 2)
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, drawn.score)
-    weighed = _weights(log_weight, drawn, _integrates(tilted.factor, many))
+    weighed = _weights(log_weight, drawn, integration.needed(tilted.factor))
     evidence = weighed.log_mean + 0.5 * (size * LOG_2PI - log_det(white))
 
-    laplace, precision, coupling = _expanded(tilted, mean, at_mean)
+    laplace, precision, coupling = _expanded(tilted, mean, at_mean, found_at_mean)
     centre = jnp.concatenate([mean, at_mean.mode])
     draws = TiltedDraws(position, score, weighed.weight, centre, precision, coupling, weighed.effective, sides=2)
     line = _Line(mean, at_mean.mode, -coupling.T)
     return draws, _Found(weighed.k_hat, evidence, weighed.effective, weighed.reliable, laplace, line)
 
 
-def _integrates(factor: Factor, many: int) -> bool:
-    """Whether the last weights have the locals integrated out by quadrature."""
-    return factor.groups.shape[1] == 1 and factor.groups.shape[0] >= many
-
-
 def _weights(log_weight: Array, drawn: _Drawn, integrates: bool) -> _Weights:
-    """Pareto-smoothed; by quadrature both sides of a draw of the globals have the same weight, and count once."""
+    """Pareto-smoothed; by quadrature, in the last iteration, both sides of a draw have the same weight and count once.
+
+    Weights by quadrature look well whatever their integrals are, so that these are looked at: what half of the nodes
+    would change, and whether modes were found, by weight and, as what is lost may have none, among the narrow half.
+    """
     num, known = len(drawn.found), jnp.array(True)
     one_side = jnp.minimum(log_weight[:num], log_weight[num:]) if integrates else log_weight
     weight, k_hat = pareto_smooth(one_side)
@@ -233,45 +248,49 @@ def _weights(log_weight: Array, drawn: _Drawn, integrates: bool) -> _Weights:
     if integrates:
         halved = jnp.where(weight > 0.0, drawn.halved, 0.0)
         sd = jnp.sqrt(weight @ (halved - weight @ halved) ** 2)
-        known = (sd < _MOST_HALVED) & (weight @ ~drawn.found < _MOST_LOST)
+        lost = jnp.mean(~drawn.found[: num // 2])
+        known = (sd < _MOST_HALVED) & (weight @ ~drawn.found < _MOST_LOST) & (lost < _MOST_LOST_OF_NARROW)
         weight = 0.5 * jnp.tile(weight, 2)
     return _Weights(weight, k_hat, effective, log_mean_exp(one_side), ((k_hat <= K_HAT_LIMIT) | even) & known)
 
 
 def _locals_at(
-    tilted: Tilted, theta: Array, given: Conditional, found: Array, noise: Array, last: Array, many: int
+    tilted: Tilted, theta: Array, given: Conditional, found: Array, noise: Array, last: Array, integration: Integration
 ) -> _Drawn:
     """Two opposite draws of the locals at each draw of the globals."""
     factor, groups = tilted.factor, jnp.asarray(tilted.factor.groups)
     at = jax.vmap(Conditional.draw, (0, 0, None))
     sides = jnp.stack([at(given, sign * noise, groups) for sign in (1.0, -1.0)])
     integrals = halved = jnp.zeros(len(theta))
-    if _integrates(factor, many):
+    if integration.needed(factor):
         by_draws = sides, integrals, halved
         sides, integrals, halved = jax.lax.cond(
-            last, lambda: _by_quadrature(factor, theta, given, noise), lambda: by_draws
+            last, lambda: _by_quadrature(factor, theta, given, noise, integration.nodes), lambda: by_draws
         )
     value, score = tilted.scores_of_sides(theta, sides)
     spread = 0.5 * jnp.sum(noise**2, axis=1) + jax.vmap(Conditional.log_spread)(given)
     value = value + jnp.tile(spread + 0.5 * noise.shape[1] * LOG_2PI, 2)
-    if _integrates(factor, many):
+    if integration.needed(factor):
         finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(score), axis=1)
         value = jnp.where(last, jnp.where(finite, jnp.tile(integrals, 2), -jnp.inf), value)
+        found = found & jnp.all(finite.reshape(2, -1), axis=0)
     return _Drawn(sides, value, score, halved, found)
 
 
-def _by_quadrature(factor: Factor, theta: Array, given: Conditional, noise: Array) -> tuple[Array, Array, Array]:
+def _by_quadrature(
+    factor: Factor, theta: Array, given: Conditional, noise: Array, nodes: int
+) -> tuple[Array, Array, Array]:
     """Quantiles of single locals, on two sides, the log integral over all, and what half of the nodes change."""
 
     def at(point: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
         one, mode, white, levels = point
-        known = quadrature.reference_at(factor.given(one), mode, white[:, 0, 0])
+        known = quadrature.reference_at(factor.given(one), mode, white[:, 0, 0], nodes=nodes)
         found = quadrature.integrated_and_drawn(factor.given(one), known, jnp.stack([levels, 1.0 - levels]))
         sides = jnp.where(jnp.isfinite(found.drawn), found.drawn, mode)  # where the weight is zero, too
         return sides, found.value, found.halved
 
     points = theta, given.mode, given.white, ndtr(noise)
-    sides, values, halved = factor.at_many(at, points, quadrature.NODES, _AT_ONCE)
+    sides, values, halved = factor.at_many(at, points, nodes, _AT_ONCE)
     return jnp.swapaxes(sides, 0, 1), values, halved
 
 
@@ -280,7 +299,7 @@ def _parted(both: Any) -> tuple[Any, Any]:
     return jax.tree.map(lambda leaf: leaf[0], both), jax.tree.map(lambda leaf: leaf[1:], both)
 
 
-def _expanded(tilted: Tilted, mean: Array, at_mean: Conditional) -> tuple[LaplaceSite, Array, Array]:
+def _expanded(tilted: Tilted, mean: Array, at_mean: Conditional, found: Array) -> tuple[LaplaceSite, Array, Array]:
     """The Laplace approximation around the mean, the locals integrated out, and how the globals are coupled to them."""
     factor, cavity, groups = tilted.factor, tilted.cavity, jnp.asarray(tilted.factor.groups)
     corner, across = of_globals(factor, mean, at_mean.mode)
@@ -290,7 +309,7 @@ def _expanded(tilted: Tilted, mean: Array, at_mean: Conditional) -> tuple[Laplac
     of_locals = at_mean.log_spread() + 0.5 * at_mean.mode.shape[0] * LOG_2PI
     evidence = value + of_locals + 0.5 * (len(mean) * LOG_2PI - log_det(whitener(precision)))
     site = site_of_gaussian(mean, precision, cavity)
-    return LaplaceSite(site, evidence, value, jnp.array(True)), precision, coupling
+    return LaplaceSite(site, evidence, value, found), precision, coupling
 
 
 def _towards(mean: Array, precision: Array, cavity: Gaussian, site: Gaussian) -> tuple[Array, Array]:

@@ -90,6 +90,10 @@ def test_skewed_locals_are_near_their_numerical_integral_and_know_how_near(log_d
     np.testing.assert_allclose([both.value, both.halved], [value, halved], rtol=1e-12)
     off = np.abs(both.drawn[:, 0] - quantiles) / float(known.scale[0])
     assert np.max(off[1:-1]) < 0.06
+    levels = np.linspace(0.02, 0.98, 97)
+    many = quadrature.integrated_and_drawn(lambda z: log_density(z[0]), known, jnp.asarray(levels)[:, None]).drawn
+    fine = [float(quadrature.drawn(known, jnp.array([level]))[0]) for level in levels[::8]]
+    assert np.max(np.abs(many[::8, 0] - np.array(fine))) < 0.06 * float(known.scale[0])
     assert np.max(off) < 0.4  # beyond the grid, where the tail is taken as exponential
 
 
@@ -134,7 +138,7 @@ def test_modes_are_found_from_beyond_a_cliff(start: float, scale: float) -> None
 def test_the_way_back_from_where_a_density_is_not_finite() -> None:
     """A step from the flat side ends beyond the largest number there is; `log(1 - exp(-exp(z)))` is flat there, too."""
     event = lambda z: 8.0 * jnp.log(-jnp.expm1(-jnp.exp(z[0]))) - 0.5 * jnp.exp(3.0 * z[0]) - 1e-6 * z[0] ** 2  # noqa: E731
-    for start in (-300.0, -30.0, 200.0):
+    for start in (-300.0, -30.0, 200.0, 400.0):
         mode, sd, found = find_singles(event, jnp.array([start]))
         assert found, start
         exactly = brentq(lambda z: float(jax.grad(event)(jnp.array([z]))[0]), -5.0, 5.0)
