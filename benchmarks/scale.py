@@ -79,14 +79,16 @@ What is compared, and verdicts, are those of [HIERARCHIES.md](HIERARCHIES.md). {
 
 
 def _line(example: Example, found: Mapping[str, Any]) -> list[str]:
-    fit, of_nuts = found["fit"], found["nuts"]
+    fit, of_nuts = found["fit"], found.get("nuts", {})
     if "seconds" not in fit:
-        return [example.name, example.source, *[""] * 2, str(fit), *[""] * 9]
+        return [example.name, example.source, *[""] * 2, "too slow" if "slow" in fit else "RAW", *[""] * 9]
     said = verdict(fit, of_nuts)
     compared = ["", ""]
     if "mean_error" in said:
         compared = [f"{said['mean_error']:.2f} ({said['mean_at']})", f"{said['sd_ratio']:.2f} ({said['sd_at']})"]
-    reference = [f"{of_nuts['cpu']:.0f}", f"{of_nuts['peak']:.1f}"] if "cpu" in of_nuts else ["too slow", ""]
+    reference = ["too slow" if "slow" in of_nuts else of_nuts.get("last", "not run"), ""]
+    if "cpu" in of_nuts:
+        reference = [f"{of_nuts['cpu']:.0f}", f"{of_nuts['peak']:.1f}"]
     return [
         example.name,
         example.source,
@@ -94,8 +96,8 @@ def _line(example: Example, found: Mapping[str, Any]) -> list[str]:
         f"{fit['outcomes']:,}",
         said["verdict"],
         *compared,
-        f"{fit['weights_k_hat']:.2f}",
-        f"{fit['effective_draws']:,.0f}",
+        f"{fit['weights_k_hat']:.2f}" if "weights_k_hat" in fit else "",
+        f"{fit['effective_draws']:,.0f}" if "effective_draws" in fit else "",
         str(fit["rounds"]),
         f"{fit['cpu']:.0f}",
         f"{fit['peak']:.1f}",
@@ -129,8 +131,7 @@ def main(
                 results[name][each] = fresh(SCRIPT, each, name, OF_FIT if each == "fit" else OF_NUTS, cold=True)
                 STORED.write_text(json.dumps(results, indent=1) + "\n")
                 console.print(name, each, str(results[name][each])[:200], markup=False)
-    whole = {name: each for name, each in results.items() if {"fit", "nuts"} <= each.keys()}
-    PAGE.write_text(markdown(whole))
+    PAGE.write_text(markdown(results))
 
 
 if __name__ == "__main__":
