@@ -244,7 +244,7 @@ FAULTS = (
     ),
     Fault(
         "locals not integrated out of a Laplace site",
-        "local/density/tilted.py",
+        "local/density/moments.py",
         "curvature[:size, :size] - half.T @ half",
         "curvature[:size, :size]",
     ),
@@ -260,15 +260,36 @@ FAULTS = (
     Fault(
         "spread of the locals not in the nested weights",
         "local/sampling/nested.py",
-        " + jax.vmap(Conditional.log_spread)(locals_)",
+        " + jax.vmap(Conditional.log_spread)(given)",
         "",
+    ),
+    Fault(
+        "integrals behind nested weights not looked at",
+        "local/sampling/nested.py",
+        "((k_hat <= K_HAT_LIMIT) | even) & known",
+        "(k_hat <= K_HAT_LIMIT) | even",
+    ),
+    Fault(
+        "integrals of a draw with the constant of its sides",
+        "local/sampling/nested.py",
+        "jnp.tile(integrals, 2)",
+        "jnp.tile(integrals + 2.0, 2)",
+    ),
+    Fault(
+        "a spline through a cliff",
+        "local/density/quadrature.py",
+        "_bounded(scale * slopes + places[:, None])",
+        "scale * slopes + places[:, None]",
+    ),
+    Fault(
+        "down a cliff by Newton steps alone", "local/density/conditional.py", "2.0 * carry.moved", "0.0 * carry.moved"
     ),
     Fault("nested draws weighed evenly", "local/sampling/nested.py", "jnp.where(last, draws.weight, even)", "even"),
     Fault(
         "the cavity left in an opening site",
         "local/density/tilted.py",
-        "marginal @ mean[:size] - cavity.shift, marginal - cavity.precision",
-        "marginal @ mean[:size], marginal",
+        "precision @ mean - cavity.shift, precision - cavity.precision",
+        "precision @ mean, precision",
     ),
     Fault(
         "the last Newton step not taken", "local/density/laplace.py", "jnp.where(done, after[0], position)", "position"
