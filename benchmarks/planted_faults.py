@@ -259,19 +259,19 @@ FAULTS = (
     ),
     Fault(
         "spread of the locals not in the nested weights",
-        "local/sampling/nested.py",
+        "local/sampling/integration.py",
         " + jax.vmap(Conditional.log_spread)(given)",
         "",
     ),
     Fault(
         "integrals behind nested weights not looked at",
-        "local/sampling/nested.py",
+        "local/sampling/integration.py",
         "((k_hat <= K_HAT_LIMIT) | even) & known",
         "(k_hat <= K_HAT_LIMIT) | even",
     ),
     Fault(
         "integrals of a draw with the constant of its sides",
-        "local/sampling/nested.py",
+        "local/sampling/integration.py",
         "jnp.tile(integrals, 2)",
         "jnp.tile(integrals + 2.0, 2)",
     ),

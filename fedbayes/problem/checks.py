@@ -13,6 +13,7 @@ from jax.scipy.stats import norm
 from numpyro.distributions import constraints
 
 from fedbayes.errors import ClientDataError, ModelError
+from fedbayes.numerics.derivatives import slope_along
 from fedbayes.problem.buckets import Bucket, own_program
 from fedbayes.problem.client import Client
 from fedbayes.problem.data.padding import pad
@@ -283,9 +284,7 @@ def groups_are_independent(bucket: Bucket) -> bool:
         slope = jax.grad(client.given(point[:size]))
 
         def along(probe: Array) -> Array:
-            if program.jacobian is jax.jacrev:
-                return jax.grad(lambda z: slope(z) @ probe)(point[size:])
-            return jax.jvp(slope, (point[size:],), (probe,))[1]
+            return slope_along(slope, point[size:], probe, program.jacobian)[1]
 
         return jnp.max(jnp.abs(jax.lax.map(along, probes)) * outside)
 
@@ -318,7 +317,7 @@ def curvature_is_finite(bucket: Bucket) -> bool:
     theta = 0.01 * (1.0 + np.arange(program.globals.size))
 
     def is_finite(client: Client) -> Array:
-        found, along = jax.jvp(jax.grad(client.log_factor), (jnp.asarray(theta),), (jnp.ones(theta.shape),))
+        found, along = slope_along(jax.grad(client.log_factor), jnp.asarray(theta), jnp.ones(theta.shape))
         return jnp.all(jnp.isfinite(along)) | ~jnp.all(jnp.isfinite(found))
 
     found = _FINITE.get(program, lambda: jit_cheaply(lambda clients: jax.lax.map(is_finite, clients)))

@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from fedbayes.inference.local.density import quadrature
-from fedbayes.inference.local.density.conditional import NEAR, Conditional, find_conditional, of_globals
+from fedbayes.inference.local.density.conditional import NEAR, Conditional, Line, find_conditional, of_globals
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import log_mean_exp, quasi_normal
@@ -169,20 +169,15 @@ def _by_quadrature(client: Client, theta: Array, nodes: int) -> LogFactors:
     return LogFactors(*client.at_many(at, theta, nodes, _AT_ONCE))
 
 
-class _Line(NamedTuple):
-    """The locals' Laplace approximation where the globals are at ``theta``, and how its mode moves with them."""
+class _Centre(NamedTuple):
+    """The locals' Laplace approximation at one point of the globals, and how its mode moves with them."""
 
-    theta: Float[Array, " d"]
     there: Conditional
-    slope: Float[Array, "m d"]
-
-    def at(self, theta: Float[Array, " d"]) -> Float[Array, " m"]:
-        """The mode expected at other globals."""
-        return self.there.mode + self.slope @ (theta - self.theta)
+    line: Line
 
 
-def _line(client: Client, theta: Float[Array, "draw d"]) -> _Line:
-    """Around the draws' median."""
+def _centre(client: Client, theta: Float[Array, "draw d"]) -> _Centre:
+    """At the draws' median."""
     median, groups = jnp.median(theta, axis=0), jnp.asarray(client.groups)
     there = find_conditional(
         client.given(median),
@@ -192,12 +187,12 @@ def _line(client: Client, theta: Float[Array, "draw d"]) -> _Line:
         jacobian=client.jacobian,
     )
     _, across = of_globals(client, median, there.mode)
-    return _Line(median, there, there.covariance_times(across, groups).T)
+    return _Centre(there, Line(median, there.mode, there.covariance_times(across, groups).T))
 
 
 def _references(client: Client, theta: Array, nodes: int) -> Callable[[Array], quadrature.Reference]:
     """``theta -> reference``, each search from where the mode is expected."""
-    line = _line(client, theta)
+    line = _centre(client, theta).line
 
     def at(one: Array) -> quadrature.Reference:
         return quadrature.reference(client.given(one), line.at(one), jacobian=client.jacobian, nodes=nodes)
@@ -232,7 +227,7 @@ def _shifts(shift: Float[Array, " m"], num: int) -> Float[Array, "{num} m"]:
 
 def _locals(client: Client, theta: Array, num: int) -> Callable[[Array, Array], _Weighted]:
     """``(theta, shift) -> draws`` of the locals given the globals."""
-    groups, line = jnp.asarray(client.groups), _line(client, theta)
+    groups, (there, line) = jnp.asarray(client.groups), _centre(client, theta)
     wide = 1.0 + client.num_locals**-0.5
     searched = _searched(client, num)
     num = min(num, _FINER_IN_LARGE) if searched and groups.shape[1] >= _LARGE_GROUP else num
@@ -241,7 +236,7 @@ def _locals(client: Client, theta: Array, num: int) -> Callable[[Array, Array], 
     def given(one: Array, at: Callable[[Array], Array]) -> Conditional:
         start = line.at(one)
         if not searched:
-            return line.there._replace(mode=start)
+            return there._replace(mode=start)
         return find_conditional(at, start, groups, max_steps=_NEWTON, near=NEAR, jacobian=client.jacobian)
 
     def draw(one: Array, shift: Array) -> _Weighted:

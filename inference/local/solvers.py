@@ -13,7 +13,8 @@ from fedbayes.inference.local.density.moments import Estimator, SiteError, local
 from fedbayes.inference.local.density.quadrature import NODES
 from fedbayes.inference.local.density.tilted import LaplaceSite, LocalSite, Tilted, Warm, laplace_site, site_of_gaussian
 from fedbayes.inference.local.sampling.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
-from fedbayes.inference.local.sampling.nested import MANY_SINGLES, nested_site
+from fedbayes.inference.local.sampling.integration import MANY_SINGLES
+from fedbayes.inference.local.sampling.nested import nested_site
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import quasi_normal
 

@@ -16,7 +16,7 @@ from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, 
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.log_factors import log_factors
 from fedbayes.inference.merging.server import MergeState
-from fedbayes.numerics.gaussian import Gaussian, packed, whitener
+from fedbayes.numerics.gaussian import Gaussian, whitener
 from fedbayes.numerics.importance import fixed_normal, pareto_smooth, random_shift
 from fedbayes.problem.client import Client
 from fedbayes.problem.roster import Roster
@@ -40,13 +40,11 @@ def check_phase(roster: Roster, merge: Algorithm) -> Phase:
         white = whitener(merged.precision)
         return white.T @ (white @ merged.shift) + jnp.asarray(fixed_normal(_NUM_DRAWS, prior.size)) @ white
 
-    def broadcast(state: MergeState) -> tuple[Array, Gaussian]:
-        # a client looks for its locals where the others' knowledge, and the whole prior, leave them
-        cavities = jax.vmap(lambda site: packed((state.product - site).symmetrised()))(state.sites)
-        return draws_of(state.merged), cavities
+    def broadcast(state: MergeState) -> tuple[Array, tuple[()]]:
+        return draws_of(state.merged), ()
 
     def log_factor(
-        theta: Array, cavity: Gaussian, private: tuple[()], client: Client, shift: Array
+        theta: Array, nothing: tuple[()], private: tuple[()], client: Client, shift: Array
     ) -> tuple[Reply, tuple[()]]:
         values = log_factors(client, theta, shift).values
         code = jnp.where(jnp.any(jnp.isfinite(values)), ResultCode.OK, ResultCode.NOT_FINITE)

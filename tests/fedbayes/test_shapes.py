@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float, TypeCheckError
 
-from fedbayes.numerics import chains, gaussian, host, importance, low_rank
+from fedbayes.numerics import chains, derivatives, gaussian, host, importance, low_rank
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.low_rank import LowRankGaussian
 
@@ -50,6 +50,10 @@ CALLS: dict[str, tuple[Callable[[], Arguments], Callable[[], Arguments] | None]]
     "gaussian.Gaussian.is_proper": (lambda: (proper(),), None),
     "gaussian.Gaussian.normalised": (lambda: (proper(),), None),
     "gaussian.Gaussian.sample": (lambda: (proper(), KEY, N), lambda: (proper(), jax.random.split(KEY), N)),
+    "derivatives.slope_along": (
+        lambda: (jnp.sin, jnp.ones(D), jnp.ones(D)),
+        lambda: (jnp.sin, jnp.ones(D), jnp.ones(D + 1)),
+    ),
     "low_rank.deflated": (lambda: (jnp.ones((R, D)), jnp.ones(D)), lambda: (jnp.ones((R, D)), jnp.ones((D, 1)))),
     "low_rank.spectrum": (lambda: (0.1 * jnp.ones((R, D)),), lambda: (jnp.ones(D),)),
     "low_rank.LowRankGaussian.is_proper": (lambda: (thin(),), None),
@@ -95,7 +99,8 @@ CALLS: dict[str, tuple[Callable[[], Arguments], Callable[[], Arguments] | None]]
 
 @pytest.fixture(scope="module")
 def functions(shapes) -> dict[str, Callable]:
-    return dict(each for module in (gaussian, low_rank, importance, chains, host) for each in shapes.members(module))
+    modules = (gaussian, low_rank, importance, chains, derivatives, host)
+    return dict(each for module in modules for each in shapes.members(module))
 
 
 @pytest.fixture(autouse=True)

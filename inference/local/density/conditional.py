@@ -11,6 +11,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Bool, Float, Int
 
 from fedbayes.inference.local.density.tilted import Factor, cold_start
+from fedbayes.numerics.derivatives import slope_along
 from fedbayes.numerics.gaussian import LARGE, large_whitener, whitener, whitener_for
 
 _LADDER = (0.0, 2.0, 30.0)  # Levenberg-Marquardt damping, of which each is a candidate for the next point
@@ -72,6 +73,18 @@ def of_globals(
     return corner, across.T
 
 
+class Line(NamedTuple):
+    """Where the locals' mode is expected: at ``z`` where the globals are at ``theta``, and from there on a line."""
+
+    theta: Float[Array, " d"]
+    z: Float[Array, " m"]
+    slope: Float[Array, "m d"]
+
+    def at(self, theta: Float[Array, "*draw d"]) -> Float[Array, "*draw m"]:
+        """The locals expected at other globals."""
+        return self.z + (theta - self.theta) @ self.slope.T
+
+
 class _Search(NamedTuple):
     """The best point so far, the groups' precisions, its value, where it may go next, and the number of steps."""
 
@@ -129,10 +142,7 @@ def find_conditional(
     def column(position: Array, which: Array) -> tuple[Array, Array]:
         """The gradient, and one column of all groups' curvatures at once, shape ``(groups, size)``."""
         probe = jnp.zeros_like(position).at[groups].set(which)
-        if jacobian is jax.jacrev:
-            slope, along = jax.value_and_grad(lambda x: gradient(x) @ probe)(position)
-            return gradient(position), -along[groups]
-        slope, along = jax.jvp(gradient, (position,), (probe,))
+        slope, along = slope_along(gradient, position, probe, jacobian)
         return slope, -along[groups]
 
     def newton(carry: _Search) -> _Search:
@@ -222,14 +232,8 @@ def find_singles(
     gradient = jax.grad(log_density)
     ones = jnp.ones_like(start)
 
-    def derivatives(position: Array) -> tuple[Array, Array]:
-        """First and second of each local's own density."""
-        if jacobian is jax.jacrev:
-            return gradient(position), jax.grad(lambda z: gradient(z) @ ones)(position)
-        return jax.jvp(gradient, (position,), (ones,))
-
     def newton(carry: _Singles) -> _Singles:
-        slope, second = derivatives(carry.position)
+        slope, second = slope_along(gradient, carry.position, ones, jacobian)
         lost = ~(jnp.isfinite(slope) & jnp.isfinite(second))
         away = carry.position - carry.safe
         slope, second = jnp.where(lost, -away, slope), jnp.where(lost, -1.0, second)

@@ -20,55 +20,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.scipy.special import ndtr
 from jaxtyping import Bool, Float
 
-from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import (
     NEAR,
     Conditional,
+    Line,
     find_conditional,
     find_singles,
     of_globals,
 )
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
-from fedbayes.inference.local.density.tilted import Factor, LaplaceSite, LocalSite, Tilted, Warm, site_of_gaussian
+from fedbayes.inference.local.density.tilted import LaplaceSite, LocalSite, Tilted, Warm, site_of_gaussian
+from fedbayes.inference.local.sampling.integration import AT_ONCE, MANY_SINGLES, Integration, drawn_at, weighed
 from fedbayes.numerics.gaussian import LARGE, LOG_2PI, Gaussian, log_det, symmetrised, whitener
-from fedbayes.numerics.importance import log_mean_exp, pareto_smooth, quasi_normal
+from fedbayes.numerics.importance import quasi_normal
 
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
-_AT_ONCE = 16  # draws of the globals side by side, where each takes much
 _NEWTON = 12  # steps to the mode of the locals given the mean and each draw of the globals
 _WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
-MANY_SINGLES = 256  # for fewer, two draws are cheaper, and seldom too noisy
-_MOST_HALVED = 1.0  # nats, sd under the weights of what half of the nodes change: some ten times the integrals' error
-_MOST_LOST = 0.01  # of the weight, where modes of locals were not found
-_MOST_LOST_OF_NARROW = 0.1  # of the draws of the narrow half, the same
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
-
-
-class Integration(NamedTuple):
-    """From how many single locals on the last weights have them integrated out, and by how many nodes."""
-
-    many: int
-    nodes: int
-
-    def needed(self, factor: Factor) -> bool:
-        """Whether the client has so many."""
-        return factor.groups.shape[1] == 1 and factor.groups.shape[0] >= self.many
-
-
-class _Line(NamedTuple):
-    """Where the locals' mode is expected: at ``z`` where the globals are at ``theta``, and from there on a line."""
-
-    theta: Float[Array, " d"]
-    z: Float[Array, " m"]
-    slope: Float[Array, "m d"]
-
-    def at(self, theta: Float[Array, "draw d"]) -> Float[Array, "draw m"]:
-        """The locals expected at many globals."""
-        return self.z + (theta - self.theta) @ self.slope.T
 
 
 class _Found(NamedTuple):
@@ -79,41 +51,7 @@ class _Found(NamedTuple):
     effective: Float[Array, ""]
     reliable: Bool[Array, ""]
     laplace: LaplaceSite
-    line: _Line
-
-
-class _Drawn(NamedTuple):
-    """Locals at draws of the globals, on two sides.
-
-    Attributes
-    ----------
-    sides
-        The locals.
-    value
-        The log factor, times the inverse density of the locals' draw; by quadrature its log integral over the locals,
-        the same on both sides.
-    score
-        Gradient of the log factor.
-    halved, found
-        By quadrature the difference that half of the nodes make; and whether single locals had their modes found, by
-        quadrature with finite scores.
-    """
-
-    sides: Float[Array, "2 draw m"]
-    value: Float[Array, " sided"]
-    score: Float[Array, "sided p"]
-    halved: Float[Array, " draw"]
-    found: Bool[Array, " draw"]
-
-
-class _Weights(NamedTuple):
-    """Of the draws on both sides, what they say of the evidence, and whether they can be trusted."""
-
-    weight: Float[Array, " sided"]
-    k_hat: Float[Array, ""]
-    effective: Float[Array, ""]
-    log_mean: Float[Array, ""]
-    reliable: Bool[Array, ""]
+    line: Line
 
 
 def nested_site(
@@ -149,7 +87,7 @@ def nested_site(
     size, cavity = tilted.cavity.size, tilted.cavity
     noise = quasi_normal(shift, num_samples)
 
-    def iterate(carry: tuple[Array, Array, _Line], last: Array) -> tuple[tuple, tuple]:
+    def iterate(carry: tuple[Array, Array, Line], last: Array) -> tuple[tuple, tuple]:
         mean, precision, line = carry
         draws, found = _nested_draws(tilted, mean, whitener(precision), line, noise, last, Integration(many, nodes))
         even = jnp.full_like(draws.weight, 1.0 / len(draws.weight))
@@ -159,7 +97,7 @@ def nested_site(
 
     mean, precision = _first(tilted, warm)
     flat = jnp.zeros((warm.position.shape[0] - size, size))
-    begin = mean, precision, _Line(mean, warm.position[size:], flat)
+    begin = mean, precision, Line(mean, warm.position[size:], flat)
     last = jnp.arange(_ITERATIONS) == _ITERATIONS - 1
     _, outs = jax.lax.scan(iterate, begin, last)
     found, site = jax.tree.map(lambda leaf: leaf[-1], outs)
@@ -186,7 +124,7 @@ def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
 
 
 def _nested_draws(
-    tilted: Tilted, mean: Array, white: Array, line: _Line, noise: Array, last: Array, integration: Integration
+    tilted: Tilted, mean: Array, white: Array, line: Line, noise: Array, last: Array, integration: Integration
 ) -> tuple[TiltedDraws, _Found]:
     """Weighted draws of the nested proposal.
 
@@ -215,83 +153,23 @@ def _nested_draws(
     # the mean goes with the draws: the search is in the program once
     everywhere = jnp.concatenate([mean[None], theta])
     # a batch takes as many steps as its slowest draw: of large groups, whose steps take long, batches are small
-    at_once = None if groups.shape[1] < LARGE else _AT_ONCE
+    at_once = None if groups.shape[1] < LARGE else AT_ONCE
     searched = tilted.factor.at_many(given, (everywhere, line.at(everywhere)), groups.shape[1], at_once)
     (at_mean, found_at_mean), (locals_, found) = _parted(searched)
-    drawn = _locals_at(tilted, theta, locals_, found, noise[:, size:], last, integration)
+    drawn = drawn_at(tilted, theta, locals_, found, noise[:, size:], last, integration)
 
     position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in drawn.sides])
     log_weight = drawn.value + tilted.log_cavities(position) - jnp.tile(log_mixture, 2)
     log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
     score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, drawn.score)
-    weighed = _weights(log_weight, drawn, integration.needed(tilted.factor))
-    evidence = weighed.log_mean + 0.5 * (size * LOG_2PI - log_det(white))
+    known = weighed(log_weight, drawn, integration.needed(tilted.factor))
+    evidence = known.log_mean + 0.5 * (size * LOG_2PI - log_det(white))
 
     laplace, precision, coupling = _expanded(tilted, mean, at_mean, found_at_mean)
     centre = jnp.concatenate([mean, at_mean.mode])
-    draws = TiltedDraws(position, score, weighed.weight, centre, precision, coupling, weighed.effective, sides=2)
-    line = _Line(mean, at_mean.mode, -coupling.T)
-    return draws, _Found(weighed.k_hat, evidence, weighed.effective, weighed.reliable, laplace, line)
-
-
-def _weights(log_weight: Array, drawn: _Drawn, integrates: bool) -> _Weights:
-    """Pareto-smoothed; by quadrature, in the last iteration, both sides of a draw have the same weight and count once.
-
-    Weights by quadrature look well whatever their integrals are, so that these are looked at: what half of the nodes
-    would change, and whether modes were found, by weight and, as what is lost may have none, among the narrow half.
-    """
-    num, known = len(drawn.found), jnp.array(True)
-    one_side = jnp.minimum(log_weight[:num], log_weight[num:]) if integrates else log_weight
-    weight, k_hat = pareto_smooth(one_side)
-    effective = 1.0 / jnp.sum(weight**2)
-    even = effective > 0.99 * len(weight)  # then k-hat is noise
-    if integrates:
-        halved = jnp.where(weight > 0.0, drawn.halved, 0.0)
-        sd = jnp.sqrt(weight @ (halved - weight @ halved) ** 2)
-        lost = jnp.mean(~drawn.found[: num // 2])
-        known = (sd < _MOST_HALVED) & (weight @ ~drawn.found < _MOST_LOST) & (lost < _MOST_LOST_OF_NARROW)
-        weight = 0.5 * jnp.tile(weight, 2)
-    return _Weights(weight, k_hat, effective, log_mean_exp(one_side), ((k_hat <= K_HAT_LIMIT) | even) & known)
-
-
-def _locals_at(
-    tilted: Tilted, theta: Array, given: Conditional, found: Array, noise: Array, last: Array, integration: Integration
-) -> _Drawn:
-    """Two opposite draws of the locals at each draw of the globals."""
-    factor, groups = tilted.factor, jnp.asarray(tilted.factor.groups)
-    at = jax.vmap(Conditional.draw, (0, 0, None))
-    sides = jnp.stack([at(given, sign * noise, groups) for sign in (1.0, -1.0)])
-    integrals = halved = jnp.zeros(len(theta))
-    if integration.needed(factor):
-        by_draws = sides, integrals, halved
-        sides, integrals, halved = jax.lax.cond(
-            last, lambda: _by_quadrature(factor, theta, given, noise, integration.nodes), lambda: by_draws
-        )
-    value, score = tilted.scores_of_sides(theta, sides)
-    spread = 0.5 * jnp.sum(noise**2, axis=1) + jax.vmap(Conditional.log_spread)(given)
-    value = value + jnp.tile(spread + 0.5 * noise.shape[1] * LOG_2PI, 2)
-    if integration.needed(factor):
-        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(score), axis=1)
-        value = jnp.where(last, jnp.where(finite, jnp.tile(integrals, 2), -jnp.inf), value)
-        found = found & jnp.all(finite.reshape(2, -1), axis=0)
-    return _Drawn(sides, value, score, halved, found)
-
-
-def _by_quadrature(
-    factor: Factor, theta: Array, given: Conditional, noise: Array, nodes: int
-) -> tuple[Array, Array, Array]:
-    """Quantiles of single locals, on two sides, the log integral over all, and what half of the nodes change."""
-
-    def at(point: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array]:
-        one, mode, white, levels = point
-        known = quadrature.reference_at(factor.given(one), mode, white[:, 0, 0], nodes=nodes)
-        found = quadrature.integrated_and_drawn(factor.given(one), known, jnp.stack([levels, 1.0 - levels]))
-        sides = jnp.where(jnp.isfinite(found.drawn), found.drawn, mode)  # where the weight is zero, too
-        return sides, found.value, found.halved
-
-    points = theta, given.mode, given.white, ndtr(noise)
-    sides, values, halved = factor.at_many(at, points, nodes, _AT_ONCE)
-    return jnp.swapaxes(sides, 0, 1), values, halved
+    draws = TiltedDraws(position, score, known.weight, centre, precision, coupling, known.effective, sides=2)
+    line = Line(mean, at_mean.mode, -coupling.T)
+    return draws, _Found(known.k_hat, evidence, known.effective, known.reliable, laplace, line)
 
 
 def _parted(both: Any) -> tuple[Any, Any]:

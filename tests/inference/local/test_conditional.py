@@ -25,8 +25,9 @@ from fedbayes.inference.local.density.moments import (
 )
 from fedbayes.inference.local.density.tilted import Tilted, cold_chains, laplace_site
 from fedbayes.inference.local.log_factors import log_factors
-from fedbayes.inference.local.sampling import nested
-from fedbayes.inference.local.sampling.nested import MANY_SINGLES, _expanded, nested_site
+from fedbayes.inference.local.sampling import integration
+from fedbayes.inference.local.sampling.integration import MANY_SINGLES
+from fedbayes.inference.local.sampling.nested import _expanded, nested_site
 from fedbayes.inference.mode import expansion
 from fedbayes.numerics.columns import by_columns
 from fedbayes.numerics.gaussian import Gaussian, whitener
@@ -308,7 +309,7 @@ def test_many_single_locals_leave_no_noise_in_the_weights_of_nested_draws(of_per
     assert found.k_hat < 0.5
     assert found.reliable
     assert abs(found.log_evidence - evidence) < 0.05
-    monkeypatch.setattr(nested, "_MOST_HALVED", 0.0)  # draws are not trusted where nodes change them more
+    monkeypatch.setattr(integration, "_MOST_HALVED", 0.0)  # draws are not trusted where nodes change them more
     assert not nested_of(tilted, MANY_SINGLES).reliable
     drawn = nested_of(tilted, PERSONS + 1)
     assert drawn.k_hat > 0.7
