@@ -20,6 +20,7 @@ import typer
 from log_likelihoods import DRAWS, KNOWN, Held, cost_of_rounding, held
 from pages import machine, table, wrapped
 from rich.console import Console
+from scipy.special import expit
 
 from fedbayes.inference.laplace import Laplace
 from fedbayes.models import heart_disease
@@ -37,13 +38,24 @@ HERE = Path(__file__).parent
 KEY = jax.random.key(0)
 PUBLIC = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"  # the patients are public
 SINGLE, HIDDEN = "[sums]\nsingle = true\n", ""
-ANYWHERE, LIMITED = "[points]\nfarthest = inf\n", ""
+ANYWHERE = "[points]\nfarthest = inf\nnats_per_row = inf\n"
+NEAR_THE_PRIOR = "[points]\nnats_per_row = inf\n"
+PLAUSIBLE = ""
+WHERE = {
+    ANYWHERE: "anywhere",
+    NEAR_THE_PRIOR: "within 50 prior sds",
+    PLAUSIBLE: "as by default, within 50 prior sds and where its own rows find it plausible",
+}
 SIZE = 14  # globals
 AT_ONCE = 512  # points in a message
 FOUND = 0.01  # largest error of any covariate of a row that counts as found, in sds of the covariates
-SCALES = (1e6, 40.0)  # of the points: far away, and as far as a site answers by default
+SCALES = (1e6, 40.0)  # of the points: far away, and as far as a site answers by the prior alone
+SMALLER = ("hungarian", "switzerland", "va")
 NATS = (0.001, 0.01, 0.1)  # to which log-likelihoods are rounded
 LINES = 4  # that are searched for bends
+ORDERS = 500  # Newton rounds that are asked from far away
+STEPS = 1001  # of the intercept along a line
+DIRECTIONS = 2
 
 
 class Attack(NamedTuple):
@@ -103,7 +115,10 @@ class Hospitals:
         return [each for each in map(unpack, self.network.sent) if each.header["kind"] == kind][: len(self.sites)]
 
     def asked(self, kind: str, **arrays: np.ndarray) -> dict[str, np.ndarray]:
-        """The first site's answer, or the sum of all sites' hidden ones, to a request with other arrays."""
+        """The first site's answer, or the sum of all sites' hidden ones, to a request with other arrays.
+
+        Empty where a site refuses; a site that has nothing to add leaves the others' masks on.
+        """
         self._tickets += 1
         answers = []
         for site, request in zip(self.sites[: 1 if self.single else None], self.requests(kind), strict=False):
@@ -112,13 +127,27 @@ class Hospitals:
             if not self.single:
                 header["ticket"] = f"{self._tickets:032x}"
             answer = unpack(site.answer(pack(header, encode({**body, **arrays}))))
-            assert answer.header["kind"] == kind, answer.header
+            if answer.header["kind"] == "refusal":
+                return {}
             answers.append(arrays_of(answer.body))
         if not self.single:
             numbers = to_numbers(reduce(plus, [answer["masked"] for answer in answers]))
             answers = [{"numbers": numbers}]
         self.values += sum(array.size for array in answers[0].values())
         return answers[0]
+
+    def expansion(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and negative Hessian, ``(d,)`` and ``(d, d)``: of the first site, or of all; NaN where refused."""
+        answer = self.asked("round", **{"shared/0": point[None], "first/0": np.zeros((1, SIZE))})
+        if not answer:
+            return np.full(SIZE, np.nan), np.full((SIZE, SIZE), np.nan)
+        if self.single:
+            parts = [answer[f"total/site/{name}"][0] for name in ("shift", "precision", "log_scale")]
+        else:
+            numbers = answer["numbers"]
+            parts = [numbers[1 : 1 + SIZE], numbers[1 + SIZE : -1], numbers[-1]]
+        site = unpacked(Gaussian(*parts))  # type: ignore[arg-type]
+        return np.asarray(site.shift - site.precision @ point), np.asarray(site.precision)
 
     def log_likelihood(self, points: np.ndarray) -> np.ndarray:
         """At points ``(n, d)``: of the first site, or of all."""
@@ -128,8 +157,8 @@ class Hospitals:
             padded = np.zeros((1, AT_ONCE, SIZE))
             padded[0, : len(part)] = part
             answer = self.asked("after", shared=padded)
-            values = answer["total/0"].ravel() if self.single else answer["numbers"]
-            found.append(values[: len(part)])
+            values = answer.get("total/0", np.full(AT_ONCE, np.nan)).ravel() if self.single else answer.get("numbers")
+            found.append(np.full(len(part), np.nan) if values is None else values[: len(part)])
         return np.concatenate(found)
 
 
@@ -211,30 +240,80 @@ def far_points(policy: str, scale: float, *, single: bool) -> Attack:
     )
 
 
-def far_orders(policy: str, scale: float, *, single: bool, num: int = 1000) -> Attack:
+def far_orders(policy: str, scale: float, *, single: bool) -> Attack:
     """Rounds of Newton's method that are asked from far away: where one patient is undecided its row is the Hessian."""
     data = heart_disease.clients()
     hospitals, rng, begin = Hospitals(policy, data, single=single), np.random.default_rng(1), time.perf_counter()
     found = []
-    for _ in range(num):
+    for _ in range(ORDERS):
         there = rng.normal(size=(1, SIZE))
         there *= scale / np.abs(there).max()
-        answer = hospitals.asked("round", **{"shared/0": there, "first/0": np.zeros((1, SIZE))})
-        if single:
-            parts = [answer[f"total/site/{name}"][0] for name in ("shift", "precision", "log_scale")]
-        else:
-            numbers = answer["numbers"]
-            parts = [numbers[1 : 1 + SIZE], numbers[1 + SIZE : -1], numbers[-1]]
-        hessian = np.asarray(unpacked(Gaussian(*parts)).precision)  # type: ignore[arg-type]
+        _, hessian = hospitals.expansion(there[0])
         if not np.all(np.isfinite(hessian)) or not np.any(hessian):
             continue
         row = np.linalg.eigh(hessian)[1][:, -1]
         found.append(row / row[0])
     rows = rows_of({"cleveland": data["cleveland"]} if single else data)
     whose = "Cleveland alone" if single else "the sum over four"
-    what = f"{num:,} Newton rounds of {whose}, from points up to {scale:g}"
+    what = f"{ORDERS:,} Newton rounds of {whose}, from points up to {scale:g}"
     seconds = time.perf_counter() - begin
     return Attack(what, allowed(policy, single), hospitals.values, num_found(np.array(found), rows), len(rows), seconds)
+
+
+def decided(policy: str, scale: float) -> Attack:
+    """A sum over three hospitals along the intercept, with slopes at which nearly all rows are decided.
+
+    The sum of ``s'(b + u_i)`` over the rows, with ``s`` the logistic function, is then one of known kernels around each
+    row's ``-u_i``. These are found by least squares, and the Hessian's row of the intercept, a sum of the same kernels
+    times the rows' covariates, is linear in these.
+    """
+    data = {name: each for name, each in heart_disease.clients().items() if name in SMALLER}
+    hospitals, rng, begin = Hospitals(policy, data, single=False), np.random.default_rng(0), time.perf_counter()
+    found = np.concatenate([kernels(hospitals, scale, rng) for _ in range(DIRECTIONS)])
+    rows, seconds = rows_of(data), time.perf_counter() - begin
+    what = f"{DIRECTIONS * STEPS:,} Newton rounds of the sum over three, along lines of up to {scale:g} prior sds"
+    return Attack(what, allowed(policy, False), hospitals.values, num_found(found, rows), len(rows), seconds)
+
+
+def kernels(hospitals: Hospitals, scale: float, rng: np.random.Generator) -> np.ndarray:
+    """Rows by one line: coefficients up to ``scale`` prior sds of 1, and the intercept as many of 5 on both sides."""
+    slopes = rng.choice([-1.0, 1.0], SIZE - 1) * rng.uniform(0.3, 1.0, SIZE - 1) * scale
+    intercepts = np.linspace(-5.0 * scale, 5.0 * scale, STEPS)
+    told = [hospitals.expansion(np.concatenate([[b], slopes])) for b in intercepts]
+    slope, hessian = np.array([each[0][0] for each in told]), np.array([each[1][0] for each in told])
+    known = np.isfinite(slope) & np.all(np.isfinite(hessian), axis=1) & np.any(hessian != 0.0, axis=1)
+    if known.sum() < 3:
+        return np.zeros((0, SIZE))
+    intercepts, hessian, slope = intercepts[known], hessian[known], slope[known]
+    count = np.round(slope[0]) - slope  # rows that are on, beside those that were at first
+    num = int(np.round(count[-1]))
+    if not 0 < num < 2000:
+        return np.zeros((0, SIZE))
+    at = least_squares(-np.interp(np.arange(num) + 0.5, count, intercepts), intercepts, count, hessian[:, 0])
+    on = expit(intercepts[:, None] + at)
+    x = np.linalg.lstsq(on * (1.0 - on), hessian, rcond=1e-13)[0]
+    return np.column_stack([np.ones(num), x[:, 1:]])
+
+
+def least_squares(at: np.ndarray, intercepts: np.ndarray, count: np.ndarray, curvature: np.ndarray) -> np.ndarray:
+    """Places of kernels from their sum and its derivative, by the steps of Levenberg and Marquardt from a guess."""
+
+    def residual(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        on = expit(intercepts[:, None] + at)
+        return np.concatenate([on.sum(1) - count, (on * (1.0 - on)).sum(1) - curvature]), on
+
+    (off, on), damping = residual(at), 1e-3
+    for _ in range(60):
+        weight = on * (1.0 - on)
+        jacobian = np.concatenate([weight, weight * (1.0 - 2.0 * on)])
+        square = jacobian.T @ jacobian
+        damped = square + damping * np.diag(np.diag(square)) + 1e-30 * np.eye(len(at))
+        moved = at - np.linalg.solve(damped, jacobian.T @ off)
+        next_off, next_on = residual(moved)
+        better = next_off @ next_off < off @ off
+        at, off, on = (moved, next_off, next_on) if better else (at, off, on)
+        damping = max(damping / 5.0, 1e-14) if better else 4.0 * damping
+    return at
 
 
 def one_dummy(policy: str, *, single: bool) -> Attack:
@@ -268,7 +347,7 @@ def one_dummy(policy: str, *, single: bool) -> Attack:
 def allowed(policy: str, single: bool) -> str:
     """A policy in words."""
     how = "single messages" if single else "terms of secure sums"
-    return f"{how}, {'anywhere' if ANYWHERE in policy else 'within 50 prior sds'}"
+    return f"{how}, {WHERE[policy.removeprefix(SINGLE)]}"
 
 
 def same_posterior() -> float:
@@ -343,11 +422,12 @@ def page(
             OPENING,
             *table(columns, rows, right_from=2),
             wrapped(
-                """By default the owners let terms of secure sums leave, and answer within 50 prior sds; single messages
-                are refused before anything is computed, so nothing of them can be tried. `anywhere` is
-                `farthest = inf` under `[points]` of the policy. A row that is found in a sum is one of a patient of
-                some hospital: nothing says of which. Other attacks may find more; what is known not to be stopped
-                is on the page [What leaves a client](../docs/what-leaves-a-client.md)."""
+                """By default the owners let terms of secure sums leave, and single messages are refused before anything
+                is computed. They answer within 50 prior sds, and hardly ever where their own rows are on average more
+                than 2 nats less likely than at best: `farthest` and `nats_per_row` under `[points]` of the policy, of
+                which inf is no limit. A row that is found in a sum is one of a patient of some hospital: nothing says
+                of which. Other attacks may find more; what is known not to be stopped is on the page
+                [What leaves a client](../docs/what-leaves-a-client.md)."""
             ),
             *about_draws,
             "## What secure sums cost\n",
@@ -374,10 +454,15 @@ def main(
     for single in (True, False):
         form = SINGLE if single else HIDDEN
         for scale in scales:
-            where = ANYWHERE if scale > 50.0 else LIMITED
+            where = ANYWHERE if scale > 50.0 else NEAR_THE_PRIOR
             plans += [lambda f=form, w=where, s=scale, o=single: far_points(f + w, s, single=o)]
             plans += [lambda f=form, w=where, s=scale, o=single: far_orders(f + w, s, single=o)]
-        plans += [lambda f=form, o=single: far_points(f + LIMITED, SCALES[0], single=o)]
+    plans += [lambda: decided(NEAR_THE_PRIOR, 50.0)]
+    plans += [
+        lambda: far_points(PLAUSIBLE, SCALES[1], single=False),
+        lambda: far_orders(PLAUSIBLE, SCALES[1], single=False),
+    ]
+    plans += [lambda s=scale: decided(PLAUSIBLE, s) for scale in (50.0, 2.0)]
     for plan in plans[:3] if quick else plans:
         attacks.append(plan())
         console.print(attacks[-1])

@@ -24,7 +24,7 @@ _FILE = "approved.json"
 
 
 def code_digest(modules: Iterable[str]) -> str:
-    """Of all Python files of the packages that hold these modules, wherever they lie."""
+    """Of all files of code and agreements of the packages that hold these modules, wherever they lie."""
     digest = hashlib.sha256()
     for name, path in sources_of(modules):
         digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -62,8 +62,9 @@ def is_approved(config: Config, modules: Iterable[str]) -> bool:
     try:
         if read_policy(config).studies.any:
             return True
-    except ClientDataError:
-        return True  # the worker refuses whatever comes while the policy can't be read, and says why
+    except ClientDataError as error:
+        logger.error("%s", error)
+        return False
     digest = code_digest(modules)
     if Approvals(site_folder(config)).when(digest):
         return True
@@ -77,14 +78,20 @@ def is_approved(config: Config, modules: Iterable[str]) -> bool:
 
 
 def refusal(config: Config, request: bytes) -> bytes:
-    """The answer to a request for code that was not approved, and its line in the site's log."""
+    """The answer to a request for code that may not run, and its line in the site's log."""
     from fedbayes.network.client.journal import Journal
     from fedbayes.network.messages import Refusal, pack, unpack
+
+    try:
+        read_policy(config)
+        reason = Refusal.APPROVAL
+    except ClientDataError:
+        reason = Refusal.POLICY
 
     try:
         asked = unpack(request).header
     except ValueError:
         asked = {}
-    Journal(private_folder(site_folder(config))).write(asked, "", 0, Refusal.APPROVAL.name)
-    told = {"reason": Refusal.APPROVAL.name, "study": {}, "found": {}}
+    Journal(private_folder(site_folder(config))).write(asked, "", 0, reason.name)
+    told = {"reason": reason.name, "study": {}, "found": {}}
     return pack({"kind": "refusal", "site": site_name(config), **told})

@@ -4,15 +4,19 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedbayes.correction.recipe import OtherDraws
 from fedbayes.errors import ClientDataError, ModelError
 from fedbayes.network.client import journal
 from fedbayes.network.client.journal import Journal
 from fedbayes.network.client.naming import Config, site_folder, site_name
 from fedbayes.network.client.policy import Policy, read_policy
+from fedbayes.network.client.reading import num_changed
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.messages import HIDDEN, Message, Refusal, Refused, pack, unpack
 from fedbayes.network.study import Common
+from fedbayes.owner.rules import Rule
 from fedbayes.rounds.wire import arrays_of
 from fedbayes.runtime.precision import computing
 
@@ -20,6 +24,13 @@ LoadData = Callable[[Config], Any]
 log = logging.getLogger(__name__)
 
 _TOLD = ("round", "after", "sum")  # requests whose answers hold arrays
+
+
+_CHANGED = (
+    "%d of these rows differ from the data %s, about which answers have left: the difference of two sums would be "
+    "about them alone. Take part again when at least %d differ, or with the data as they were. The owner sets how "
+    "many by `smallest_cell` under [disclosure] of the policy."
+)
 
 
 class Answer(NamedTuple):
@@ -57,6 +68,7 @@ class AnsweringSite:
         self.journal = Journal(self.vault.folder)
         self._load_data, self._config = load_data, config
         self._digest = ""  # of the data that were read last
+        self._rows = np.zeros(0, np.uint64)  # the digest of each of their rows
         self._counted = ("", 0, 0)  # data, how many numbers about them have left, and how many failures
 
     def answer(self, request: bytes) -> bytes:
@@ -121,7 +133,29 @@ class AnsweringSite:
             raise Refused(Refusal.MOST)
         self._counted = self._digest, before, failed
         self._check_failures(failures, rules.failures)
+        self.vault.keep_rows(self._digest, self._rows)
         self._counted = self._digest, before + numbers, failed + failures
+
+    def _check_changed(self, rows: np.ndarray, smallest: int) -> None:
+        """That no other data, about which answers have left, have all but a few of these rows, or a few more.
+
+        Parameters
+        ----------
+        rows
+            The digest of each row.
+        smallest
+            The owner's smallest cell: so many rows have to differ.
+
+        Raises
+        ------
+        Refused
+            Fewer do: by the difference of two honest fits they would be known.
+        """
+        self._rows = rows
+        for data, before in self.vault.rows_before(self._digest).items():
+            if 0 < (changed := num_changed(before, rows)) < smallest:
+                log.error(_CHANGED, changed, data[:12], smallest)
+                raise Refused(Refusal.DISCLOSURE, {Rule.CHANGED.words: 1})
 
     def _check_failures(self, failures: int, most: int) -> None:
         """Whether so many failures may still be told.

@@ -14,7 +14,7 @@ from fedbayes.network.client.naming import Config
 from fedbayes.network.client.partners import own_key
 from fedbayes.network.client.policy import Policy, read_policy
 from fedbayes.network.client.private import check_asked
-from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own
+from fedbayes.network.client.reading import OwnProblem, digest_of, digests_of_rows, own_problem, read_own
 from fedbayes.network.client.secure import Sent
 from fedbayes.network.client.session import Session
 from fedbayes.network.draws import with_draws
@@ -126,6 +126,8 @@ class Site(AnsweringSite):
             log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
             # how often is an exact number about the data
             raise Refused(Refusal.DISCLOSURE, None if policy.privacy is not None else found.counts(self.name))
+        if policy.privacy is None:  # noise hides single rows
+            self._check_changed(digests_of_rows(client), policy.rules.smallest_cell)
         self._passed = (self._digest, policy.rules)
 
     def _client(self) -> ClientArrays:

@@ -27,6 +27,7 @@ class Rule(Enum):
     CROSS = "small cell with outcome", "Merge values of the column, or leave it out."
     SEPARATION = "separation", "Leave the column out: it tells the outcome of all these rows."
     ALIKE = "one outcome", "Leave it out: whoever knows that a row is there knows its outcome."
+    CHANGED = "few rows changed", "Wait until more rows differ from those in an earlier study, or take these."
     LEVELS = "many levels", "Merge levels: a level with few rows is a row's own coefficient."
 
     @property

@@ -1,4 +1,4 @@
-"""What clients are asked once the rounds are over: log-likelihoods of the draws, and draws of their own posterior.
+"""What clients are asked beside the rounds: log-likelihoods of the draws, and draws of their own posterior.
 
 Each is an update like those of the rounds, with a name, so that a client over a network runs it on its own side. The
 broadcast's shapes say how much is wanted.
@@ -16,13 +16,16 @@ from jaxtyping import Float
 from fedbayes.contract.algorithm import Inputs, Method, Private, Reply, Shared, Update, no_inputs
 from fedbayes.contract.locals_from import Wanted
 from fedbayes.errors import ResultCode
-from fedbayes.inference.local.density.tilted import Tilted, cold_chains
+from fedbayes.inference.local.density.laplace import find_mode
+from fedbayes.inference.local.density.tilted import Tilted, cold_chains, cold_start
 from fedbayes.inference.local.log_factors import NUM_LOCAL, NUM_LOCAL_FINER, locals_given, log_factors
 from fedbayes.inference.local.sampling.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.sampling.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.numerics.gaussian import STRUCTURE, Gaussian, packed
 from fedbayes.numerics.importance import random_shift
 from fedbayes.problem.client import Client
+
+_MOST_SEARCHED = 512  # latents: steps to the mode of more take their number cubed
 
 
 class Personal(NamedTuple):
@@ -60,6 +63,29 @@ def _log_likelihood(
     if not jax.tree.leaves(cavity):  # nobody has locals: all is exact
         found = found._replace(noise=jnp.zeros(()), halved=jnp.zeros(()))
     return Reply(each=found.values, code=_ok(), info={"noise": found.noise, "halved": found.halved}), private
+
+
+def _own_values(
+    theta: Array, nothing: tuple[()], private: tuple[()], client: Client, shift: Array
+) -> tuple[Reply, tuple[()]]:
+    """The client's log factor plus the log prior, the locals integrated out, at each of the globals."""
+    log_prior = client.at_many(lambda one: client.program.log_prior(one, client.data), theta)
+    return Reply(each=log_factors(client, theta, shift).values + log_prior, code=_ok()), private
+
+
+def _own_mode(
+    nowhere: Array, nothing: tuple[()], private: tuple[()], client: Client, inputs: tuple[()]
+) -> tuple[Reply, tuple[()]]:
+    """The globals at the mode of prior times factor, jointly with the locals; where they are many, where it starts."""
+    size = nowhere.shape[-1]
+    start = cold_start(size + client.num_locals)
+    if len(start) > _MOST_SEARCHED:
+        return Reply(each=start[:size], code=_ok()), private
+
+    def log_joint(position: Array) -> Array:
+        return client.log_factor(position) + client.program.log_prior(position[:size], client.data)
+
+    return Reply(each=find_mode(log_joint, start, jacobian=client.jacobian).position[:size], code=_ok()), private
 
 
 def _cavity(
@@ -114,6 +140,8 @@ AFTER: Mapping[str, Update] = {
     "log_likelihood_finer": Update(
         partial(_log_likelihood, NUM_LOCAL_FINER), _log_likelihood_inputs, STRUCTURE, in_turn=True
     ),
+    "own_values": Update(_own_values, _log_likelihood_inputs, stays=True),
+    "own_mode": Update(_own_mode, no_inputs, stays=True),
     "given": Update(partial(_given, NUM_LOCAL), _given_inputs, STRUCTURE, stays=True, in_turn=True),
     "given_finer": Update(partial(_given, NUM_LOCAL_FINER), _given_inputs, STRUCTURE, stays=True, in_turn=True),
     "resampled": Update(_resampled, _resampled_inputs, STRUCTURE, stays=True, in_turn=True),
@@ -124,9 +152,10 @@ AFTER: Mapping[str, Update] = {
 def forming_cavities(update: Update, method: Method, told: Any) -> Update:
     """An update for after the rounds, addressed by a cavity, for clients that form their cavities from what is told.
 
-    A newcomer, who has kept nothing, is told its cavity; without locals a client may be told nothing.
+    A newcomer, who has kept nothing, is told its cavity; without locals a client may be told nothing. Updates that are
+    addressed by nothing stay as they are.
     """
-    if told is STRUCTURE:
+    if told is STRUCTURE or update.personal is not STRUCTURE:
         return update
 
     def run(shared: Shared, personal: Any, private: Private, client: Client, inputs: Inputs) -> Any:

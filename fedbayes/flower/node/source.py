@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+_KINDS = ("*.py", "*.json")  # what a project's package brings to a site
+
 
 def locate(app: object) -> tuple[str, str]:
     """The module that holds an app, and the name that the app has there.
@@ -34,14 +36,15 @@ def fingerprint(facts: Mapping[str, Any], modules: Iterable[str]) -> str:
 
 
 def sources_of(modules: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """The Python files of the packages that hold these modules, each with its name wherever the package lies.
+    """The files of the packages that hold these modules, each with its name wherever the package lies.
 
-    A package is a top-level one, or a single file; nothing is imported.
+    Those of Python, and of JSON, as what sites have agreed on. A package is a top-level one, or a single file; nothing
+    is imported.
     """
     for package in sorted({name.partition(".")[0] for name in modules}):
         spec = find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or []:
-            for path in sorted(Path(folder).rglob("*.py")):
+            for path in sorted(each for kind in _KINDS for each in Path(folder).rglob(kind)):
                 yield f"{package}/{path.relative_to(folder).as_posix()}", path
         if spec and spec.origin and not spec.submodule_search_locations:
             yield Path(spec.origin).name, Path(spec.origin)

@@ -85,6 +85,11 @@ class Alone(Sequential):
         found: Client = jax.tree.map(lambda leaf: leaf[0], self._problem.buckets[0].clients)
         return found
 
+    def own(self, update: str, points: np.ndarray) -> np.ndarray:
+        """What an update that stays with the client says at globals of shape ``(replicate, n, d)``."""
+        order = Round(None, points, (), self.secret_key, np.asarray([self._place]), [update] * self._num)
+        return np.asarray(self._one(self._place, order, self.client).each)
+
     def reply(self, order: Round, secret: str | None = None) -> Reply:
         """The client's half of a round; where a secret is given, with a key of all its 256 bits."""
         kept = self._secrets

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from fedbayes.network.client.masks import fingerprint, public_key
 from fedbayes.network.client.policy import SumRules
 from fedbayes.network.client.vault import Vault
+from fedbayes.network.fixed_point import FEWEST_SITES
 from fedbayes.network.messages import Refusal, Refused
 
 log = logging.getLogger(__name__)
@@ -38,9 +39,9 @@ def check_partners(vault: Vault, rules: SumRules, names: Sequence[str], place: i
     Refused
         Too few, or strangers.
     """
-    fewest = rules.least
+    fewest = _fewest(rules, known_partners(vault, rules))
     if len(keys) < fewest:
-        log.error("The sum is over %d sites; this site's policy wants at least %d.", len(keys), fewest)
+        log.error(_TOO_FEW, len(keys), fewest)
         raise Refused(Refusal.FEWEST, {"fewest": fewest, "sites": len(keys)})
     try:
         found, own = (
@@ -66,6 +67,16 @@ def check_partners(vault: Vault, rules: SumRules, names: Sequence[str], place: i
         vault.keep_keys(found)
 
 
+def _fewest(rules: SumRules, known: Mapping[str, str]) -> int:
+    """The fewest sites in a sum: all that this one knows, or the difference of two sums would be a single site's."""
+    return max(FEWEST_SITES, 1 + len(known)) if rules.fewest is None else rules.fewest
+
+
+_TOO_FEW = (
+    "The sum is over %d sites, and this site adds up with %d: the difference of two sums of which one has a site less "
+    "is that site's term. If one shall be left out, strike it from [sums.partners] of the policy, or by `fedbayes keys "
+    "--forget NAME`; `fewest` under [sums] allows sums over fewer than all."
+)
 _NOT_KNOWN = (
     "The server names sites with the keys %s, and this site knows %s. Ask their owners for the fingerprints that "
     "`fedbayes keys` shows them. If these are right, write them under [sums.partners] of the policy, or have them "

@@ -1,19 +1,25 @@
 """Where and how finely a site answers: its owner says how far from the prior's centre, and to how many nats.
 
 At points far from all that the prior expects a log-density is nearly a sum of straight lines, one for each row, and a
-server that chooses such points reads the rows off where they bend, also off a sum over all sites. Points of an honest
-fit are near the posterior, or drawn as wide as the prior.
+server that chooses such points reads the rows off where they bend, also off a sum over all sites. Nearer, where nearly
+all rows are decided, a sum is about the few that are not. By a site's own data such points are far less likely than
+any that a fit comes through near its end.
 """
 
+import hashlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedbayes.contract.algorithm import Reply
 from fedbayes.problem.program.prior import Prior
 
+Ask = Callable[[str, np.ndarray], Any]
 _MANY = 4096  # globals: of more nobody asks how wide the prior is
+_SLACK = 50.0  # nats beside those of the rows: what few rows leave open
 
 
 class Reach(NamedTuple):
@@ -42,6 +48,74 @@ def reach_of(prior: Prior, farthest: float) -> Reach | None:
         return None
     centre, scale = prior.spread
     return Reach(centre, scale, farthest) if np.all(np.isfinite(scale)) else None
+
+
+class OwnView:
+    """Log prior plus a client's own log-likelihood, its locals integrated out, and the largest that is known.
+
+    Parameters
+    ----------
+    ask
+        Runs one of the client's own updates at globals of shape ``(replicate, n, d)``.
+    size, num_replicates
+        Globals, and replicates of the method.
+    num_rows
+        How many rows the client has.
+    """
+
+    def __init__(self, ask: Ask, size: int, num_replicates: int, num_rows: float) -> None:
+        self._ask, self._size, self._num_replicates, self._num_rows = ask, size, num_replicates, num_rows
+        self._highest = -np.inf
+
+    def implausible(self, points: np.ndarray, nats_per_row: float) -> np.ndarray:
+        """Which of the points are less likely than the likeliest by more than so many nats a row.
+
+        Parameters
+        ----------
+        points
+            Unconstrained globals, shape ``(n, d)``.
+        nats_per_row
+            How much less likely each row may be, on average.
+
+        Returns
+        -------
+        np.ndarray
+            Shape ``(n,)``. A point where the value is no number is among them.
+        """
+        return self.low(self._values(points), nats_per_row)
+
+    def low(self, values: np.ndarray, nats_per_row: float, slack: ArrayLike = _SLACK) -> np.ndarray:
+        """The same of points at which log prior plus log-likelihood are known, of any shape, with another slack."""
+        if np.isinf(nats_per_row):
+            return np.zeros(np.shape(values), bool)
+        if np.isneginf(self._highest):
+            mode = self._ask("own_mode", np.zeros((self._num_replicates, 0, self._size)))
+            self._highest = float(np.max(self._values(mode[:1])))
+        self._highest = max(self._highest, float(np.max(values, initial=-np.inf, where=np.isfinite(values))))
+        return ~(values >= self._highest - nats_per_row * self._num_rows - slack)
+
+    def _values(self, points: np.ndarray) -> np.ndarray:
+        """At points of shape ``(n, d)``, each a replicate's, or copies of the last where there are fewer."""
+        padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % self._num_replicates, axis=0)])
+        parts = padded.reshape(-1, self._num_replicates, 1, self._size)
+        return np.concatenate([self._ask("own_values", part)[:, 0] for part in parts])[: len(points)]
+
+
+def blurred(points: np.ndarray, secret: str) -> np.ndarray:
+    """Slacks for points ``(..., d)``, up to three times the usual one, by a secret of the site.
+
+    At a fixed one a server would find the site's own log-likelihood by bisection, from where answers end. The same
+    point has the same slack, so that nothing averages out.
+    """
+    rows = np.ascontiguousarray(points, float).reshape(-1, np.shape(points)[-1])
+    digests = [hashlib.sha256(secret.encode() + row.tobytes()).digest()[:8] for row in rows]
+    uniform = np.frombuffer(b"".join(digests), "<u8").reshape(np.shape(points)[:-1]) * 2.0**-64
+    return _SLACK * (1.0 + 2.0 * uniform)
+
+
+def num_expanded(size: int) -> int:
+    """Numbers of an expansion to second order: a value, and a Gaussian's shift, precision and log scale."""
+    return 2 + size + size * (size + 1) // 2
 
 
 def rounded(reply: Reply, nats: float) -> Reply:

@@ -31,7 +31,7 @@ class SumRules(NamedTuple):
     single
         Whether a message of this site alone may leave, and not only its term of a secure sum.
     fewest
-        Sites in a sum, this one among them; ``None``: all partners and this one, or three where none are named.
+        Sites in a sum, this one among them; ``None``: all partners and this one, and three at least.
     partners
         The sites with which it adds up, each with the fingerprint of its key; ``None``: any, and a site is known again
         by the key that it had first.
@@ -41,13 +41,6 @@ class SumRules(NamedTuple):
     fewest: int | None = None
     partners: Mapping[str, str] | None = None
 
-    @property
-    def least(self) -> int:
-        """The fewest sites in a sum."""
-        if self.fewest is not None:
-            return self.fewest
-        return max(FEWEST_SITES, 1 + len(self.partners or ()))
-
 
 class PointRules(NamedTuple):
     """At which values of the globals a site answers, from the table ``[points]``.
@@ -56,9 +49,17 @@ class PointRules(NamedTuple):
     ----------
     farthest
         How many prior sds each global may be away from the prior's centre.
+    nats_per_row
+        How many nats less likely than the likeliest values the site's own rows may find them, on average. Values beyond
+        are implausible: a fit comes through them at its start alone.
+    implausible
+        At how many implausible values the site answers all the same, about the same data in all runs together, counted
+        as expansions to second order: one answer of fewer numbers is so much less. The same request again is free.
     """
 
     farthest: float = 50.0
+    nats_per_row: float = 2.0
+    implausible: int = 20
 
 
 class AnswerRules(NamedTuple):
@@ -324,6 +325,17 @@ def _points(path: Path, told: Mapping[str, Any]) -> PointRules:
         raise ClientDataError(
             f"The site's policy, '{path}': `farthest` is {found.farthest!r}; write a number of prior sds, such as "
             "50.0, or inf for no limit."
+        )
+    nats = found.nats_per_row
+    if isinstance(nats, bool) or not isinstance(nats, int | float) or not nats > 0.0:
+        raise ClientDataError(
+            f"The site's policy, '{path}': `nats_per_row` is {nats!r}; write a positive number of nats, such as 2.0, "
+            "or inf for no limit."
+        )
+    if type(found.implausible) is not int or found.implausible < 0:
+        raise ClientDataError(
+            f"The site's policy, '{path}': `implausible` is {found.implausible!r}; write a whole number, such as 20, "
+            "or 0. A fit that begins far from the posterior takes some ten."
         )
     return found
 

@@ -16,8 +16,8 @@ from fedbayes.fit import updates_after
 from fedbayes.network.charter import read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
 from fedbayes.network.client.ledger import Ledger
-from fedbayes.network.client.points import Reach, reach_of, rounded
-from fedbayes.network.client.policy import Budget, Policy
+from fedbayes.network.client.points import OwnView, Reach, blurred, num_expanded, reach_of, rounded
+from fedbayes.network.client.policy import Budget, PointRules, Policy
 from fedbayes.network.client.private import charged, check_asked, check_keys, check_rows
 from fedbayes.network.client.reading import OwnProblem, digest_of
 from fedbayes.network.client.secure import Sent, Sums, history_after
@@ -29,6 +29,7 @@ from fedbayes.numerics.gaussian import Gaussian, unpacked
 from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.programs import Programs, programs_for
 from fedbayes.rounds.wire import arrays_of, encode, from_arrays
+from fedbayes.runtime.compiling import jit_cheaply, num_bytes
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,10 @@ class Session:
         self._secret, self._impl, self._ledger = vault.secret(run, data), str(charter["impl"]), Ledger(vault.folder)
         self.executor = Alone(self.programs, self.problem, self.place, self._secret, self._impl)
         self.sums = Sums(vault, roster.names, self.place, {"study": study.digest, "run": run})
+        self._vault, self._data, self._blur = vault, data, vault.secret("points", data)
+        num_rows = float(self.problem.num_rows()[self.place])
+        self._view = OwnView(self.executor.own, roster.size, self.programs.num_replicates, num_rows)
+        self._log_prior = jit_cheaply(jnp.vectorize(self.problem.prior.log_density, signature="(d)->()"))
         self.at: tuple[int, int] | None = None
         for warning in self.programs.warnings:
             log.warning("%s", warning)
@@ -153,7 +158,8 @@ class Session:
         self.at = None  # until what this leads to is kept: masks are about what was kept
         reply = self.executor.reply(self._round(phase, told, str(header["update"])), secret)
         far = self._is_far(phase, told, policy)
-        reply = _nothing(reply) if far else reply
+        if far or (not noisy and self._asks_too_much(phase, told, reply, policy)):
+            reply = _nothing(reply)
         sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
         sent = sent._replace(failures=0) if far else sent  # the same whatever the data are
         if sent.told.get("open"):  # who has added nothing has not moved, so that a common past is one of common sums
@@ -228,41 +234,70 @@ class Session:
         return self.sums.sent(self.executor.reply(order), hiding, finite=False)
 
     def _log_likelihoods(self, order: Round, policy: Policy) -> tuple[Reply, Reply]:
-        """What the site says of the draws of an order: nothing of those that are too far away, and not too finely.
+        """What the site says of the draws of an order: nothing of some, and not too finely.
 
-        And the same with what it would say at the prior's centre in the place of those.
+        Nothing is said of draws that are too far away, in whose place it computes the prior's centre; and no term of a
+        sum of those that its own data find implausible. What leaves singly holds all that is at stake there, and
+        leaving a client out needs its log-likelihood where it is low.
+
+        Returns
+        -------
+        Reply, Reply
+            What it says; and the same with what it would say there, whose failures count.
         """
-        reach, nats = self._reach(policy), policy.answers.nats
+        nats, far = policy.answers.nats, self._beyond(order.shared, policy)
+        near = order if not np.any(far) else order._replace(shared=_moved(order.shared, far, self._reach(policy)))
+        reply = self.executor.reply(near)
+        silent = far if jax.tree.leaves(reply.each) else far | self._low(reply.total[0], near.shared, policy.points)
+        reply = reply if nats is None else rounded(reply, nats)
+        return _without(reply, silent), reply
 
-        def said(order: Round) -> Reply:
-            reply = self.executor.reply(order)
-            return reply if nats is None else rounded(reply, nats)
+    def _low(self, log_likelihood: np.ndarray, theta: np.ndarray, rules: PointRules) -> np.ndarray:
+        """Which of the draws this site's own data find implausible, by its log-likelihoods there."""
+        values = np.asarray(log_likelihood + self._log_prior(theta))
+        low = self._view.low(values, rules.nats_per_row, blurred(theta, self._blur)) & ~np.isnan(values)
+        if np.any(low):
+            log.info(_LOW, np.sum(low), rules.nats_per_row)
+        return low
 
-        if (
-            reach is None
-            or order.shared.shape[-1] != len(reach.centre)
-            or not np.any(far := reach.beyond(order.shared))
-        ):
-            found = said(order)
-            return found, found
-        log.warning(_FAR, reach.farthest)
-        near = order._replace(shared=np.where(far[..., None], reach.centre, order.shared))
-        found = said(near)
-        return _without(found, far), found
+    def _beyond(self, points: np.ndarray, policy: Policy) -> np.ndarray:
+        """Which of the points are too far from the prior's centre."""
+        reach, shape = self._reach(policy), np.shape(points)
+        if reach is None or shape[-1] != len(reach.centre):
+            return np.zeros(shape[:-1], bool)
+        far = reach.beyond(points)
+        if np.any(far):
+            log.warning(_FAR, reach.farthest)
+        return far
 
     def _reach(self, policy: Policy) -> Reach | None:
         return reach_of(self.problem.prior, policy.points.farthest)
 
     def _is_far(self, phase: int, told: Mapping[str, Any], policy: Policy) -> bool:
         """Whether an order asks about values of the globals at which this site does not answer."""
-        asked_at = self.programs.phases[phase].algorithm.asked_at
-        reach = None if asked_at is None else self._reach(policy)
-        if asked_at is None or reach is None:
+        return bool(np.any(self._beyond(self._asked_at(phase, told), policy)))
+
+    def _asked_at(self, phase: int, told: Mapping[str, Any]) -> np.ndarray:
+        """The values of the globals at which an order asks, shape ``(n, d)``; none where the site chooses them."""
+        asked_at, size = self.programs.phases[phase].algorithm.asked_at, self.roster.size
+        broadcasts = [] if asked_at is None else [told[name] for name in ("shared", "first") if name in told]
+        points = [np.reshape(np.asarray(asked_at(each)), (-1, size)) for each in broadcasts]  # type: ignore[misc]
+        return np.concatenate([*points, np.zeros((0, size))])
+
+    def _asks_too_much(self, phase: int, told: Mapping[str, Any], reply: Reply, policy: Policy) -> bool:
+        """Whether an order asks at values that this site's data find implausible, and no more such answers may leave.
+
+        Nothing of the answer leaves then, and no sum of the others' either: by those with this site's and those without
+        the server would know it.
+        """
+        points, rules = self._asked_at(phase, told), policy.points
+        if not len(points) or not np.any(self._view.implausible(points, rules.nats_per_row)):
             return False
-        broadcasts = [told[name] for name in ("shared", "first") if name in told]
-        if not any(np.any(reach.beyond(np.asarray(asked_at(each)))) for each in broadcasts):
+        numbers = {"total": reply.total, "each": reply.each}
+        answer, most = hashlib.sha256(encode(numbers)).hexdigest(), rules.implausible * num_expanded(self.roster.size)
+        if self._vault.use_implausible(self._data, answer, num_bytes(numbers) // 8, most):
             return False
-        log.warning(_FAR, reach.farthest)
+        log.warning(_IMPLAUSIBLE, rules.nats_per_row, rules.implausible)
         return True
 
     def own_reply(self, message: Message, name: str) -> Any:
@@ -331,6 +366,16 @@ _FAR = (
     "The server asks at values of the globals that are more than %g prior sds from the prior's centre: this site does "
     "not answer there. Its owner sets that by `farthest` under [points] of the policy."
 )
+_IMPLAUSIBLE = (
+    "The server asks at values of the globals that this site's data find less likely than the likeliest by more than "
+    "%g nats a row, and has had as many such answers as %d expansions to second order have: this site does not answer "
+    "there any more. If the fit is honest, its start is far from the posterior, or the model does not suit the data of "
+    "all sites. The owner sets both by `nats_per_row` and `implausible` under [points] of the policy."
+)
+_LOW = (
+    "The server asks for log-likelihoods at %d draws that this site's data find less likely than the likeliest by more "
+    "than %g nats a row, as a fit does that looks for other modes: it is told minus infinity there."
+)
 
 
 def _digest_of_told(header: Mapping[str, Any]) -> str:
@@ -354,3 +399,9 @@ def _without(reply: Reply, far: np.ndarray) -> Reply:
         return reply._replace(each=np.where(far, -np.inf, reply.each))
     values, *others = reply.total
     return reply._replace(total=(np.where(far, -np.inf, values), *others))
+
+
+def _moved(points: np.ndarray, far: np.ndarray, reach: Reach | None) -> np.ndarray:
+    """The points, with the prior's centre in the place of those that are too far away."""
+    assert reach is not None  # noqa: S101  (else none is)
+    return np.where(far[..., None], reach.centre, points)

@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fedbayes.errors import ClientDataError
 from fedbayes.runtime.files import alone, private_folder, replace_private_file
 
@@ -20,6 +22,8 @@ _DRAW = re.compile(r"draw-(\d+)-(\d+)\.npz")
 _KEPT_RUNS = 20  # folders of earlier runs
 _KNOWN_KEYS = "known-keys.json"
 _AGREEMENTS = "agreements.json"
+_IMPLAUSIBLE = "implausible.json"
+_ROWS, _KEPT_DATA = "rows", 100  # data sets about which answers have left
 
 
 class Vault:
@@ -103,6 +107,44 @@ class Vault:
             return False
         replace_private_file(file, json.dumps({**told, about: before + 1}).encode())
         return True
+
+    def use_implausible(self, data: str, answer: str, numbers: int, most: int) -> bool:
+        """Whether an answer at implausible values may leave, written down before it does.
+
+        Parameters
+        ----------
+        data
+            Digest of the data that it is about.
+        answer
+            What stands for its numbers: the same ones count once.
+        numbers
+            How many numbers the answer has.
+        most
+            How many may leave about these data.
+        """
+        file = self.folder / _IMPLAUSIBLE
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        told: dict[str, int] = kept.get(data, {})
+        if answer not in told:
+            if sum(told.values()) + numbers > most:
+                return False
+            replace_private_file(file, json.dumps({**kept, data: {**told, answer: numbers}}).encode())
+        return True
+
+    def keep_rows(self, data: str, rows: np.ndarray) -> None:
+        """Remember the digests of the rows about which an answer leaves; the oldest of many data sets make room."""
+        folder = private_folder(self.folder / _ROWS)
+        file = folder / data
+        if not file.exists():
+            replace_private_file(file, rows.tobytes())
+            for old in sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime)[:-_KEPT_DATA]:
+                old.unlink(missing_ok=True)
+
+    def rows_before(self, data: str) -> dict[str, np.ndarray]:
+        """Digests of the rows of other data, about which answers have left, by the digest of these."""
+        folder = self.folder / _ROWS
+        files = folder.iterdir() if folder.exists() else ()
+        return {file.name: np.frombuffer(file.read_bytes(), np.uint64) for file in files if file.name != data}
 
     def keep_keys(self, known: Mapping[str, str]) -> None:
         """Remember them."""

@@ -42,8 +42,11 @@ def test_only_the_code_that_was_approved_may_run(study, caplog):
     assert not is_approved(config, MODULES)
     (package / "study.py").write_text("model = None\n")
     assert is_approved(config, MODULES)
-    (package / "another.py").write_text("")
-    assert not is_approved(config, MODULES)
+    for name in ("another.py", "agreed.json"):
+        (package / name).write_text("")
+        assert not is_approved(config, MODULES)
+        (package / name).unlink()
+    assert is_approved(config, MODULES)
 
 
 def test_a_digest_does_not_depend_on_where_the_code_lies(study, tmp_path, monkeypatch):
@@ -64,7 +67,8 @@ def test_an_owner_may_let_any_study_run(study):
     (state / "policy.toml").write_text("[studies]\nany = true\n")
     assert is_approved(config, MODULES)
     (state / "policy.toml").write_text("[studies]\nany = 1\n")
-    assert is_approved(config, MODULES)  # the worker refuses everything by the code POLICY
+    assert not is_approved(config, MODULES)
+    assert unpack(refusal(config, pack({"kind": "hello"}))).header["reason"] == "POLICY"
 
 
 def test_the_refusal_is_a_code_and_a_line_in_the_log(study):

@@ -14,7 +14,7 @@ from fedbayes.errors import ResultCode
 from fedbayes.inference import METHODS
 from fedbayes.inference.laplace import Laplace
 from fedbayes.network.charter import Seat
-from fedbayes.network.client.points import Reach, reach_of
+from fedbayes.network.client.points import OwnView, Reach, blurred, reach_of
 from fedbayes.network.client.reading import own_problem
 from fedbayes.network.messages import Message, pack, unpack
 from fedbayes.network.site import Site
@@ -60,13 +60,28 @@ def test_a_prior_that_looks_at_shapes_is_that_of_the_site_s_own_data(rows, monke
         np.testing.assert_allclose(own.prior.spread[1], 5.0)
 
 
+BY_THE_PRIOR = "[points]\nnats_per_row = inf\n"  # the site's own data set no limit
+
+
+def with_points(world, points: str) -> dict[str, str]:
+    """What a site's configuration names as its owner's policy."""
+    policy = world.folder / "policy.toml"
+    policy.write_text(f"{Path(PERMISSIVE['policy']).read_text()}\n{points}")
+    return {"policy": str(policy)}
+
+
 class Asking:
     """What a site answers to requests of a fit that were changed."""
 
-    def __init__(self, world, **options):
+    def __init__(self, world, points=BY_THE_PRIOR, **options):
         self.world, self.network = world, world.network()
         world.fit(self.network, correct=True, **options)
         self.requests = [unpack(each) for each in self.network.sent]
+        self.policy = with_points(world, points)
+
+    def site(self) -> Site:
+        config = {**self.world.site("ada")._config, **self.policy}
+        return Site(self.world.study, lambda given: self.world.data["ada"], config)
 
     def first(self, kind: str, site: str = "ada") -> Message:
         """The first request of a kind that a site was sent."""
@@ -76,8 +91,7 @@ class Asking:
     def answered(self, message: Message, **arrays) -> dict[str, np.ndarray]:
         """The arrays of the answer to a request with some of its arrays changed."""
         body = {name: array for name, array in arrays_of(message.body).items() if not name.startswith("recipes")}
-        site = self.world.site("ada")
-        answer = unpack(site.answer(pack(message.header, encode({**body, **arrays}))))
+        answer = unpack(self.site().answer(pack(message.header, encode({**body, **arrays}))))
         assert answer.header["kind"] == message.header["kind"], answer.header
         return arrays_of(answer.body)
 
@@ -118,14 +132,101 @@ def test_an_order_from_far_away_counts_for_nothing(federation):
 
 
 def test_the_owner_sets_how_far(federation):
-    world = federation(EP)
-    asking = Asking(world)
-    policy = world.folder / "policy.toml"
-    policy.write_text(Path(PERMISSIVE["policy"]).read_text() + "\n[points]\nfarthest = inf\n")
-    config = {**world.site("ada")._config, "policy": str(policy)}
-    world.site = lambda name: Site(world.study, lambda given: world.data[name], config)
+    asking = Asking(federation(EP), BY_THE_PRIOR + "farthest = inf\n")
     found = asking.answered(asking.first("after"), shared=np.array([[[0.0, 0.0], [1e9, 0.0]]]))
     assert np.all(np.isfinite(found["total/0"]))
+
+
+def view_of(y: np.ndarray, sd: float = 1.0) -> OwnView:
+    """Of rows ``y ~ Normal(theta, 1)`` and a prior ``theta ~ Normal(0, sd)``."""
+
+    def ask(update, points):
+        theta = np.asarray(points)[..., 0]
+        if update == "own_mode":
+            return np.full((len(theta), 1), y.sum() / (len(y) + sd**-2))
+        return -0.5 * np.sum((y - theta[..., None]) ** 2, axis=-1) - 0.5 * (theta / sd) ** 2
+
+    return OwnView(ask, 1, 2, len(y))
+
+
+def test_values_are_implausible_that_cost_more_nats_than_the_rows_may():
+    y = np.array([1.0, 3.0, 2.0, 4.0])
+    precision = len(y) + 1.0
+    mode, width = y.sum() / precision, np.sqrt(2.0 * (2.0 * len(y) + 50.0) / precision)
+    points = mode + width * np.array([-1.001, -0.999, 0.999, 1.001, np.nan])[:, None]
+    np.testing.assert_array_equal(view_of(y).implausible(points, 2.0), [True, False, False, True, True])
+    assert not np.any(view_of(y).implausible(points[:4], np.inf))
+
+
+def test_a_better_value_than_the_mode_that_was_found_counts():
+    """The joint mode of globals and locals may be far from where the globals alone are likeliest."""
+    y = np.zeros(4)
+    view = view_of(y)
+    lost = OwnView(
+        lambda update, points: np.full((2, 1), 5.0) if update == "own_mode" else view._ask(update, points), 1, 2, 4
+    )
+    far = np.array([[6.0]])  # 90 nats below the mode, 27.5 below what was found
+    assert not lost.implausible(far, 2.0)[0]
+    assert not lost.implausible(np.zeros((1, 1)), 2.0)[0]
+    assert lost.implausible(far, 2.0)[0]
+
+
+def test_where_log_likelihoods_end_is_blurred_by_the_site_s_secret():
+    points = np.random.default_rng(0).normal(size=(2, 500, 3))
+    slack = blurred(points, "one")
+    np.testing.assert_array_equal(slack, blurred(points, "one"))
+    assert slack.shape == (2, 500)
+    assert slack.min() > 50.0
+    assert slack.max() < 150.0
+    assert abs(np.corrcoef(slack.ravel(), blurred(points, "two").ravel())[0, 1]) < 4.0 / np.sqrt(1000)
+    assert np.all(np.abs(blurred(points + 1e-12, "one") - slack) > 0.0)
+
+
+def answers_at(asking: Asking, *points: float) -> list[int]:
+    """The codes of a Newton round's answers, asked from these values of the first global."""
+    message = asking.first("round")
+    start = {"first/0": np.zeros((1, 2))}
+    found = [asking.answered(message, **{"shared/0": np.array([[point, 0.0]])}, **start) for point in points]
+    return [int(each["code"][0]) for each in found]
+
+
+def test_few_answers_leave_at_values_that_the_site_s_data_find_implausible(federation):
+    """`mu` of nine rows with sd 1.2: at 0 likely, at 40 it costs a thousand nats; the same answer again is free."""
+    asking = Asking(federation(Laplace()), "[points]\nimplausible = 2\n")
+    ok, nothing = int(ResultCode.OK), int(ResultCode.NOT_FINITE)
+    assert answers_at(asking, 0.0, 40.0, 41.0, 42.0, 40.0, 0.5) == [ok, ok, ok, nothing, ok, ok]
+    failures = [each.failures for each in asking.site().journal.entries()][-6:]
+    assert failures == [0, 0, 0, 1, 0, 0]  # where this begins hangs on the data
+
+
+def test_an_answer_that_is_kept_back_makes_the_sum_void(federation):
+    """By sums with this site's term and without it a server would know the term."""
+    asking = Asking(federation(Laplace()), "[points]\nimplausible = 0\n", secure_sums=True)
+    message = asking.first("round")
+    message.header["ticket"] = 32 * "a"
+    answer = unpack(
+        asking.site().answer(
+            pack(
+                message.header,
+                encode({**arrays_of(message.body), "shared/0": np.array([[40.0, 0.0]]), "first/0": np.zeros((1, 2))}),
+            )
+        )
+    )
+    assert answer.header["told"]["open"]
+    assert not np.any(arrays_of(answer.body)["masked"])
+
+
+def test_log_likelihoods_of_implausible_draws_are_no_terms_of_a_sum(federation):
+    """Of those that leave singly, which its owner has allowed, all are told: a client that is left out needs them."""
+    asking = Asking(federation(EP), "")
+    draws = np.zeros((1, 6, 2))
+    draws[0, :, 0] = [0.5, 0.0, 1.0, 40.0, 60.0, 99.0]
+    message = asking.first("after")
+    found = asking.answered(message, shared=draws)["total/0"]
+    np.testing.assert_array_equal(np.isneginf(found[0]), [False, False, False, True, True, True])
+    assert [each.failures for each in asking.site().journal.entries()][-1] == 0
+    single = Message({**message.header, "update": "log_likelihood"}, message.body)
+    assert np.all(np.isfinite(asking.answered(single, shared=draws)["each"]))
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.only_locals])

@@ -5,11 +5,14 @@ the only one with some finding.
 """
 
 import logging
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from permissive import PERMISSIVE
 
 import fedbayes as fb
 from fedbayes.errors import ClientDataError, FederatedError
@@ -17,6 +20,7 @@ from fedbayes.models import heart_disease
 from fedbayes.network.charter import Seat
 from fedbayes.network.client.journal import Journal, exact_numbers
 from fedbayes.network.client.policy import read_policy
+from fedbayes.network.client.reading import digests_of_rows, num_changed
 from fedbayes.network.fit import fit_over
 from fedbayes.network.fixed_point import to_numbers
 from fedbayes.network.messages import pack, unpack
@@ -25,6 +29,7 @@ from fedbayes.network.server.remote import Patience
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
 from fedbayes.numerics.gaussian import Gaussian, unpacked
+from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.rounds.wire import arrays_of
 
 LENIENT = "[disclosure]\nsmallest_cell = 1\nseparation = false\n"
@@ -246,3 +251,38 @@ def test_no_more_numbers_about_the_same_data_leave_than_the_owner_allows(tmp_pat
     assert told == [2 * once] * 3
     data = {name: {**each, "y": 1 - each["y"]} for name, each in data.items()}
     assert set(fit(2 * once)) == {3 * once}  # other data
+
+
+@pytest.mark.parametrize("few", [np.float64, np.int64])
+def test_rows_that_two_tables_do_not_share_are_counted(few):
+    def digests(*arrays):
+        return digests_of_rows(ClientArrays(dict(zip("xyz", arrays, strict=False)), {}))
+
+    x, y = np.arange(12).reshape(6, 2).astype(few), np.array([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    before, order = digests(x, y), np.array([5, 1, 2, 0, 4, 3])
+    assert num_changed(before, digests(x[order], y[order])) == 0
+    assert num_changed(before, digests(x[1:], y[1:])) == 1
+    assert num_changed(before, digests(np.repeat(x, 2, axis=0), np.repeat(y, 2))) == 6
+    assert num_changed(before, digests(np.where(x > 9, 0, x), y)) == 1
+    assert num_changed(before, digests(x, y, np.array(3.0))) == 0  # a number of the whole table is no row's
+    assert num_changed(before, digests(x, 1.0 - y)) == 6
+
+
+def test_data_that_differ_by_few_rows_from_others_are_kept_back(small_federation):
+    """Planted: one patient more. The difference of the two sums would be about that patient alone."""
+    world = small_federation()
+    policy = world.folder / "policy.toml"
+    policy.parent.mkdir(parents=True)
+    policy.write_text(Path(PERMISSIVE["policy"]).read_text().replace("smallest_cell = 1", "smallest_cell = 5"))
+    own = world.data["ada"]["y"]
+
+    def site(name):
+        config = {"site-id": name, "state-dir": str(world.folder / name), "policy": str(policy)}
+        return Site(world.study, lambda config: world.data[name], config)
+
+    world.site = site
+    world.fit()
+    for more, refused in ((1, True), (5, False), (0, False), (4, True)):
+        world.data["ada"] = {"y": np.append(own, np.linspace(0.0, 1.0, more))}
+        with pytest.raises(FederatedError, match="few rows changed") if refused else nullcontext():
+            world.fit()

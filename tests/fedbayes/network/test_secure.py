@@ -22,10 +22,12 @@ from fedbayes.inference.mode import ModeMessage
 from fedbayes.inference.starts import StartsMessage
 from fedbayes.network.client.alone import Alone
 from fedbayes.network.client.masks import Masks, fingerprint, public_key
+from fedbayes.network.client.partners import check_partners, own_key
+from fedbayes.network.client.policy import SumRules
 from fedbayes.network.client.secure import Hiding, Sums, _failures, _searches_within
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.fixed_point import cancelled, fits, largest, negative, plus, to_integers, to_numbers, unknown
-from fedbayes.network.messages import Message, pack, unpack
+from fedbayes.network.messages import Message, Refusal, Refused, pack, unpack
 from fedbayes.network.replies import plausible
 from fedbayes.network.server.remote import Patience
 from fedbayes.network.site import Site
@@ -771,6 +773,20 @@ def test_a_site_may_want_more_sites_in_a_sum(secure):
     world = secure(policy=f"{STRICT}[sums]\nfewest = 4\n")
     with pytest.raises(FederatedError, match=r"Site 'ada' wants more sites in a secure sum than this one has.* 4 .* 3"):
         world.fit(world.network(), secure_sums=True)
+
+
+def test_a_sum_is_over_all_sites_that_a_site_knows(tmp_path):
+    """Of two runs, of which one has a site less, the difference of the first sums is that site's term."""
+    vault, names = Vault(tmp_path), ["ada", "bo", "cy", "di"]
+    keys = [own_key(vault), *(public_key(f"{place}" * 64) for place in (5, 6, 7))]
+    check_partners(vault, SumRules(), names, 0, keys)
+    with pytest.raises(Refused) as refused:
+        check_partners(vault, SumRules(), names[:3], 0, keys[:3])
+    assert refused.value.reason is Refusal.FEWEST
+    assert refused.value.counts == {"fewest": 4, "sites": 3}
+    check_partners(vault, SumRules(fewest=3), names[:3], 0, keys[:3])
+    vault.keep_keys({name: key for name, key in vault.known_keys().items() if name != "di"})  # as its owner strikes it
+    check_partners(vault, SumRules(), names[:3], 0, keys[:3])
 
 
 def test_keys_are_known_again_and_private(secure):
