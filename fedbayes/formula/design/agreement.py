@@ -118,11 +118,12 @@ def agree(
     coded = {each.inner: each for each in expressions.values() if each.kind == "C"}
     text = [name for name, each in expressions.items() if each.kind == "numbers" and _is_text(each, everybody)]
     fixed = {name: _declared(name, coded, declared) for name in dict.fromkeys([*text, *coded])}
+    keys = {name: everybody.labels(name) if given is None else given for name, given in fixed.items()}
     plain = [each for each in expressions.values() if each.kind == "numbers" and each.name not in text]
     scaled = {key: Expression(key, "numbers", tree, {}) for each in plain for key, tree in each.scaled}
     based = {name: each for name, each in expressions.items() if each.kind in ("bs", "poly")}
     imputed = {each.name: each.inner for each in expressions.values() if each.kind == "mi"}
-    sums = everybody.total(f"{about}: levels and moments", lambda table: _tell(table, fixed, scaled, based, imputed))
+    sums = everybody.total(f"{about}: levels and moments", lambda table: _tell(table, keys, scaled, based, imputed))
     rows, told, moved = int(sums["rows"]), sums.get("levels", {}), sums.get("moments", {})
     levels = {name: _agreed_levels(name, everybody, told[name], rows, given) for name, given in fixed.items()}
     counts = {
@@ -144,17 +145,18 @@ def _rows_and_clients(told: Sequence[float]) -> tuple[int, int]:
 
 def _tell(
     table: Table,
-    fixed: Mapping[str, Sequence[str] | None],
+    keys: Mapping[str, Sequence[str] | None],
     scaled: Mapping[str, Expression],
     based: Mapping[str, Expression],
     imputed: Mapping[str, str],
 ) -> dict[str, Any]:
     """A client's part of the first sum: rows, rows of each level and whether it has it, moments.
 
-    Of declared levels all are told, so that the keys are everybody's; of imputed columns the values that are there.
+    Of levels that are known before all are told, so that the keys are everybody's; of imputed columns the values that
+    are there.
     """
     found: dict[str, Any] = {"rows": float(table.num_rows), "levels": {}, "moments": {}}
-    for name, given in fixed.items():
+    for name, given in keys.items():
         if given is not None:
             Levels(name, tuple(given), given[0]).codes(table)
         values, numbers = np.unique(table.labels(name).astype(str), return_counts=True)

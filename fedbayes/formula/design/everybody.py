@@ -38,6 +38,9 @@ class Everybody(Protocol):
     def is_labels(self, column: str) -> bool:
         """Whether a column holds text or categories, the same at all clients."""
 
+    def labels(self, column: str) -> tuple[str, ...] | None:
+        """All clients' labels in a column, where the keys of a sum have to be known before; ``None`` where not."""
+
     def own_levels(self, column: str) -> tuple[str, ...] | None:
         """The levels of a categorical column where all clients' tables have the same; ``None`` where they do not."""
 
@@ -88,6 +91,9 @@ class Tables(dict[str, Table]):
     def is_labels(self, column: str) -> bool:
         """See :class:`Everybody`; refused where it holds labels at some."""
         return check_kinds(self, column)
+
+    def labels(self, column: str) -> None:
+        """None: each client tells rows of its own levels, and a level that it does not tell counts as zero."""
 
     def own_levels(self, column: str) -> tuple[str, ...] | None:
         """See :class:`Everybody`; refused where one has True and False, and another numbers."""

@@ -1,7 +1,7 @@
 """Sums that clients tell: what each adds up over its own rows, and the sum of all, by which columns are agreed.
 
 A client tells a tree of numbers, and the agreement reads nothing but the sum of all trees. Over a network the same
-trees can be added by a secure sum, as their keys are known beforehand where levels are declared.
+trees can be added by a secure sum, as their keys are known beforehand: levels are declared, or agreed on before.
 """
 
 from collections.abc import Iterable, Mapping

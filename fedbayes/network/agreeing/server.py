@@ -12,7 +12,7 @@ import numpy as np
 from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import UNREADABLE, FederatedError, usable
 from fedbayes.formula.agreed import Agreed
-from fedbayes.network.agreeing.everybody import AtServer, Layout, nested, size_of
+from fedbayes.network.agreeing.everybody import LABELS, AtServer, Layout, nested, size_of
 from fedbayes.network.agreeing.study import FormulaStudy
 from fedbayes.network.messages import HIDDEN, LOG, Refusal, pack, unpack
 from fedbayes.network.server.joining import enrolled
@@ -71,7 +71,8 @@ def agree_over(
     ClientDataError, FormulaError
         As :func:`fedbayes.regression`, of what the sums say.
     FederatedError
-        Too few sites have joined or answered; a site refuses, or answers what can't be read.
+        Too few sites have joined or answered; a site refuses, or answers what can't be read. Levels of text are not
+        declared, and there are no secure sums.
 
     Examples
     --------
@@ -89,7 +90,7 @@ def agree_over(
         if obstacle:
             log.warning("%s", obstacle)
         asking = _Asking(register, study, names, None if obstacle else list(keys.values()), timeout)
-        return study.agree(AtServer(study.labelled, len(names), asking.sum))
+        return study.agree(AtServer(study.labelled, study.undeclared, len(names), asking.sum))
 
 
 class _Answer(NamedTuple):
@@ -115,8 +116,13 @@ class _Asking:
         Raises
         ------
         FederatedError
-            A site does not answer, refuses, or tells what can't be added up.
+            A site does not answer, refuses, or tells what can't be added up; or no single site may be asked.
         """
+        if self._keys is None and name.startswith(LABELS):
+            raise FederatedError(
+                f"The {name} are not declared, and a site's labels leave in secure sums alone, from three sites on. "
+                "Declare the levels in the study, `levels={...}`."
+            )
         for scale in _SCALES:
             answers = self._answers(name, scale)
             if any(each.layout != answers[0].layout for each in answers):

@@ -12,7 +12,7 @@ from fedbayes.contract.algorithm import Reply
 from fedbayes.errors import ClientDataError, FormulaError, MissingColumnsError, ResultCode, did_you_mean
 from fedbayes.formula.design.factors import Levels
 from fedbayes.formula.design.tables import Table, label_text
-from fedbayes.network.agreeing.everybody import Asked, AtSite, flat, layout
+from fedbayes.network.agreeing.everybody import LABELS, Asked, AtSite, flat, layout
 from fedbayes.network.agreeing.study import FormulaStudy
 from fedbayes.network.answering import Answer, AnsweringSite, LoadData
 from fedbayes.network.charter import ArrayKind, Hello
@@ -26,7 +26,7 @@ from fedbayes.network.messages import Message, Refusal, Refused
 from fedbayes.owner.columns import Roles
 from fedbayes.owner.disclosure import Disclosure
 from fedbayes.owner.findings import findings_of
-from fedbayes.owner.rules import DisclosureRules
+from fedbayes.owner.rules import DisclosureRules, Finding
 from fedbayes.problem.data.reading import ClientArrays
 from fedbayes.rounds.wire import arrays_of
 
@@ -139,21 +139,40 @@ class AgreeingSite(AnsweringSite):
         if study.missing == "drop":
             table, _ = table.without_missing([name for name in study.reads if name not in study.imputed])
         table.check_there(study.reads, study.imputed)
+        every = table
         if any(table.num_missing(name) for name in study.imputed):  # rules are about rows that lack nothing
             table, _ = table.without_missing(study.reads)
         arrays: dict[str, np.ndarray] = {}
         for name in study.told:
-            if name in study.levels:
-                levels = tuple(map(label_text, study.levels[name]))
-                arrays[name] = Levels(name, levels, levels[0]).codes(table)
+            if self._is_of_levels(name, table):
+                arrays[name] = self._codes(name, table)
             elif not table.is_labels(name):
                 arrays[name] = table.numbers(name, "the formula")
-        outcomes = {outcome.name: outcome.name in study.levels} if outcome.name in arrays else {}
-        labelled = frozenset(name for name in study.levels if name in arrays and name not in outcomes)
-        client = ClientArrays(arrays, {})
-        found = findings_of(client, Roles(outcomes, indices=labelled), 0, rules, {})
+        labels = {name for name in arrays if self._is_of_levels(name, table)}
+        outcomes = {outcome.name: outcome.name in labels} if outcome.name in arrays else {}
+        roles = Roles(outcomes, indices=frozenset(labels - outcomes.keys()))
+        found = findings_of(ClientArrays(arrays, {}), roles, 0, rules, {})
+        if every is not table:
+            known = {(finding.rule, finding.column) for finding in found}
+            found += tuple(each for each in self._of_labels(every, rules) if (each.rule, each.column) not in known)
         looked = f"columns {', '.join(arrays)}"
         return Disclosure({self.name: table.num_rows}, {self.name: found}, 0, rules, looked)
+
+    def _of_labels(self, table: Table, rules: DisclosureRules) -> tuple[Finding, ...]:
+        """What is found in labels that are not declared: a label is told wherever a row has it."""
+        names = [name for name in self.study.undeclared if self._is_of_levels(name, table)]
+        arrays = ClientArrays({name: self._codes(name, table) for name in names}, {})
+        return findings_of(arrays, Roles({}, indices=frozenset(names)), 0, rules, {}) if names else ()
+
+    def _is_of_levels(self, name: str, table: Table) -> bool:
+        return name in self.study.coded or (name in self.study.undeclared and table.is_labels(name))
+
+    def _codes(self, name: str, table: Table) -> np.ndarray:
+        """Each row's level as a number: its place among declared ones, or among the site's own."""
+        if name in self.study.levels:
+            levels = tuple(map(label_text, self.study.levels[name]))
+            return Levels(name, levels, levels[0]).codes(table)
+        return np.unique(table.labels(name).astype(str), return_inverse=True)[1]
 
     def _sum(self, message: Message, table: Table, policy: Policy) -> Answer:
         """The site's part of the sum that comes after those that it is told."""
@@ -167,9 +186,10 @@ class AgreeingSite(AnsweringSite):
         hiding = sums.hiding(message, policy.sums, "")
         self._check_number(header)
         asked = self._asked(table, names, known, self.vault.run(str(header["run"])))
-        if hiding is None and BINNED in asked.name:
+        if hiding is None and (BINNED in asked.name or asked.name.startswith(LABELS)):
             log.error(
-                "The server asks for '%s' openly; binned counts of few rows leave in secure sums alone.", asked.name
+                "The server asks for '%s' openly; binned counts of few rows, and labels, leave in secure sums alone.",
+                asked.name,
             )
             raise Refused(Refusal.SINGLE)
         if asked.name != header.get("update"):
@@ -214,7 +234,7 @@ class AgreeingSite(AnsweringSite):
                 log.error("The server tells another sum '%s' than before in this run.", name)
                 raise Refused(Refusal.FORMAT)
 
-        site = AtSite(self.study.labelled, len(names), table, known, check)
+        site = AtSite(self.study.labelled, self.study.undeclared, len(names), table, known, check)
         try:
             self.study.agree(site)
         except Asked as asked:

@@ -10,6 +10,7 @@ from fedbayes.errors import FormulaError
 from fedbayes.formula.agreed import Agreed
 from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.families import Family, family_of
+from fedbayes.formula.grammar.expressions import Expression
 from fedbayes.formula.outcome import OutcomePlan, plan_outcome
 from fedbayes.formula.planned import (
     Formulas,
@@ -32,8 +33,8 @@ class FormulaStudy:
     Parameters
     ----------
     formula, family, levels, site, missing
-        As for :func:`fedbayes.regression`. A list of labels is no sum, so the levels of every column of text are
-        declared.
+        As for :func:`fedbayes.regression`. Declared levels come first. Where a column of text has none, sites agree on
+        its labels in secure sums, which tell all labels and how many sites have each; an order of outcomes is declared.
     options
         Of the family, ``{"ends": [30, 90]}``.
 
@@ -75,11 +76,26 @@ class FormulaStudy:
         family, formulas = self._read
         return agree_on(formulas, family, everybody, self.site, self.levels, self.missing == "drop")
 
-    @property
+    @cached_property
     def labelled(self) -> frozenset[str]:
-        """The columns of text, whose levels are declared."""
-        coded = [each.inner for each in expressions_in(self._read[1]).values() if each.kind == "C"]
-        return frozenset([*self.levels, *coded])
+        """The columns of text whose levels are declared."""
+        return frozenset([*self.levels, *(each.inner for each in self._calls if "levels" in each.options)])
+
+    @cached_property
+    def coded(self) -> frozenset[str]:
+        """The columns whose values are levels, text or not."""
+        outcome = [self.outcome.name] if self._read[0].levels == "any" else []
+        return frozenset([*self.levels, *(each.inner for each in self._calls), *outcome])
+
+    @cached_property
+    def undeclared(self) -> tuple[str, ...]:
+        """The columns that may be text, of which no levels are declared."""
+        family, formulas = self._read
+        single = [each for each in expressions_in(formulas).values() if each.columns == (each.name,)]
+        if family.levels in ("two", "any") and self.outcome.expression.columns == (self.outcome.name,):
+            single.append(self.outcome.expression)
+        names = [*(each.name for each in single), *(each.inner for each in self._calls)]
+        return tuple(name for name in dict.fromkeys(names) if name not in self.labelled)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -110,6 +126,11 @@ class FormulaStudy:
         formulas = read_formulas(self.formula, family)
         return settled(family, formulas), formulas
 
+    @property
+    def _calls(self) -> list[Expression]:
+        """All `C(...)`."""
+        return [each for each in expressions_in(self._read[1]).values() if each.kind == "C"]
+
     @cached_property
     def description(self) -> dict[str, str]:
         """All that must be the same everywhere, as text."""
@@ -129,14 +150,13 @@ class FormulaStudy:
         return digest_of(self.description)
 
     def _check_levels(self) -> None:
-        """Refuse what only a list of labels could settle."""
-        family, formulas = self._read
-        coded = [each for each in expressions_in(formulas).values() if each.kind == "C"]
-        undeclared = [each.inner for each in coded if "levels" not in each.options and each.inner not in self.levels]
-        if family.levels in ("ordered", "any") and self.outcome.name not in self.levels:
-            undeclared.append(self.outcome.name)
-        if undeclared:
-            raise FormulaError(to_declare(undeclared[0]))
+        """Refuse an order that no sum would tell."""
+        name = self.outcome.name
+        if self._read[0].levels == "ordered" and name not in self.levels:
+            raise FormulaError(
+                f"The levels of '{name}' are not declared, and which comes before which is not said by sums: write "
+                f"`levels={{{name!r}: [...]}}` in the study, from the lowest on."
+            )
 
     def _check_groups(self) -> None:
         for text in self._read[1].texts.values():
@@ -148,11 +168,3 @@ class FormulaStudy:
                             f"`(... | {self.site}:{each.name})` for groups within a site, or declare the labels of "
                             f"groups that cross sites, `levels={{{each.name!r}: [...]}}`."
                         )
-
-
-def to_declare(column: str) -> str:
-    """What to write where a column of text has no declared levels."""
-    return (
-        f"The levels of '{column}' are not declared. Over a network sites tell sums, and a list of labels is none: "
-        f"write `levels={{{column!r}: [...]}}` in the study."
-    )

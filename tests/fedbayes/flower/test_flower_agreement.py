@@ -88,7 +88,9 @@ def test_from_agreement_to_fit_in_one_project(module, tmp_path):
 def test_a_dry_run_shows_the_sums_that_would_leave(module, tmp_path):
     leaving = dry_run(sites(module(AGREEMENT), tmp_path)[0])
     sums = {each.update: each for each in leaving if each.kind == "sum"}
-    assert list(sums) == ["columns: levels and moments", "products of columns", "outcomes: moments and levels"]
+    assert list(sums) == [
+        "kinds of columns", "columns: levels and moments", "products of columns", "outcomes: moments and levels"
+    ]  # fmt: skip
     assert all(each.form == "hidden" for each in sums.values())
 
 

@@ -1,5 +1,6 @@
 """An agreement over a network: by secure sums it is the one of all rows, and no message holds a site's number."""
 
+import json
 import re
 import struct
 
@@ -11,6 +12,9 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.errors import ResultCode
+from fedbayes.formula.design.tables import Table
+from fedbayes.network.agreeing.everybody import _kinds, flat, layout, nested
+from fedbayes.network.agreeing.labels import labels_in, table_of
 from fedbayes.network.agreeing.site import AgreeingSite
 from fedbayes.network.agreeing.study import FormulaStudy
 from fedbayes.network.client.journal import failures_told
@@ -32,6 +36,12 @@ FRAME = pd.DataFrame({
     "chol": np.where(RNG.random(COUNT) < 0.2, np.nan, RNG.normal(210.0, 30.0, COUNT)),
     "site": np.repeat(list(ROWS), list(ROWS.values())),
 })  # fmt: skip
+WARDS = np.where(FRAME["site"] == "south", RNG.choice(["b", "a"], COUNT), RNG.choice(["b", "a", "Höngg"], COUNT))
+FRAME = FRAME.assign(
+    ward=WARDS,
+    late=pd.Categorical(WARDS, ["b", "a", "Höngg", "closed"]),
+    own=pd.Categorical(WARDS, ["b", "a", "Höngg"]),
+)
 LEVELS = {"sex": ["f", "m"]}
 STUDY = FormulaStudy("sick ~ age + sex", "bernoulli", LEVELS)
 CASES = {
@@ -48,10 +58,24 @@ CASES = {
     "large numbers": FormulaStudy("y ~ pay"),
     "imputed": FormulaStudy("y ~ mi(chol) * sex", levels=LEVELS),
 }
+UNDECLARED = {
+    "text that two of three sites have": FormulaStudy("y ~ age + sex * ward"),
+    "a binary outcome of text": FormulaStudy("sex ~ age + ward", "bernoulli"),
+    "categories as an outcome": FormulaStudy("ward ~ age", "categorical"),
+    "coded numbers": FormulaStudy("y ~ C(event, contr.sum) + C(ward, Treatment('b'))"),
+    "declared beside undeclared": FormulaStudy("y ~ sex + C(stage, levels=['III', 'II', 'I']) + ward", levels=LEVELS),
+    "the same categories": FormulaStudy("y ~ late"),
+    "categories that differ": FormulaStudy("y ~ own"),
+    "two formulas with levels": FormulaStudy({"mu": "y ~ ward", "sigma": "~ sex"}),
+    "a column that lacks values": FormulaStudy("y ~ holey", missing="drop"),
+}
+CASES |= UNDECLARED
 
 
 def tables(frame=FRAME):
-    return dict(iter(frame.drop(columns="site").groupby(frame["site"])))
+    found = dict(iter(frame.drop(columns="site").groupby(frame["site"])))
+    found["south"] = found["south"].assign(own=found["south"]["own"].cat.set_categories(["a", "b"]))
+    return {name: rows.assign(holey=rows["ward"].where(rows["age"] > 50.0)) for name, rows in found.items()}
 
 
 def here(study, clients=None):
@@ -232,14 +256,14 @@ def test_every_answer_is_in_the_sites_journal(network):
     over(recorded)
     entries = list(recorded.sites[1].journal.entries())
     sums = [entry for entry in entries if entry.kind == "sum"]
-    assert sums[0].update == "columns: levels and moments"
+    assert [entry.update for entry in sums[:2]] == ["kinds of columns", "columns: levels and moments"]
     assert all(entry.result == "hidden" and entry.numbers for entry in sums)
 
 
 SPOILT = {
     "a missing column": (lambda rows: rows.drop(columns="age"), "its file lacks 'age', which the study reads"),
     "missing values": (lambda rows: rows.assign(age=np.nan), "has data that can't be used"),
-    "text for numbers": (lambda rows: rows.assign(age="old"), "has data that can't be used"),
+    "dates for numbers": (lambda rows: rows.assign(age=pd.Timestamp("2020-01-01")), "has data that can't be used"),
     "an undeclared level": (lambda rows: rows.assign(sex="d"), "has data that can't be used"),
 }
 
@@ -258,12 +282,13 @@ def test_bad_rows_are_the_sites_own_affair(case, network):
     assert refusal == (words, b"")  # no row, and not how many there are
 
 
-def test_undeclared_text_is_refused_at_the_site_with_what_to_declare(network, caplog):
-    with pytest.raises(fb.FederatedError, match="has data that can't be used"):
-        over(network(FormulaStudy("y ~ sex")), FormulaStudy("y ~ sex"))
-    assert (
-        "levels of 'sex' are not declared. Over a network sites tell sums, and a list of labels is none" in caplog.text
-    )
+@pytest.mark.parametrize("formula", ["y ~ bs(age, df=4)", "y ~ log(age)", "age ~ y"])
+def test_text_where_numbers_are_needed_is_the_sites_own_affair(formula, network, caplog):
+    study, clients = FormulaStudy(formula), tables()
+    clients["west"] = clients["west"].assign(age="old")
+    with pytest.raises(fb.FederatedError, match="'west' has data that can't be used"):
+        over(network(study, clients), study)
+    assert "column 'age' holds text ('old')" in caplog.text
 
 
 def test_rows_that_lack_a_value_are_left_out_at_each_site(network):
@@ -296,9 +321,7 @@ def test_what_the_sums_say_is_refused_at_the_server(network):
 
 
 IMPOSSIBLE = {
-    "C of undeclared levels": (("y ~ C(event)",), r"levels of 'event' are not declared.*`levels=\{'event'"),
-    "an undeclared order": (("stage ~ age", "cumulative"), "levels of 'stage' are not declared"),
-    "undeclared categories": (("stage ~ age", "categorical"), "levels of 'stage' are not declared"),
+    "an undeclared order": (("stage ~ age", "cumulative"), r"levels of 'stage' are not declared.*`levels=\{'stage'"),
     "labels of groups": (("y ~ (1 | ward)",), r"Write `\(... \| site:ward\)` for groups within a site"),
     "missing": (("y ~ age", "gaussian", {}, "site", "ignore"), "`missing` is 'ignore'"),
 }
@@ -346,7 +369,7 @@ LIES = {
         lambda message: with_header(
             message, layout=[[[*keys, "x"], n] for keys, n in message.header["told"]["layout"]]
         ),
-        "The sites tell different numbers in 'columns: levels and moments'",
+        "The sites tell different numbers in 'kinds of columns'",
     ),
     "no arrays": (lambda message: pack(message.header), "can't be read"),
     "no bytes of ours": (lambda message: b"hello", "can't be read"),
@@ -546,3 +569,181 @@ def test_in_one_run_a_sum_is_told_once_also_where_its_answer_is_a_refusal(younge
     assert youngest(60.0, "0" * 32) == "DATA"
     assert youngest(61.0, "0" * 32) == "FORMAT"
     assert youngest(60.0, "0" * 32) == "DATA"  # which tells nothing new
+
+
+TEXT = FormulaStudy("y ~ age + ward")
+ALONE = "Wipkingen"  # a label that one site alone has
+
+
+def with_labels(**labels):
+    """The tables with other wards at some sites."""
+    found = tables()
+    return found | {name: found[name].assign(ward=wards) for name, wards in labels.items()}
+
+
+def alone():
+    return with_labels(west=np.where(np.arange(97) < 30, ALONE, "a"))
+
+
+def words_of(label, column):
+    """The numbers of a label in its table, but for those that others may have as well."""
+    return {word for word in table_of([label], column).ravel() if word > 1000.0}
+
+
+def test_no_message_tells_whose_a_label_is(network):
+    recorded = network(TEXT, alone())
+    assert over(recorded, TEXT).columns.counts["ward"][ALONE] == (30, 1)
+    answers = [unpack(answer) for answer in recorded.answered]
+    sums = [message for message in answers if message.header["kind"] == "sum"]
+    assert len(sums) == 15
+    before = [message for message in answers if message not in sums[6:]]  # kinds, and labels
+    assert not any(ALONE in json.dumps(message.header) or ALONE.encode() in message.body for message in before)
+    for name in {message.header["order"] for message in sums}:  # all sites tell numbers of the same labels
+        layouts = [message.header["told"]["layout"] for message in sums if message.header["order"] == name]
+        assert layouts == [layouts[0]] * 3
+    assert not words_of(ALONE, "ward") & set(numbers_in(recorded))
+
+
+def test_the_search_for_a_label_finds_it_where_masks_are_left_off(network, monkeypatch):
+    """The planted mistake."""
+    monkeypatch.setattr(Masks, "hide", lambda masks, term, asked: term)
+    recorded = network(TEXT, alone())
+    over(recorded, TEXT)
+    assert words_of(ALONE, "ward") & set(numbers_in(recorded))
+
+
+LACKING = tables()["south"]["chol"].isna().to_numpy()
+RARE = {
+    "among all rows": (TEXT, np.where(np.arange(83) < 4, "rare", "a")),
+    "a binary outcome's": (FormulaStudy("ward ~ age", "bernoulli"), np.where(np.arange(83) < 4, "rare", "a")),
+    "among declared ones": (
+        FormulaStudy("y ~ C(ward, levels=['a', 'b', 'Höngg', 'rare'])"), np.where(np.arange(83) < 4, "rare", "a")
+    ),
+    "in rows that lack what is imputed": (
+        FormulaStudy("y ~ mi(chol) + ward"), np.where(LACKING & (np.cumsum(LACKING) <= 4), "rare", "a")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RARE)
+def test_a_site_with_a_label_of_few_rows_keeps_out_before_it_is_told(case, network):
+    study, wards = RARE[case]
+    recorded = network(study, with_labels(south=wards))
+    with pytest.raises(fb.FederatedError, match=r"'south' takes no part: .*disclosure rules.* \((small cell|rare out)"):
+        over(recorded, study, join_timeout=0.5)
+    assert not any(b"rare" in answer.replace(b"rare outcome", b"") for answer in recorded.answered)
+    assert sum(wards == "rare") == 4
+
+
+UNLIKE = {
+    "numbers at one": (TEXT, {"west": 1.0}, "'ward' holds text at 2 of 3 sites, and numbers elsewhere"),
+    "text at one": (FormulaStudy("y ~ age + event"), {"west": "yes"}, "'event' holds text at 1 of 3 sites"),
+    "words for numbers": (
+        FormulaStudy("y ~ age + C(event)"), {"west": True}, "'event' holds True and False at 1 of 3 sites"
+    ),
+    "one level": (TEXT, dict.fromkeys(ROWS, "a"), "'ward' has the level 'a' in all rows"),
+    "many levels": (
+        TEXT, {name: [f"{name} {row // 4}" for row in range(rows)] for name, rows in ROWS.items()},
+        "'ward' has 62 levels in 241 rows; at most 40",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_columns_on_which_sites_can_t_agree_are_named_with_counts(case, network):
+    study, values, words = UNLIKE[case]
+    column = study.reads[-1]
+    clients = {name: rows.assign(**{column: values.get(name, rows[column])}) for name, rows in tables().items()}
+    with pytest.raises(fb.ClientDataError, match=words):
+        over(network(study, clients, "[disclosure]\nsmallest_cell = 1\n"), study)
+
+
+LONG = {
+    "a long label": (np.where(np.arange(97) < 50, "x" * 61, "a"), "has the label 'xxx.*of 61 bytes"),
+    "more labels than are agreed on": (np.arange(97).astype(str), "has 97 levels; at most 40 are agreed on"),
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_labels_that_no_table_has_room_for_stay_at_the_site(case, network, caplog):
+    wards, words = LONG[case]
+    policy = "[disclosure]\nsmallest_cell = 1\nmost_levels = 1000\nlevels_per_row = 1.0\n"
+    with pytest.raises(fb.FederatedError, match="'west' has data that can't be used"):
+        over(network(TEXT, with_labels(west=wards), policy), TEXT)
+    assert re.search(words + ".*declare its levels in the study, `levels={'ward'", caplog.text)
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Takes the salts with which tables can't be read."""
+
+    def failing(*salts):
+        monkeypatch.setattr(
+            "fedbayes.network.agreeing.everybody.labels_in",
+            lambda summed, salt: None if salt in salts else labels_in(summed, salt),
+        )
+
+    return failing
+
+
+def test_a_table_that_can_t_be_read_is_asked_for_once_more_with_another_salt(unreadable, network):
+    unreadable("ward")
+    recorded = network(TEXT)
+    assert over(recorded, TEXT).columns.counts == here(TEXT).agreed.columns.counts
+    updates = [entry.update for entry in recorded.sites[1].journal.entries()]
+    assert updates[1:4] == ["kinds of columns", "labels of 'ward'", "labels of 'ward', again"]
+
+
+def test_where_it_can_t_be_read_again_levels_are_to_be_declared(unreadable, network):
+    unreadable("ward", "ward again")
+    with pytest.raises(fb.ClientDataError, match=r"there are too many.*declare its levels in the study, `levels=\{'wa"):
+        over(network(TEXT), TEXT)
+
+
+def test_labels_leave_in_secure_sums_alone(network):
+    policy = "[sums]\nsingle = true\n"
+    with pytest.raises(fb.FederatedError, match=r"The labels of 'ward' are not declared, and .* from three sites on"):
+        over(network(TEXT, policy=policy), TEXT, secure_sums=False)
+    recorded = network(TEXT, policy=policy)
+    over(recorded, TEXT)
+    message = request_for(recorded, "labels of 'ward'")
+    (known,) = arrays_of(message.body).keys() - {"shared/scale"}
+    told = [np.asarray(arrays_of(message.body)[known])]
+    answers = {}
+    for name, header in {"hidden": {}, "openly": {"ticket": None}}.items():
+        request = asked_anew(message, message.header["known"], told, **header, run=f"{len(name)}" * 32)
+        answers[name] = unpack(recorded.sites[1].answer(request)).header.get("reason", "answered")
+    assert answers == {"hidden": "answered", "openly": "SINGLE"}
+
+
+def request_for(network, update):
+    """The message in which the server asked for a sum."""
+    return next(each for each in map(unpack, network.sent) if each.header.get("update") == update)
+
+
+def test_numbers_are_not_told_as_labels_where_the_server_says_that_they_are_text(network, caplog):
+    """The owner's rules were applied to them as numbers, and their labels would be all values of all sites."""
+    study = FormulaStudy("y ~ age + ward")
+    recorded = network(study)
+    over(recorded, study)
+    message = request_for(recorded, "labels of 'ward'")
+    text = nested(layout({name: _kinds(Table("", tables()["west"]), name) for name in study.undeclared}),
+                  np.asarray(arrays_of(message.body)["shared/0"]))  # fmt: skip
+    text["age"]["text"][:] = 3.0
+    request = asked_anew(message, message.header["known"], [flat(text)], run="0" * 32, update="labels of 'age'")
+    assert unpack(recorded.sites[1].answer(request)).header["reason"] == "DATA"
+    assert "The server says of column 'age' what is not so at this site" in caplog.text
+
+
+def test_in_one_run_a_table_is_told_in_one_way(network):
+    """With tables that it makes up a server would ask each site for each label."""
+    recorded = network(TEXT)
+    over(recorded, TEXT)
+    message = request_for(recorded, "columns: levels and moments")
+    kinds, labels = (np.asarray(arrays_of(message.body)[f"shared/{place}"]) for place in range(2))
+    reasons = [
+        unpack(recorded.sites[1].answer(asked_anew(message, message.header["known"], [kinds, table], f"{place:032x}")))
+        .header.get("reason", "answered")
+        for place, table in enumerate([labels, table_of(["a", "b"], "ward").ravel() * 3.0])
+    ]  # fmt: skip
+    assert reasons == ["answered", "FORMAT"]
