@@ -19,8 +19,10 @@ from fedbayes.formula.design.everybody import Tables
 from fedbayes.formula.design.factors import numbers_of
 from fedbayes.formula.design.tables import Table, tables_of
 from fedbayes.formula.families import Family, family_of
+from fedbayes.formula.families.cox import NO_TIMES
 from fedbayes.formula.outcome import OutcomePlan, arguments_of, plan_outcome
 from fedbayes.formula.planned import Plan, agree_on, columns_read, groups_of, plan, read_formulas, settled
+from fedbayes.formula.prior_predictive import prior_predictive
 from fedbayes.formula.program.gaps import COUNT, Gaps
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.priors import Prior
@@ -28,6 +30,7 @@ from fedbayes.formula.program.source import compiled
 from fedbayes.formula.writing import Program, program_of
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.saved.regression import Regressed
+from fedbayes.runtime.keys import typed_key
 
 
 @dataclass(frozen=True)
@@ -151,15 +154,68 @@ class Regression:
         --------
         >>> reg.fit(key=jax.random.key(0)).idata  # doctest: +SKIP
         """
+        self._check_clients()
+        coords = {**self.coords, **options.pop("coords", {})}
+        dims = {**self.dims, **options.pop("dims", {})}
+        fit = fit_federated(self.model, self.clients, key=key, coords=coords, dims=dims, **options)
+        return FederatedFit(replace(fit.fitted, regression=self.described))
+
+    def prior_predictive(self, *, key: Array, num_draws: int = 500) -> Any:
+        """Parameters from their priors, and outcomes at all clients' rows from the model, for ArviZ.
+
+        Parameters are drawn once for all clients, effects of groups and outcomes at each client given these. Censored
+        times stand among the observed ones as they are, while those that are drawn are not censored. The observed
+        outcomes are in it as well, so this is for a process that may hold the clients' data.
+
+        Parameters
+        ----------
+        key
+            ``jax.random.key(seed)``.
+        num_draws
+            Draws of the prior.
+
+        Returns
+        -------
+        InferenceData or DataTree
+            The group ``prior`` has what ``fit.idata.posterior`` has, and ``prior_predictive`` and ``observed_data`` the
+            outcomes of all clients, one after the other, labelled ``client[i]``. With ArviZ 0.x
+            ``fit.idata.extend(...)`` takes it in, with 1.x ``fit.idata.update(...)``.
+
+        Raises
+        ------
+        ClientDataError
+            The regression was made of an agreement alone, and has nobody's rows.
+        FormulaError
+            No times can be drawn from a partial likelihood, of the family ``"cox"``.
+        ValueError
+            ``num_draws`` is no number from 1.
+
+        See Also
+        --------
+        FederatedFit.check : The same of the posterior.
+        FederatedFit.predictive_check : Where each client's outcomes lie, by tail probabilities.
+
+        Examples
+        --------
+        >>> import arviz as az, jax, fedbayes as fb
+        >>> rows = {"a": {"x": [0.0, 1.0, 2.0, 4.0], "y": [1.0, 2.0, 2.0, 5.0]}}
+        >>> found = fb.regression("y ~ x", clients=rows).prior_predictive(key=jax.random.key(0))
+        >>> dict(found["prior_predictive"]["y"].sizes)
+        {'chain': 1, 'draw': 500, 'y_row': 4}
+        >>> az.plot_ppc(found, group="prior")  # doctest: +SKIP
+        """
+        self._check_clients()
+        if self._family.stratified:
+            raise FormulaError(NO_TIMES)
+        return prior_predictive(self.model, self.clients, self.coords, self.dims, typed_key(key), num_draws)
+
+    def _check_clients(self) -> None:
+        """Refuse what needs rows, where there are none."""
         if not self.clients:
             raise ClientDataError(
                 "This regression was made of an agreement, and has no clients. Give `clients=` as well; over a network "
                 "each site makes its own data by `.arguments(site, table, outcome=True)`."
             )
-        coords = {**self.coords, **options.pop("coords", {})}
-        dims = {**self.dims, **options.pop("dims", {})}
-        fit = fit_federated(self.model, self.clients, key=key, coords=coords, dims=dims, **options)
-        return FederatedFit(replace(fit.fitted, regression=self.described))
 
     def arguments(self, client: str, rows: Any, *, outcome: bool = False) -> dict[str, Any]:
         """The program's arguments of new rows, with the columns, levels, means and sds of this regression.

@@ -8,21 +8,17 @@ realized discrepancies, Statistica Sinica 6(4), for the posterior. Bayarri and B
 null models, Journal of the American Statistical Association 95(452), on the double use of data.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
-from jax import Array
 
 from fedbayes.contract.answer import shortened
 from fedbayes.contract.locals_from import Question, check
-from fedbayes.questions.replicates import Replicates, observed_outcomes, observed_rows, replicates
-from fedbayes.results import arviz
+from fedbayes.questions.replicates import Replicates, observed_rows, prior_draws, prior_replicates, replicates
 from fedbayes.results.arviz import CLIENTS
 from fedbayes.results.corrected import theta
 from fedbayes.results.fitted import Fitted
-from fedbayes.results.predictive import predictive_draws
 from fedbayes.runtime.keys import Purpose, key_for
 from fedbayes.runtime.precision import computing
 
@@ -175,39 +171,10 @@ def _from_prior(fitted: Fitted, num: int) -> Iterator[Replicates]:
 
     All clients have the same draws of the globals, as they have in the model.
     """
-    shapes, key = arviz.shapes_of(fitted.problem), key_for(fitted.key, Purpose.PRIOR)
-    values = _prior_draws(fitted, shapes, jax.random.split(key, num))
-    for place, name in enumerate(fitted.roster.names):
-        program, data = fitted.problem.program(name), fitted.problem.held(name).arrays
-        globals_ = {site: values[site] for site in program.globals.names}
-        with computing():
-            seen = observed_outcomes(program, data)
-            drawn = predictive_draws(program, globals_, jax.random.fold_in(key, place), {**program.static, **data})
-        yield Replicates(name, seen, {site: np.asarray(drawn[site]) for site in seen})
-
-
-def _prior_draws(fitted: Fitted, shapes: Sequence[arviz.Shapes], keys: Array) -> dict[str, np.ndarray]:
-    """Draws of the constrained globals from their prior, ``(1, draw, ...)``.
-
-    Raises
-    ------
-    ValueError
-        The prior can't be drawn from.
-    """
     check(fitted.answer.locals_from, Question.PRIOR_REPLICATES)
-    if terms := shapes[0].program.prior_terms:
-        raise ValueError(
-            f"The prior has the terms {list(terms)} beside the laws of the globals, and can't be drawn from. Write "
-            "`prior=False`, or a prior by `numpyro.sample` alone."
-        )
-    with computing():
-        try:
-            theta = jax.vmap(fitted.roster.prior.draw)(keys)
-        except NotImplementedError as error:
-            raise ValueError(
-                f"A prior of the globals can't be drawn from. Write `prior=False`, or a proper prior. {error}"
-            ) from error
-        return arviz.global_values(shapes, np.asarray(theta)[None])
+    key = key_for(fitted.key, Purpose.PRIOR)
+    values = prior_draws(fitted.problem, fitted.roster.prior, key, num)
+    yield from prior_replicates(fitted.problem, values, key)
 
 
 def _without_missing(fitted: Fitted, found: Replicates) -> Replicates:

@@ -9,6 +9,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
+from fedbayes.problem.problem import Problem
+from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.program.program import Arrays, Program
 from fedbayes.questions.clients import own_rows, posterior_for
 from fedbayes.results import arviz
@@ -82,6 +84,51 @@ def replicates(fitted: Fitted, num_draws: int) -> Iterator[Replicates]:
             seen = observed_outcomes(program, data)
             found = replicated(program, data, posterior, key, num_draws, own_rows(fitted, name, program))
         yield Replicates(name, seen, {site: np.asarray(found[site]) for site in seen})
+
+
+def prior_draws(problem: Problem, prior: Prior, key: Array, num: int) -> dict[str, np.ndarray]:
+    """Draws of the constrained globals, and of functions of them, from their prior, ``(1, draw, ...)``.
+
+    Raises
+    ------
+    ValueError
+        The prior can't be drawn from.
+    """
+    shapes = arviz.shapes_of(problem)
+    if terms := shapes[0].program.prior_terms:
+        raise ValueError(
+            f"The prior has the terms {list(terms)} beside the laws of the globals, and can't be drawn from. Write "
+            "`prior=False`, or a prior by `numpyro.sample` alone."
+        )
+    with computing():
+        try:
+            theta = jax.vmap(prior.draw)(jax.random.split(key, num))
+        except NotImplementedError as error:
+            raise ValueError(
+                f"A prior of the globals can't be drawn from. Write `prior=False`, or a proper prior. {error}"
+            ) from error
+        return arviz.global_values(shapes, np.asarray(theta)[None])
+
+
+def prior_replicates(problem: Problem, values: Mapping[str, np.ndarray], key: Array) -> Iterator[Replicates]:
+    """Each client's outcomes, and replicates of them given draws of the globals, with locals from the model.
+
+    Parameters
+    ----------
+    problem
+        The clients, whose data this process holds.
+    values
+        Of :func:`prior_draws`.
+    key
+        For locals and outcomes.
+    """
+    for place, name in enumerate(problem.names):
+        program, data = problem.program(name), problem.held(name).arrays
+        globals_ = {site: values[site] for site in program.globals.names}
+        with computing():
+            seen = observed_outcomes(program, data)
+            drawn = predictive_draws(program, globals_, jax.random.fold_in(key, place), {**program.static, **data})
+        yield Replicates(name, seen, {site: np.asarray(drawn[site]) for site in seen})
 
 
 def observed_outcomes(program: Program, data: Arrays) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from numpyro.distributions import constraints
 from fedbayes.errors import FormulaError
 from fedbayes.problem.program.row_process import RowProcess
 
-_NO_TIMES = (
+NO_TIMES = (
     "Cox's partial likelihood says which row has an event, and not when: there are no expected times, and none can be "
     "drawn. Compare rows by the logarithms of their hazards, scale='link', or take family='piecewise_exponential', "
     "whose baseline hazard is one for all clients, in pieces."
@@ -87,18 +87,18 @@ class CoxPartial(RowProcess):
         FormulaError
             Always.
         """
-        raise FormulaError(_NO_TIMES)
+        raise FormulaError(NO_TIMES)
 
     def given(self, seen: RowProcess, value: Array) -> RowProcess:
         """Refused as :meth:`sample`."""
-        raise FormulaError(_NO_TIMES)
+        raise FormulaError(NO_TIMES)
 
     @property
     def marginals(self) -> dist.Distribution:
         """Refused as :meth:`sample`."""
-        raise FormulaError(_NO_TIMES)
+        raise FormulaError(NO_TIMES)
 
 
 def no_times(law: Any) -> Any:
     """Refuses expected times."""
-    raise FormulaError(_NO_TIMES)
+    raise FormulaError(NO_TIMES)
