@@ -1,6 +1,7 @@
 """Pictures of a fit under their public name; each stands beside what it shows."""
 
 from fedbayes.formula.reading.plots import plot_estimates, plot_survival
+from fedbayes.formula.reading.priors import plot_priors
 from fedbayes.inference.correlated.plots import plot_client_correlation, plot_shrinkage
 from fedbayes.inference.ep.plots import plot_influence
 from fedbayes.inference.merging.plots import plot_merge
@@ -24,6 +25,7 @@ __all__ = [
     "plot_fairness",
     "plot_influence",
     "plot_merge",
+    "plot_priors",
     "plot_rounds",
     "plot_selection",
     "plot_shrinkage",

@@ -185,6 +185,14 @@ def _calibrated(size: Size) -> fb.Calibration:
     return fb.Calibration(xr.Dataset({"rank": found}), num_draws=99, method="EP")
 
 
+def _regressed(size: Size) -> fb.Regression:
+    """By a formula with a column for each parameter."""
+    rng, rows = np.random.default_rng(11), 60
+    columns = {name: rng.gamma(2.0, 1.0 + 3.0 * j, rows) for j, name in enumerate(size.parameter_names)}
+    formula = " + ".join(f"`{name}`" for name in columns)
+    return fb.regression(f"outcome ~ {formula}", clients={"a": {"outcome": rng.normal(size=rows), **columns}})
+
+
 def _shrunk(size: Size, ax: Axes | None) -> Axes:
     fit = _coupled(size)
     return plots.plot_shrinkage(fit, fit.separate, ax=ax)
@@ -207,7 +215,10 @@ PICTURES: Mapping[str, Callable[[Size, Axes | None], Axes]] = {
 }
 
 # those of several axes, which make their own figure
-FIGURES: Mapping[str, Callable[[Size], Figure]] = {"Calibration.plot": lambda size: _calibrated(size).plot()}
+FIGURES: Mapping[str, Callable[[Size], Figure]] = {
+    "Calibration.plot": lambda size: _calibrated(size).plot(),
+    "plot_priors": lambda size: plots.plot_priors(_regressed(size))[0].figure,
+}
 
 
 def drawn(name: str, case: str) -> Figure:

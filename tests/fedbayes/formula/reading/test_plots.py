@@ -57,6 +57,26 @@ def test_survival_curves(fitted):
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["row 0", "row 1", "row 2"]
 
 
+def test_priors_have_a_panel_each(tables):
+    """Entries with one prior share a panel; of correlations there is a histogram of draws."""
+    clients = tables(np.arange(40.0) % 7)
+    reg = fb.regression("y ~ sex + poly(x, 2) + (1 + x | site)", clients=clients)
+    axes = plots.plot_priors(reg)
+    titles = ["Intercept_centred", "sex", "poly(x, 2)", "1 + x|site_sigma[1]", "1 + x|site_sigma[x]"]
+    assert [ax.get_title(loc="left") for ax in axes] == [*titles, "1 + x|site_correlation[x, 1]", "sigma"]
+    at, density = axes[4].lines[0].get_data()
+    expected = [np.exp(reg.priors["1 + x|site_sigma"].base_dist.log_prob(x)[1]) for x in at]
+    np.testing.assert_allclose(density, expected, rtol=1e-4)
+    at, density = axes[5].lines[0].get_data()
+    np.testing.assert_allclose(density, 0.5, rtol=0.15)  # uniform
+
+
+def test_priors_need_no_rows(tables):
+    agreed = fb.regression("y ~ sex", clients=tables(np.arange(40.0) % 7)).agreed
+    axes = plots.plot_priors(fb.regression("y ~ sex", agreed=agreed))
+    assert [ax.get_title(loc="left") for ax in axes] == ["Intercept_centred", "sex", "sigma"]
+
+
 def test_what_is_no_picture_is_refused(fitted):
     with pytest.raises(ValueError, match="`estimates` is a dict; write"):
         plots.plot_estimates({})
@@ -64,6 +84,8 @@ def test_what_is_no_picture_is_refused(fitted):
         plots.plot_survival(fb.predictions(*fitted, ROWS))
     with pytest.raises(ValueError, match="has 9 rows, of which at most 8"):
         plots.plot_survival(fb.survival_curves(*fitted, {"x": np.zeros(9), "sex": ["m"] * 9}, [1.0]))
+    with pytest.raises(fb.FormulaError, match="`reg` is a dict; write"):
+        plots.plot_priors({})
     with pytest.raises(ValueError, match="has 70 quantities to draw"):
         plots.plot_estimates(fb.predictions(*fitted, {"x": np.zeros(70), "sex": ["m"] * 70}))
 
