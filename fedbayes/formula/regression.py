@@ -224,7 +224,8 @@ class Regression:
         ----------
         client
             The client's name. Where it is one of the fit's, groups within it have their numbers of the fit; a new
-            client, for ``fit.adapt``, has groups of its own.
+            client, for ``fit.adapt``, has groups of its own, which :func:`predictions` knows by
+            ``where=(fit.adapt(...), rows)``.
         rows
             A table with the formula's columns.
         outcome
@@ -249,9 +250,7 @@ class Regression:
         >>> reg.arguments("a", {"x": [1.75]})["x"]
         array([[0.]])
         """
-        table = rows if isinstance(rows, Table) else Table(client, rows)
-        if outcome and self.agreed.drop:
-            table, _ = table.without_missing(self._reads)
+        table = own_rows(self, client, rows) if outcome else _table(client, rows)
         # only an outcome tells of missing covariates: of rows without one they would be draws of the column's law
         imputed = self._gaps.reads if outcome else ()
         table.check_there([name for predictor in self._predictors for name in predictor.reads], imputed)
@@ -295,6 +294,16 @@ class Regression:
             lines.append(f"    {name:<{width}}  {_in_words(text)}{about}{' (given)' if given else ''}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def own_rows(reg: Regression, client: str, rows: Any) -> Table:
+    """A site's own table, without the rows that lack a value where ``missing`` was ``"drop"``."""
+    table = _table(client, rows)
+    return table.without_missing(reg._reads)[0] if reg.agreed.drop else table
+
+
+def _table(client: str, rows: Any) -> Table:
+    return rows if isinstance(rows, Table) else Table(client, rows)
 
 
 def _in_words(prior: str) -> str:

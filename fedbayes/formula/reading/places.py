@@ -11,9 +11,10 @@ from jax import Array
 from numpyro.handlers import seed, trace
 
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
+from fedbayes.formula.planned import groups_of
 from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
-from fedbayes.formula.regression import Regression
+from fedbayes.formula.regression import Regression, own_rows
 from fedbayes.problem.program.sites import LOCAL
 from fedbayes.results.arviz import shown
 
@@ -76,7 +77,7 @@ def global_posterior(reg: Regression, fit: Any) -> Any:
 
 
 def place_of(reg: Regression, fit: Any, where: Any) -> Place:
-    """The place of a word, of a client's name, or of what ``fit.adapt`` has returned.
+    """The place of a word, of a client's name, or of what ``fit.adapt`` has returned, with the table it is about.
 
     Raises
     ------
@@ -86,8 +87,9 @@ def place_of(reg: Regression, fit: Any, where: Any) -> Place:
         The client does not tell its effects.
     """
     posterior = global_posterior(reg, fit)
-    if hasattr(getattr(where, "posterior", None), "data_vars"):
-        return _joined(reg, where.posterior)
+    adapted, rows = where if isinstance(where, tuple) and len(where) == 2 else (where, None)
+    if hasattr(getattr(adapted, "posterior", None), "data_vars"):
+        return _joined(reg, adapted.posterior, rows)
     if isinstance(where, str) and where in ("average", "new"):
         if where in reg.clients:
             raise FormulaError(f"`where` is {where!r}, a word that a client is called by, too. Rename the client.")
@@ -124,15 +126,29 @@ def client_posterior(fit: Any, name: str) -> Any:
         raise ClientDataError(f"The effects of '{name}' are not known: {error}") from error
 
 
-def _joined(reg: Regression, posterior: Any) -> Place:
-    for predictor in reg.parts.predictors:
-        for group in predictor.groups:
-            if group.grouping.kind is Kind.WITHIN:
-                raise FormulaError(
-                    f"`where` is a client that has joined after the fit, and the labels of its groups "
-                    f"'{group.grouping.name}' are not known here. Write `fit.predict(data, **reg.arguments(...))`."
-                )
-    return Place(NEW, "at a site that has joined", posterior)
+def _joined(reg: Regression, posterior: Any, rows: Any) -> Place:
+    """The place of a client that is none of the fit's; its own rows say which groups its effects are of."""
+    words = "at a site that has joined"
+    within = {name: group for name, group in _offsets(reg).items() if group.grouping.kind is Kind.WITHIN}
+    if not within:
+        return Place(NEW, words, posterior)
+    if rows is None:
+        group = next(iter(within.values()))
+        raise FormulaError(
+            f"`where` is a client that has joined after the fit, and the labels of its groups '{group.grouping.name}' "
+            "are not known here. Write `where=(fit.adapt(...), table)`, with the table whose data it has joined with."
+        )
+    table = own_rows(reg, NEW, rows)
+    table.check_there(dict.fromkeys(name for group in within.values() for name in group.grouping.columns))
+    groups = groups_of(reg.parts.predictors, table)
+    for name, group in within.items():
+        found, told = len(groups[group.grouping.name]), np.shape(posterior.get(shown(name)))[2:3]
+        if told and told != (found,):
+            raise FormulaError(
+                f"`where` has the effects of {told[0]} groups '{group.grouping.name}', and a table with {found}. Write "
+                "the table whose data the client has joined with, all of its rows."
+            )
+    return Place(NEW, words, posterior, groups=groups)
 
 
 def latents_of(reg: Regression, arguments: Mapping[str, Any]) -> dict[str, Latent]:

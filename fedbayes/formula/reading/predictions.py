@@ -39,17 +39,19 @@ def predictions(
         Its fit.
     rows
         A table with the columns on the right of the formula, ``n`` rows. Offsets count; trials need not be there,
-        because the probability of one trial is read. At a client's name groups are the client's; elsewhere groups
+        because the probability of one trial is read. At a site with data groups are the site's; elsewhere groups
         within a site are new ones, and one for all rows where their column is left out.
     where
-        ``"average"``, ``"new"``, a client's name, or what ``fit.adapt(...)`` has returned for a site with data.
+        ``"average"``, ``"new"``, a client's name, or for a site with data that was no part of the fit what
+        ``fit.adapt(reg.arguments(name, table, outcome=True))`` has returned; where the formula has groups within
+        sites, ``(fit.adapt(...), table)``: the table says which groups' effects these are.
     scale
         ``"response"``, or ``"link"`` for ``eta``.
     level
         Probability of the intervals.
     new_groups
-        Whether rows of a client may be of groups within it that were not in the fit. Their effects are drawn as those
-        of a new site's groups are, given the globals of the client's draws.
+        Whether rows of a site with data may be of groups within it that are not in these. Their effects are drawn as
+        those of a new site's groups are, given the globals of the site's draws.
     key
         For effects that are drawn: ``jax.random.key(seed)``; ``None``: the same draws each time.
 

@@ -227,6 +227,39 @@ def test_a_site_that_has_joined_has_its_posterior(tables, made):
     np.testing.assert_array_equal(joined.draws, fb.predictions(reg, fit, {"x": [0.5]}, where="b").draws)
 
 
+@pytest.mark.parametrize("missing", ["refuse", "drop"])
+def test_groups_of_a_site_that_has_joined_are_those_of_its_table(missing, tables, made):
+    """As at the client itself; a row that was left out of its data makes no group."""
+    clients = tables(np.arange(40.0) % 7)
+    reg = fb.regression("y ~ x + (1 + x | site:ward)", clients=clients, missing=missing)
+    fit, own = made(reg), {name: list(values) for name, values in clients["b"].items()}
+    if missing == "drop":
+        own = {name: [*values, {"ward": "0", "sex": "f"}.get(name, np.nan)] for name, values in own.items()}
+    rows, joined = {"x": [0.5, 1.5, 2.0], "ward": ["2", "1", "2"]}, (fit.client_posterior("b"), own)
+    found = fb.predictions(reg, fit, rows, where=joined)
+    assert found.title.endswith("at a site that has joined")
+    np.testing.assert_array_equal(found.draws, fb.predictions(reg, fit, rows, where="b").draws)
+    assert (found.draws != fb.predictions(reg, fit, {**rows, "ward": ["1", "2", "1"]}, where=joined).draws).all()
+    slope = fb.slopes(reg, fit, rows, "x", where=joined).draws
+    np.testing.assert_array_equal(slope, fb.slopes(reg, fit, rows, "x", where="b").draws)
+    new = {"x": [0.5], "ward": ["9"]}
+    np.testing.assert_array_equal(
+        *(fb.predictions(reg, fit, new, where=where, new_groups=True).draws for where in (joined, "b"))
+    )
+
+
+def test_a_site_that_a_fit_was_adapted_to(tables):
+    """Its predictions are the sum of its effects by label."""
+    clients = tables(np.arange(40.0) % 7)
+    reg = fb.regression("y ~ x + (1 | site:ward)", clients=clients)
+    fit = reg.fit(key=jax.random.key(0), method="laplace", correct=False, num_draws=20, progress=False)
+    table = {"x": [0.1, 1.2, 0.7], "y": [3.0, 5.0, 4.0], "ward": ["r", "q", "r"]}
+    east = fit.adapt(reg.arguments("east", table, outcome=True))
+    found = fb.predictions(reg, fit, {"x": [0.0, 0.0], "ward": ["q", "r"]}, where=(east, table)).draws
+    level = east.posterior["Intercept"].values[..., None]
+    np.testing.assert_allclose(found, level + east.posterior["1|site:ward"].values, rtol=1e-6)
+
+
 def test_groups_within_a_new_site_share_their_effects_by_label(tables, made):
     reg = fb.regression("y ~ x + (1 | site:ward)", clients=tables(np.arange(40.0) % 7))
     fit = made(reg)

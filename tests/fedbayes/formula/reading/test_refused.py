@@ -87,8 +87,23 @@ ASKED = {
     "no key": (lambda r, f: fb.predictions(r, f, ROWS, where="new", key=3), "`key` is 3; write a typed JAX key"),
     "a joined site with groups": (
         lambda r, f: fb.predictions(r, f, ROWS, where=f.client_posterior("b")),
-        "labels of its groups 'site:ward' are not known",
+        r"labels of its groups 'site:ward' are not known here. Write `where=\(fit.adapt\(...\), table\)`",
     ),
+    "a joined site with another table": (
+        lambda r, f: fb.predictions(r, f, ROWS, where=(f.client_posterior("b"), {"ward": ["1", "2", "3"]})),
+        "has the effects of 2 groups 'site:ward', and a table with 3. Write the table",
+    ),
+    "a joined site with a table without groups": (
+        lambda r, f: fb.predictions(r, f, ROWS, where=(f.client_posterior("b"), {"x": [1.0]})),
+        "names 'ward', and client 'new rows' has no",
+    ),
+    "a group that a joined site lacks": (
+        lambda r, f: fb.predictions(
+            r, f, {**ROWS, "ward": ["1", "9"]}, where=(f.client_posterior("b"), {"ward": ["1", "2"]})
+        ),
+        "of a group of 'site:ward' that is not there, such as '9'",
+    ),
+    "two places": (lambda r, f: fb.predictions(r, f, ROWS, where=("a", "b")), "`where` is a tuple; write 'average'"),
 }
 
 
