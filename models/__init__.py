@@ -12,6 +12,8 @@ Every module offers ``model`` (the program of ONE client; its own latents stand 
 `penalised`                 lasso, ridge, elastic net, horseshoe: penalised regressions, for variable selection
 ==========================  =====================================================================================
 
+The docstring of each program says which formula is its equal, or why none is.
+
 For `fedbayes.regression` no program is needed: `tables` has real tables with named columns (hospitals, survival with
 lung cancer at 18 institutions, students of two schools, 13 trials of a vaccine).
 """

@@ -32,6 +32,9 @@ def model(
 
         length_scale ~ LogNormal(log .3, 1),    variance ~ LogNormal(0, 1),    noise ~ LogNormal(log .1, 1.5).
 
+    No formula says it: the effects of a formula are coefficients of columns, and here rows are correlated by how far
+    apart they are, with a length scale that is learned.
+
     ``variance`` and ``noise`` are variances, not standard deviations. The priors suit inputs in the unit cube and
     outcomes that each client has scaled to mean 0 and variance 1.
 

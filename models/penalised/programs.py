@@ -27,7 +27,9 @@ def ridge(
 
     ``sigma2 / lam`` is a VARIANCE (van Erp, Oberski and Mulder 2019); Yue (2023) prints ``N(0, sigma / lambda)``, which
     is a misprint. Globals: ``lam ~ LogNormal(0, 1)``, and ``sigma2 ~ LogNormal(0, 1)`` where the error is shared. Both
-    are exactly normal in unconstrained space. A client's factor is known in closed form, see `ridge_log_factor`.
+    are exactly normal in unconstrained space. A client's factor is known in closed form, see `ridge_log_factor`. No
+    formula says it: in ``(0 + a + b || site)`` each column's coefficients have an sd of their own, and here one penalty
+    holds for all columns, in units of the error.
 
     Parameters
     ----------
@@ -67,7 +69,7 @@ def lasso(
 
     Globals: ``lam ~ LogNormal(0, 1)``, and ``sigma2 ~ LogNormal(0, 1)`` where the error is shared. The Laplace law is
     the scale mixture ``N(0, w sigma2 / lam^2)``, ``w ~ Exponential(1/2)``; the local ``u_j`` is standard normal and
-    ``w`` a function of it.
+    ``w`` a function of it. No formula says it: effects of a site are normal there, and here they have a Laplace law.
 
     Parameters
     ----------
@@ -97,7 +99,8 @@ def elastic_net(
     Globals: ``lam1, lam2 ~ LogNormal(0, 1)``, and ``sigma2 ~ LogNormal(0, 1)`` where the error is shared. With ``lam2``
     near zero it is the lasso with ``lam = lam1``, with ``lam1`` near zero the ridge with ``lam = lam2``. The two are
     told apart only by the shape of the coefficients' law, of which few clients know little: their draws are noisy, and
-    ``fb.EP(num_samples=1024)`` helps.
+    ``fb.EP(num_samples=1024)`` helps. No formula says it: effects of a site are normal there, and here their law has
+    two penalties.
 
     Parameters
     ----------
@@ -133,7 +136,8 @@ def horseshoe(
 
     Globals: ``tau``, ``c2``, and ``sigma2 ~ LogNormal(0, 1)`` where the error is shared. The local ``u_j`` is standard
     normal and ``lambda_j`` a function of it. A coefficient may be shrunk or not, which makes a client's posterior of
-    the ``u_j`` far from Gaussian: the last rounds of EP then run NUTS at the client and take longer.
+    the ``u_j`` far from Gaussian: the last rounds of EP then run NUTS at the client and take longer. No formula says
+    it: all sites' effects on a column share an sd there, and here each coefficient has a scale of its own.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedbayes.models import _random, eight_schools, heart_disease, hierarchical_linear, linear, penalised
+from fedbayes.models import _random, eight_schools, gp, heart_disease, hierarchical_linear, linear, penalised
 
 MODULES = (heart_disease, eight_schools, linear, hierarchical_linear, penalised)
 
@@ -46,6 +46,22 @@ def test_simulated_clients_are_named_numpy_arrays(module):
 def test_simulate_refuses_what_is_no_key(module, key):
     with pytest.raises(TypeError, match=r"`key` is .*; write a typed JAX key, such as `jax\.random\.key\(0\)`"):
         module.simulate(key)
+
+
+PENALTIES = (penalised.ridge, penalised.lasso, penalised.elastic_net, penalised.horseshoe)
+
+
+@pytest.mark.parametrize(
+    ("programs", "words"),
+    [
+        ((heart_disease.model, eight_schools.model, linear.model, hierarchical_linear.model), "By a formula it is"),
+        ((gp.model, *PENALTIES), "No formula says it: "),
+    ],
+    ids=["equal", "none"],
+)
+def test_each_program_says_whether_a_formula_is_its_equal(programs, words):
+    said = {program.__qualname__: " ".join((program.__doc__ or "").split()) for program in programs}
+    assert [name for name, text in said.items() if words not in text] == []
 
 
 def test_generators_take_keys_of_both_kinds():
