@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fedbayes.formula.reading.coefficients import summary_table
     from fedbayes.formula.reading.comparisons import comparisons, slopes
     from fedbayes.formula.reading.effects import random_effects
-    from fedbayes.formula.reading.estimates import Estimates
     from fedbayes.formula.reading.predictions import predictions
     from fedbayes.formula.reading.spread import heterogeneity
     from fedbayes.formula.reading.survival import survival_curves
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from fedbayes.questions.fairness import fairness_report
     from fedbayes.questions.gain import federation_gain
     from fedbayes.questions.hypothesis import excludes, probability_of_direction
+    from fedbayes.questions.regression.estimates import Estimates
     from fedbayes.results.fit import FederatedFit
     from fedbayes.runtime.compiling import cache_programs
     from fedbayes.table_one.describe import describe
@@ -145,7 +145,7 @@ _HOMES = {
     "fedbayes.formula.reading.coefficients": ["summary_table"],
     "fedbayes.formula.reading.comparisons": ["comparisons", "slopes"],
     "fedbayes.formula.reading.effects": ["random_effects"],
-    "fedbayes.formula.reading.estimates": ["Estimates"],
+    "fedbayes.questions.regression.estimates": ["Estimates"],
     "fedbayes.formula.reading.predictions": ["predictions"],
     "fedbayes.formula.reading.spread": ["heterogeneity"],
     "fedbayes.formula.reading.survival": ["survival_curves"],

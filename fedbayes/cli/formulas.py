@@ -15,9 +15,9 @@ from fedbayes.cli.study import refusing
 from fedbayes.errors import FormulaError
 
 if TYPE_CHECKING:
-    from fedbayes.formula.reading.estimates import Estimates
     from fedbayes.formula.regression import Regression
     from fedbayes.owner.disclosure import Disclosure
+    from fedbayes.questions.regression.estimates import Estimates
     from fedbayes.results.fit import FederatedFit
 
 

@@ -21,6 +21,7 @@ from fedbayes.questions.conflict import conflict
 from fedbayes.questions.leaving_out import leave_one_out, loo, loo_rows
 from fedbayes.questions.predictions import log_predictive_density, predict, predict_probabilities
 from fedbayes.questions.predictive_check import predictive_check
+from fedbayes.questions.regression.coefficients import summary_table
 from fedbayes.questions.replicates import check
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
@@ -267,6 +268,9 @@ class FederatedFit:
         By importance weights where the posterior is corrected, else that of the Gaussian.
         """
         return log_evidence(self.fitted)
+
+    summary_table = _asks(summary_table)
+    """Every coefficient of a regression on its natural scale: odds, rate and hazard ratios, or differences."""
 
     exact = _asks(exact)
     """Markov chains with the exact posterior as their stationary law."""

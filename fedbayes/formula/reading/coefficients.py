@@ -2,18 +2,9 @@
 
 from typing import Any
 
-from fedbayes.formula.reading.entries import stacked
-from fedbayes.formula.reading.estimates import Estimates
 from fedbayes.formula.reading.places import global_posterior
 from fedbayes.formula.regression import Regression
-from fedbayes.questions.hypothesis import check_level
-
-
-class Coefficients(Estimates):
-    """The coefficients of a regression, dimension ``coefficient``; ``measure`` says what each is."""
-
-    def _columns(self) -> list[str]:
-        return ["coefficient", "measure", "median", "lower", "upper", "probability_of_direction"]
+from fedbayes.questions.regression.coefficients import Coefficients, coefficients
 
 
 def summary_table(reg: Regression, fit: Any, level: float = 0.9) -> Coefficients:
@@ -21,7 +12,8 @@ def summary_table(reg: Regression, fit: Any, level: float = 0.9) -> Coefficients
 
     Where the link is a logarithm or log odds, ``exp(b)`` is read of each draw of a coefficient ``b``: median and
     interval are the exponentials of those of ``b``, the mean is not. Of an interaction it is a ratio of ratios. What a
-    coefficient is called is what it is called in ``fit.idata``.
+    coefficient is called is what it is called in ``fit.idata``. A fit of ``reg.fit(...)`` has it by itself:
+    ``fit.summary_table()``.
 
     Parameters
     ----------
@@ -57,7 +49,5 @@ def summary_table(reg: Regression, fit: Any, level: float = 0.9) -> Coefficients
     --------
     >>> fb.summary_table(reg, fit).to_pandas()  # doctest: +SKIP
     """
-    level, posterior = check_level(level), global_posterior(reg, fit)
-    found = reg.described.entries(posterior)
-    draws, reference = stacked(found, "coefficient", measure=[entry.what for entry in found])
-    return Coefficients(draws, f"Coefficients of {reg.family}", level, reference)
+    posterior = global_posterior(reg, fit)
+    return coefficients(reg.described, posterior, level)

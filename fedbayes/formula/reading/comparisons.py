@@ -7,11 +7,11 @@ import numpy as np
 from jax import Array
 
 from fedbayes.errors import FormulaError
-from fedbayes.formula.reading.estimates import Estimates, named_draws
 from fedbayes.formula.reading.reader import Outcomes, outcomes_of
 from fedbayes.formula.reading.variables import check_step, spread, variable_of
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
+from fedbayes.questions.regression.estimates import Estimates, named_draws
 
 _NARROW = 1e-4  # of a central difference, in the variable's sds: its error is of the order of the square
 

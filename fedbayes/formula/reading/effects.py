@@ -12,10 +12,10 @@ from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.formula.described import levels_of, reading_of
 from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
-from fedbayes.formula.reading.estimates import Estimates, named_draws
 from fedbayes.formula.reading.places import NO_ROWS, client_posterior, global_posterior
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
+from fedbayes.questions.regression.estimates import Estimates, named_draws
 from fedbayes.results.arviz import shown
 from fedbayes.runtime.precision import computing
 

@@ -16,6 +16,7 @@ from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.source import plain
 from fedbayes.formula.regression import Regression, own_rows
 from fedbayes.problem.program.sites import LOCAL
+from fedbayes.questions.regression.entries import check_numbers
 from fedbayes.results.arviz import shown
 
 NEW = "new rows"  # what messages call rows of no client
@@ -233,11 +234,7 @@ def _checked(posterior: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
             "the regression whose `fit` it came from."
         )
     values = np.asarray(posterior[shown(name)], float)
-    if not np.isfinite(values).all():
-        raise ClientDataError(
-            f"{np.isnan(values).mean():.0%} of the draws of '{name}' are no numbers: the fit has failed, and "
-            "`print(fit)` says how. Fit it again, by another method."
-        )
+    check_numbers(name, values)
     if values.shape[2:] != shape:
         raise FormulaError(
             f"The fit is of another regression: its '{name}' has the shape {values.shape[2:]}, and that of this one "

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.formula.reading.estimates import Estimates
 from fedbayes.formula.reading.survival import SurvivalCurves
 from fedbayes.pictures.drawing import BLUE, client_colors, legend_below, new_axes, new_rows, plain, set_title, shades
+from fedbayes.questions.regression.estimates import Estimates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

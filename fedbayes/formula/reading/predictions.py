@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from fedbayes.formula.reading.estimates import Estimates, named_draws
 from fedbayes.formula.reading.reader import outcomes_of
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
+from fedbayes.questions.regression.estimates import Estimates, named_draws
 
 
 def predictions(

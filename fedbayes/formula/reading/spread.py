@@ -7,11 +7,11 @@ import numpy as np
 
 from fedbayes.errors import FormulaError
 from fedbayes.formula.described import sd_of, with_slopes
-from fedbayes.formula.reading.entries import stacked
-from fedbayes.formula.reading.estimates import Estimates
 from fedbayes.formula.reading.places import NO_ROWS, global_posterior
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
+from fedbayes.questions.regression.entries import stacked
+from fedbayes.questions.regression.estimates import Estimates
 from fedbayes.results.arviz import shown
 from fedbayes.results.saved.regression import Entry
 

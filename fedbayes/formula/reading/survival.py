@@ -12,10 +12,10 @@ from jax import Array
 
 from fedbayes.errors import FormulaError
 from fedbayes.formula.families.times import Times
-from fedbayes.formula.reading.estimates import Estimates, named_draws
 from fedbayes.formula.reading.reader import Reader, reader_of
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
+from fedbayes.questions.regression.estimates import Estimates, named_draws
 
 _SURVIVAL = ("weibull", "loglogistic", "piecewise_exponential")
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fedbayes.questions.regression.coefficients import Coefficients, coefficients, known
 from fedbayes.report.writing import report_saved
 from fedbayes.results.rounds import Communication
 from fedbayes.results.saved.folder import Said, Saved, SavedPosterior, read_table
@@ -40,6 +41,28 @@ class SavedFit:
         if found is None:
             raise FileNotFoundError(f"'{self._folder}' holds no 'posterior.nc'. {self._whole()}")
         return found
+
+    def summary_table(self, level: float = 0.9) -> Coefficients:
+        """Every coefficient of a regression, as :meth:`fedbayes.FederatedFit.summary_table` has it.
+
+        Parameters
+        ----------
+        level
+            Probability of the intervals.
+
+        Returns
+        -------
+        Coefficients
+            The same table.
+
+        Raises
+        ------
+        FormulaError
+            The fit knows of no regression.
+        ValueError
+            ``level`` is no probability.
+        """
+        return coefficients(known(self._saved.regression), self.idata["posterior"], level)
 
     @cached_property
     def rounds(self) -> "xr.Dataset":

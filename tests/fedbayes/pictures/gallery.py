@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 import fedbayes as fb
 from fedbayes import plots
-from fedbayes.formula.reading.estimates import Estimates
 from fedbayes.formula.reading.survival import SurvivalCurves
+from fedbayes.questions.regression.estimates import Estimates
 
 
 class Size(NamedTuple):

@@ -1,5 +1,6 @@
 """The table of coefficients, and how much sites differ."""
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
@@ -186,3 +187,20 @@ def test_a_ratio_near_1_is_shown_by_its_distance_from_1(median, width, shown):
 def test_a_difference_has_three_digits():
     assert "1.00" not in made_estimates(1.0004, 1e-4, reference=0.0).printed()[1]
     assert made_estimates(1.0004, 1e-4, reference=0.0).printed()[1][1:4] == ("1", "5.83e-05", "1")
+
+
+def test_a_fit_has_the_table_by_itself_and_so_has_its_folder(tables, tmp_path):
+    clients = tables(np.arange(40.0) % 7)
+    reg = fb.regression("y ~ x + sex", clients=clients)
+    options = {"key": jax.random.key(0), "method": "laplace", "correct": False, "num_draws": 20, "progress": False}
+    fit = reg.fit(**options)
+    expected, found = fb.summary_table(reg, fit, 0.5), fit.summary_table(0.5)
+    xr.testing.assert_identical(found.draws, expected.draws)
+    assert repr(found) == repr(expected)
+    fit.save(tmp_path / "fit")
+    assert repr(fb.load_fit(tmp_path / "fit").summary_table(0.5)) == repr(expected)
+    assert repr(fb.load_fit(tmp_path / "fit", reg.model, reg.clients).summary_table(0.5)) == repr(expected)
+    with pytest.raises(ValueError, match="`level` is 95; it is the probability"):
+        fit.summary_table(95)
+    with pytest.raises(fb.FormulaError, match=r"knows of no regression: .* Write `fb.summary_table\(reg, fit\)`"):
+        fb.fit_federated(reg.model, reg.clients, **options).summary_table()

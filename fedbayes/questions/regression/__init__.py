@@ -1,0 +1,1 @@
+"""What the fit of a regression tells by itself, without the regression."""
