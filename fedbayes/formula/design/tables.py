@@ -110,7 +110,7 @@ class Table:
         Raises
         ------
         ClientDataError
-            It holds dates, or objects of other kinds.
+            It holds dates, complex numbers, or objects of other kinds.
         """
         series, types = self._frame[name], _pandas().api.types
         if isinstance(series.dtype, _pandas().CategoricalDtype) or isinstance(series.dtype, _pandas().StringDtype):
@@ -120,6 +120,11 @@ class Table:
                 f"Client '{self.client}': column '{name}' holds dates or times. Write a number in its place, such as "
                 f"days since the same date for all clients: `(frame[{name!r}] - "
                 "pandas.Timestamp('2020-01-01')).dt.days`."
+            )
+        if types.is_complex_dtype(series):
+            raise ClientDataError(
+                f"Client '{self.client}': column '{name}' holds complex numbers. Write a real number in its place, "
+                f"such as `numpy.real(frame[{name!r}])`, or real and imaginary parts as two columns."
             )
         if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
             return False

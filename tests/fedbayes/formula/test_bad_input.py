@@ -43,6 +43,9 @@ DATA = {
     "dates": ("y ~ d", {}, {"north": table(d=DATES)}, "column 'd' holds dates or times"),
     "dates as objects": ("y ~ d", {}, {"north": table(d=[datetime.date(2020, 1, 1)] * 20)}, "column 'd' holds dates"),
     "lengths of time": ("y ~ d", {}, {"north": table(d=DATES - DATES[0])}, "column 'd' holds dates or times"),
+    "complex numbers": ("y ~ x", {}, two(x=np.arange(20.0) + 1j), "'south': column 'x' holds complex numbers"),
+    "complex outcomes": ("y ~ x", {}, two(y=np.arange(20.0) + 0j), r"complex numbers.*`numpy.real\(frame\['y'\]\)`"),
+    "complex numbers as levels": ("y ~ C(x)", {}, two(x=[1j, 2j] * 10), "column 'x' holds complex numbers"),
     "text in arithmetic": ("y ~ log(sex)", {}, two(), r"column 'sex' holds text .*`log\(sex\)` needs numbers"),
     "text as an outcome": ("sex ~ x", {}, two(), "column 'sex' holds text .*the family gaussian. needs numbers"),
     "text at one client": (
