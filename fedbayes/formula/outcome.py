@@ -12,7 +12,7 @@ from fedbayes.formula.design.agreement import agree
 from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.design.factors import Levels, numbers_of
 from fedbayes.formula.design.tables import Table
-from fedbayes.formula.design.totals import mean_and_sd, moments
+from fedbayes.formula.design.totals import check_size, mean_and_sd, moments
 from fedbayes.formula.families.family import Family, Outcome, Summary
 from fedbayes.formula.grammar.expressions import Expression, column, read_expression
 from fedbayes.formula.grammar.text import FormulaText
@@ -210,7 +210,7 @@ def summarise(plan: OutcomePlan, family: Family, everybody: Everybody) -> tuple[
     Raises
     ------
     ClientDataError
-        They do not vary, or all times are censored.
+        They do not vary, are too large or too small for a fit, or all times are censored.
     """
     sums = everybody.total("outcomes: moments and levels", lambda table: _tell(plan.outcome(table), plan.levels))
     rows, events = float(sums["y"][0]), float(sums["events"])
@@ -221,6 +221,7 @@ def summarise(plan: OutcomePlan, family: Family, everybody: Everybody) -> tuple[
                 "large the hazard is. Check the column; in `cens(c)` 1 is censored, in `Surv(time, event)` 1 is an "
                 "event."
             )
+    check_size(plan.name, sums["y"][1] / rows, sums["y"][2] / rows)
     name = f"log({plan.name})" if family.name == "lognormal" else plan.name
     notes = []
     if family.name in _OUTSIDE:

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedbayes.errors import ClientDataError
 from fedbayes.formula.design.tables import Table
+from fedbayes.formula.design.totals import check_size
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,11 @@ def mean_and_sd_of_seen(column: str, summed: np.ndarray) -> tuple[float, float]:
     Raises
     ------
     ClientDataError
-        There are none, they do not vary, or they are zeros and ones.
+        There are none, they do not vary, are zeros and ones, or too large or too small.
     """
     rows, first, second = map(float, summed)
+    if rows:
+        check_size(f"mi({column})", first / rows, second / rows)
     spread = second / rows - (first / rows) ** 2 if rows else 0.0
     if rows < 2 or spread <= 1e-9 * second / rows:
         raise ClientDataError(

@@ -14,6 +14,7 @@ from fedbayes.errors import ClientDataError
 BINS = 400  # of the counts by which quantiles are found, each a twentieth of an sd wide
 _REACH = 10.0  # sds to both sides of the mean
 _HARDLY = 1e-9  # of the mean square: a variance below is lost in the rounding of sums
+_SIZES = (1e-15, 1e15)  # root mean squares of columns of whose squares sums and a fit can be computed
 
 Tree = Mapping[str, Any]
 
@@ -32,7 +33,36 @@ def total(told: Iterable[Tree]) -> dict[str, Any]:
 
 def moments(values: np.ndarray) -> np.ndarray:
     """Rows, sum and sum of squares, shape ``(3,)``."""
-    return np.array([len(values), values.sum(), np.square(values).sum()])
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused once it is summed
+        return np.array([len(values), values.sum(), np.square(values).sum()])
+
+
+def check_size(name: str, mean: float, square: float) -> None:
+    """Refuse a column whose numbers are so large or so small that a fit can't compute with their squares.
+
+    Parameters
+    ----------
+    name
+        Of the column.
+    mean, square
+        Of its numbers and of their squares over everybody's rows; not finite where a sum overflowed.
+
+    Raises
+    ------
+    ClientDataError
+        The numbers are too large, or too small and not all zero.
+    """
+    least, most = _SIZES
+    size = float(np.nan_to_num(np.sqrt(square) if 0.0 < square < np.inf else abs(mean), nan=np.inf))
+    if size == 0.0 or least <= size <= most:
+        return
+    power = int(np.clip(np.floor(np.log10(size)), -300, 300))
+    word, unit = ("large", f"* 1e-{power}") if size > most else ("small", f"/ 1e{power}")
+    instead = f"such as `I({name} {unit})`" if name.isidentifier() else "or that of the columns it is made of"
+    raise ClientDataError(
+        f"The numbers of `{name}`, about 1e{power}, are too {word} for a fit, which squares and adds them in 64 bits: "
+        f"their size is from {least:g} to {most:g}. Change the unit, {instead}."
+    )
 
 
 def mean_and_sd(name: str, summed: np.ndarray) -> tuple[float, float]:
@@ -41,10 +71,11 @@ def mean_and_sd(name: str, summed: np.ndarray) -> tuple[float, float]:
     Raises
     ------
     ClientDataError
-        It does not vary.
+        It does not vary, or its numbers are too large or too small.
     """
     rows, first, second = map(float, summed)
     mean = first / rows
+    check_size(name, mean, second / rows)
     spread = second / rows - mean**2
     if rows < 2 or spread <= _HARDLY * second / rows:
         raise ClientDataError(

@@ -10,6 +10,7 @@ from fedbayes.errors import ClientDataError
 from fedbayes.formula.design.design import Design
 from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.design.tables import Table
+from fedbayes.formula.design.totals import check_size
 from fedbayes.formula.program.groups import Group, Kind
 
 _ALIKE = 1e-8  # smallest eigenvalue of the columns' correlations at which they are told apart
@@ -151,16 +152,18 @@ def look_at(
     Raises
     ------
     ClientDataError
-        A column does not vary, or columns are collinear.
+        A column does not vary, or its numbers are too large or too small; or columns are collinear.
     """
     groups = tuple(groups)
-    sums = everybody.total(
-        f"products of columns{f' of {parameter}' if parameter else ''}",
-        lambda table: _tell(design, groups, table, within),
-    )
-    means, gram = sums["total"] / sums["rows"], sums["products"] / sums["rows"]
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused by its name
+        sums = everybody.total(
+            f"products of columns{f' of {parameter}' if parameter else ''}",
+            lambda table: _tell(design, groups, table, within),
+        )
+        means, gram = sums["total"] / sums["rows"], sums["products"] / sums["rows"]
+        squares = np.diag(gram) + means**2 if within else np.diag(gram)
+    _check_sizes(design, groups, means, squares, sums["groups"])
     covariance = gram if within else gram - np.outer(means, means)
-    squares = np.diag(covariance) + means**2
     sds = np.sqrt(np.where(np.diag(covariance) > 1e-9 * squares, np.diag(covariance), 0.0))
     if len(places := design.with_imputed):
         means[places], sds[places] = _of_seen(design, sums["seen"])
@@ -194,6 +197,21 @@ def _tell(design: Design, groups: tuple[Group, ...], table: Table, within: bool)
         seen = values[:, design.with_imputed] * there
         found["seen"] = np.array([there.sum(axis=0), seen.sum(axis=0), (seen**2).sum(axis=0)])
     return found
+
+
+def _check_sizes(
+    design: Design,
+    groups: tuple[Group, ...],
+    means: np.ndarray,
+    squares: np.ndarray,
+    of_groups: Mapping[str, np.ndarray],
+) -> None:
+    """Refuse columns, those of groups as well, that are too large or too small for a fit."""
+    for name, mean, square in zip(design.names, means, squares, strict=True):
+        check_size(name, float(mean), float(square))
+    for place, group in enumerate(groups):
+        for name, (rows, first, second) in zip(group.effects, of_groups[str(place)].T, strict=True):
+            check_size(name, float(first / rows), float(second / rows))
 
 
 def _of_seen(design: Design, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """Data that can't be used: our own error before any work, with client, column and count; or a right answer, stated."""
 
 import datetime
+import re
 
 import numpy as np
 import pandas as pd
@@ -323,6 +324,39 @@ def test_words_for_censoring():
         np.testing.assert_array_equal(reg.clients["a"]["observed"], [1.0, 0.0] * 10)
     surv = fb.regression("Surv(t, c) ~ x", family="weibull", clients={"a": numbers})
     np.testing.assert_array_equal(surv.clients["a"]["observed"], [0.0, 1.0] * 10)
+
+
+SIZES = {
+    "a covariate": ("y ~ x", {}),
+    "an interaction": ("y ~ sex + x:t", {}),
+    "a column that is scaled": ("y ~ scale(x)", {}),
+    "a column of a spline": ("y ~ bs(x, df=4)", {}),
+    "an imputed column": ("y ~ mi(x)", {}),
+    "effects of groups": ("y ~ t + (0 + x | site)", {}),
+    "a covariate beside baselines": ("t ~ x", {"family": "cox"}),
+    "an outcome": ("x ~ t", {}),
+    "an outcome above zero": ("x ~ t", {"family": "gamma"}),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("size", "word"), [(1e300, "large"), (1e-300, "small")])
+@pytest.mark.parametrize("case", SIZES)
+def test_numbers_whose_squares_are_lost_are_told_by_their_size_and_not_as_constant(case, size, word):
+    formula, options = SIZES[case]
+    clients = {name: table(x=size * RNG.exponential(size=20)) for name in "ab"}
+    with pytest.raises(fb.ClientDataError, match=f"are too {word} for a fit.*from 1e-15 to 1e.15. Change the unit"):
+        fb.regression(formula, clients=clients, **options)
+
+
+@pytest.mark.parametrize("size", [1e300, 1e-300])
+def test_the_unit_that_is_named_can_be_written(size):
+    frame = table(x=size * np.linspace(2.0, 4.0, 20))
+    with pytest.raises(fb.ClientDataError) as refused:
+        fb.regression("y ~ x", clients={"a": frame})
+    instead = re.search(r"`(I\(x [*/] [^`]+\))`", str(refused.value))[1]
+    found = fb.regression(f"y ~ {instead}", clients={"a": frame}).clients["a"]["x"]
+    np.testing.assert_allclose(found[:, 0], np.linspace(-1.0, 1.0, 20), rtol=1e-9)
 
 
 def test_a_column_far_from_zero_is_refused_before_its_variance_is_lost():
