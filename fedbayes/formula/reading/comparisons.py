@@ -1,6 +1,6 @@
 """How much the expected outcome changes with a variable: by a step, from level to level, or by its slope."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ from jax import Array
 
 from fedbayes.errors import FormulaError
 from fedbayes.formula.reading.reader import Outcomes, outcomes_of
-from fedbayes.formula.reading.variables import check_step, spread, variable_of
+from fedbayes.formula.reading.variables import check_step, comparison_of, spread, variable_of
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
 from fedbayes.questions.regression.estimates import Estimates, named_draws
@@ -31,7 +31,7 @@ def comparisons(
     reg: Regression,
     fit: Any,
     rows: Any,
-    variable: str,
+    variable: str | Mapping[str, Sequence[Any]],
     *,
     by: str = "difference",
     step: float | None = None,
@@ -55,7 +55,8 @@ def comparisons(
     variable
         A column on the right of the formula. Of levels each other one is compared with the first, the one without a
         coefficient; of a column of yes and no, or of zeros and ones alone, the two; of other numbers ``step`` more with
-        the value that a row has.
+        the value that a row has. ``{"stage": ["II", "III"]}`` compares two values of one column, the second with the
+        first.
     by
         ``"difference"``, ``"ratio"``, or ``"odds ratio"``, which is for probabilities.
     step
@@ -85,8 +86,10 @@ def comparisons(
     Examples
     --------
     >>> fb.comparisons(reg, fit, rows, "sex", by="ratio")  # doctest: +SKIP
+    >>> fb.comparisons(reg, fit, rows, {"age": [50, 60]})  # doctest: +SKIP
     """
-    level, step, found = check_level(level), check_step(step), variable_of(reg, variable)
+    level, step = check_level(level), check_step(step)
+    found = comparison_of(reg, variable, step)
     outcomes = outcomes_of(reg, fit, where, scale, key, new_groups)
     _check_by(by, outcomes)
     table = outcomes.reader.table(rows)
@@ -95,7 +98,7 @@ def comparisons(
         labels.append(label)
         values.append(_BY[by](*(outcomes.at(each, average) for each in (first, second))))
     dims = {"contrast": labels, **_rows(table.num_rows, average), **outcomes.levels}
-    title = f"{by.capitalize()} of the {outcomes.words} by {variable} {outcomes.reader.place.words}"
+    title = f"{by.capitalize()} of the {outcomes.words} by {found.name} {outcomes.reader.place.words}"
     return Estimates(
         named_draws(np.stack(values, axis=2), dims),
         title + (f", mean over {table.num_rows} rows" if average else ""),

@@ -1,7 +1,7 @@
 """A variable of a formula, and tables in which it has other values."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.formula.design.design import Design
 from fedbayes.formula.design.factors import Levels
-from fedbayes.formula.design.tables import Table
+from fedbayes.formula.design.tables import Table, label_text
 from fedbayes.formula.regression import Regression
 
 
@@ -23,18 +23,25 @@ class Variable:
         Of the column.
     levels
         All of them in order, the one that others are compared with first; empty for numbers.
+    pair
+        The two values that are compared, the second with the first; empty where they follow from the column.
     """
 
     name: str
     levels: tuple[str, ...]
+    pair: tuple[Any, ...] = ()
 
     def contrasts(self, table: Table, step: float | None) -> Iterator[tuple[str, Table, Table]]:
         """Pairs of tables that are alike but for the variable: a label, the first, and the second one.
 
-        Of levels each other one against the first; of yes and no, and of zeros and ones alone, the two; of numbers
-        ``step`` more, or one.
+        The two values that were named; else of levels each other one against the first, of yes and no, and of zeros
+        and ones alone, the two, and of numbers ``step`` more, or one.
         """
-        if self.levels:
+        if self.pair:
+            at = self._at if self.levels else self._with
+            first, second = (at(table, value) for value in self.pair)
+            yield " vs ".join(label_text(value) for value in reversed(self.pair)), first, second
+        elif self.levels:
             first = self._at(table, self.levels[0])
             for level in self.levels[1:]:
                 yield f"{level} vs {self.levels[0]}", first, self._at(table, level)
@@ -67,6 +74,38 @@ class Variable:
             )
         return table.numbers(self.name, self.name)
 
+    def between(self, values: Any) -> "Variable":
+        """The same with two values to compare.
+
+        Raises
+        ------
+        FormulaError
+            These are not two, or no values of the variable.
+        """
+        example = list(self.levels[:2]) or [0.0, 1.0]
+        if not isinstance(values, list | tuple | np.ndarray) or len(values) != 2:
+            raise FormulaError(
+                f"`variable` compares {values!r} of '{self.name}'; write the two values, {{{self.name!r}: {example}}}."
+            )
+        pair = tuple(map(label_text, values)) if self.levels else tuple(map(_number, values))
+        if self.levels:
+            bad = [value for value in pair if value not in self.levels]
+        else:
+            bad = [value for value, number in zip(values, pair, strict=True) if number is None]
+        if bad:
+            known = f"whose levels are {list(self.levels)}" if self.levels else "which is a number"
+            raise FormulaError(
+                f"`variable` compares {bad[0]!r} of '{self.name}', {known}.{did_you_mean(str(bad[0]), self.levels)}"
+            )
+        if pair[0] == pair[1]:
+            raise FormulaError(f"`variable` compares {values[0]!r} of '{self.name}' with itself; write two values.")
+        return replace(self, pair=pair)
+
+    def _with(self, table: Table, value: float) -> Table:
+        """All rows at a number; refused where the table has text."""
+        self.numbers(table)
+        return table.with_column(self.name, value)
+
     def _at(self, table: Table, level: str) -> Table:
         """All rows at a level, written as a number where the column has numbers."""
         if table.is_labels(self.name):
@@ -93,7 +132,7 @@ def variable_of(reg: Regression, name: Any) -> Variable:
             for group in predictor.groups
             for part in (*group.grouping.columns, group.grouping.name)
         }
-        if name in groups:
+        if isinstance(name, str) and name in groups:
             raise FormulaError(
                 f"`variable` is '{name}', a group. Compare its effects by `fb.random_effects(reg, fit).contrast(...)`."
             )
@@ -107,6 +146,38 @@ def variable_of(reg: Regression, name: Any) -> Variable:
                 first = factor.levels[0] if factor.sums else factor.base
                 return Variable(name, (first, *(level for level in factor.levels if level != first)))
     return Variable(name, ())
+
+
+def comparison_of(reg: Regression, variable: Any, step: float | None) -> Variable:
+    """What is compared: a variable by its name, or two of its values, ``{name: [first, second]}``.
+
+    Raises
+    ------
+    FormulaError
+        It is no covariate of the formula, or these are no two values of it; there is a step beside them.
+    """
+    if not isinstance(variable, Mapping):
+        return variable_of(reg, variable)
+    if len(variable) != 1:
+        raise FormulaError(
+            f"`variable` has {len(variable)} columns, {list(variable)}; write one, with the two values to compare, and "
+            "ask again for another."
+        )
+    if step is not None:
+        raise FormulaError(f"`step` is {step:g}, and `variable` names two values to compare. Leave one of them out.")
+    [(name, values)] = variable.items()
+    return variable_of(reg, name).between(values)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, yes and no as they are, or ``None``."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if np.isfinite(found) else None
 
 
 def _designs(reg: Regression) -> Iterator[Design]:

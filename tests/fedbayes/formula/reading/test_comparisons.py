@@ -37,6 +37,29 @@ def test_each_level_is_compared_with_the_first_one(logistic):
     np.testing.assert_allclose(found.draws, fit.idata.posterior["stage"].values, rtol=1e-6, atol=1e-9)
 
 
+def test_two_levels_by_name(logistic):
+    """The second with the first, also where neither is the one without a coefficient."""
+    reg, fit = logistic
+    found = fb.comparisons(reg, fit, WHOLE, {"stage": ["I", "II"]}, scale="link")
+    assert found.draws["contrast"].values.tolist() == ["II vs I"]
+    assert found.title.startswith("Difference of the linear predictor of `y` by stage at")
+    coefficients = fit.idata.posterior["stage"].values
+    np.testing.assert_allclose(found.draws[..., 0], coefficients[..., 1] - coefficients[..., 0], rtol=1e-6, atol=1e-9)
+
+
+PAIRS = {"x": ([0.5, 2], "2 vs 0.5"), "dose": ((5, 2), "2 vs 5"), "drug": ([True, False], "False vs True")}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_values_of_numbers(name, logistic):
+    pair, label = PAIRS[name]
+    reg, fit = logistic
+    found = fb.comparisons(reg, fit, WHOLE, {name: pair}, scale="link", average=False)
+    assert found.draws["contrast"].values.tolist() == [label]
+    first, second = (eta(reg, fit, **{name: [value] * 3}) for value in pair)
+    np.testing.assert_allclose(found.draws[:, :, 0], second - first, rtol=1e-9, atol=1e-12)
+
+
 CODINGS = {
     "another base": ("C(stage, Treatment('II'))", ["I vs II", "III vs II"], lambda c: (c[0], c[1])),
     "sums": ("C(stage, Sum)", ["II vs I", "III vs I"], lambda c: (c[1] - c[0], -2.0 * c[0] - c[1])),

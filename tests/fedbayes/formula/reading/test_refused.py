@@ -78,6 +78,35 @@ ASKED = {
         lambda r, f: fb.comparisons(r, f, ROWS, "x", by="ratio", scale="link"),
         "only a 'difference' means something",
     ),
+    "no two values": (
+        lambda r, f: fb.comparisons(r, f, ROWS, {"sex": "fm"}),
+        r"compares 'fm' .*\{'sex': \['f', 'm'\]\}",
+    ),
+    "three values": (
+        lambda r, f: fb.comparisons(r, f, ROWS, {"x": [1, 2, 3]}),
+        r"write the two values, \{'x': \[0.0, 1.0\]\}",
+    ),
+    "a value that is no level": (
+        lambda r, f: fb.comparisons(r, f, ROWS, {"sex": ["f", "mm"]}),
+        r"compares 'mm' of 'sex', whose levels are \['f', 'm'\]. Did you mean 'm'",
+    ),
+    "a value that is no number": (
+        lambda r, f: fb.comparisons(r, f, ROWS, {"x": ["low", 1.0]}),
+        "compares 'low' of 'x', which is a number",
+    ),
+    "a value and itself": (lambda r, f: fb.comparisons(r, f, ROWS, {"x": [1, 1.0]}), "compares 1 of 'x' with itself"),
+    "two columns": (
+        lambda r, f: fb.comparisons(r, f, ROWS, {"x": [0, 1], "sex": ["f", "m"]}),
+        r"has 2 columns, \['x', 'sex'\]; write one",
+    ),
+    "values and a step": (
+        lambda r, f: fb.comparisons(r, f, ROWS, {"x": [0, 1]}, step=2),
+        "`step` is 2, and `variable` names two values",
+    ),
+    "a slope between values": (
+        lambda r, f: fb.slopes(r, f, ROWS, {"x": [0, 1]}),
+        r"`variable` is \{'x': \[0, 1\]\}, which is no column",
+    ),
     "a step of zero": (lambda r, f: fb.comparisons(r, f, ROWS, "x", step=0), "`step` is 0; write how much larger"),
     "a step of text": (lambda r, f: fb.comparisons(r, f, ROWS, "x", step="sd"), "`step` is 'sd'"),
     "survival of a mean": (
