@@ -250,7 +250,7 @@ class Regression:
         >>> reg.arguments("a", {"x": [1.75]})["x"]
         array([[0.]])
         """
-        table = own_rows(self, client, rows) if outcome else _table(client, rows)
+        table = own_rows(self, client, rows) if outcome else _table(client, rows, new=True)
         # only an outcome tells of missing covariates: of rows without one they would be draws of the column's law
         imputed = self._gaps.reads if outcome else ()
         table.check_there([name for predictor in self._predictors for name in predictor.reads], imputed)
@@ -302,8 +302,8 @@ def own_rows(reg: Regression, client: str, rows: Any) -> Table:
     return table.without_missing(reg._reads)[0] if reg.agreed.drop else table
 
 
-def _table(client: str, rows: Any) -> Table:
-    return rows if isinstance(rows, Table) else Table(client, rows)
+def _table(client: str, rows: Any, *, new: bool = False) -> Table:
+    return rows if isinstance(rows, Table) else Table(client, rows, new=new)
 
 
 def _in_words(prior: str) -> str:

@@ -167,6 +167,16 @@ class Spline:
         return tuple(map(str, range(1, self._width + 1)))
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """The outer knots."""
+        return self.knots[0], self.knots[-1]
+
+    def outside(self, table: Table) -> np.ndarray:
+        """In which rows the argument is beyond the bounds, shape ``(n,)``."""
+        found, (lower, upper) = numbers_of(self.expression, table, {}), self.bounds
+        return (found < lower) | (found > upper)
+
+    @property
     def _width(self) -> int:
         return len(self.knots) - self.degree - 1 - (not self.with_first)
 

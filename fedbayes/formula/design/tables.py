@@ -10,6 +10,11 @@ from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.problem.data.values import given_by
 
 _FEW = 5
+_IMPUTE = (
+    "Write `missing='drop'`, which leaves out rows that lack a value of the formula; or, of a covariate of numbers, "
+    "`mi({name})` in its place, which imputes them; or impute them before."
+)
+_COMPLETE = "Fill them in, or leave these rows out: nothing is expected of a row that lacks a value."
 
 
 class Table:
@@ -21,6 +26,8 @@ class Table:
         Its name, for messages.
     frame
         A table of pandas or polars, or a mapping from names of columns to arrays ``(n,)``.
+    new
+        Whether these are rows about which a fit is asked, and not a client's data, for messages.
 
     Raises
     ------
@@ -28,13 +35,15 @@ class Table:
         It is none of these, has no rows, or two columns of one name.
     """
 
-    def __init__(self, client: str, frame: Any) -> None:
-        self.client = client
+    def __init__(self, client: str, frame: Any, *, new: bool = False) -> None:
+        self.client, self._new = client, new
         self._frame = _as_pandas(client, frame)
         names = list(self._frame.columns)
         if twice := [name for name in names if names.count(name) > 1]:
             raise ClientDataError(f"Client '{client}' has two columns of the name {twice[0]!r}. Rename one.")
         if not len(self._frame):
+            if new:
+                raise ClientDataError(f"The table of '{client}' has no rows. Write one row at least.")
             raise ClientDataError(f"Client '{client}' has no rows. Leave the client out.")
 
     @property
@@ -77,7 +86,7 @@ class Table:
         """The same rows with another or one more column, of values ``(n,)`` or one for all rows."""
         frame = self._frame.copy()
         frame[name] = values
-        return Table(self.client, frame)
+        return Table(self.client, frame, new=self._new)
 
     def check_there(self, columns: Iterable[str], imputed: Collection[str] = (), instead: str = "") -> None:
         """Refuse a formula that names columns which this client does not have, or has with missing values.
@@ -99,9 +108,8 @@ class Table:
                 )
             if (missing := self.num_missing(name)) and name not in imputed:
                 raise ClientDataError(
-                    f"Client '{self.client}': column '{name}' lacks {missing} of {self.num_rows} values. Write "
-                    "`missing='drop'`, which leaves out rows that lack a value of the formula; or, of a covariate of "
-                    f"numbers, `mi({name})` in its place, which imputes them; or impute them before."
+                    f"Client '{self.client}': column '{name}' lacks {missing} of {self.num_rows} values. "
+                    + (_COMPLETE if self._new else _IMPUTE.format(name=name))
                 )
 
     def is_labels(self, name: str) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from fedbayes.errors import FormulaError
-from fedbayes.formula.reading.reader import Outcomes, outcomes_of
+from fedbayes.formula.reading.reader import Outcomes, outcomes_of, warn_outside
 from fedbayes.formula.reading.variables import check_step, comparison_of, spread, variable_of
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
@@ -93,8 +93,10 @@ def comparisons(
     outcomes = outcomes_of(reg, fit, where, scale, key, new_groups)
     _check_by(by, outcomes)
     table = outcomes.reader.table(rows)
+    pairs = list(found.contrasts(table, step))
+    warn_outside(reg, [each for _, *both in pairs for each in both])
     labels, values = [], []
-    for label, first, second in found.contrasts(table, step):
+    for label, first, second in pairs:
         labels.append(label)
         values.append(_BY[by](*(outcomes.at(each, average) for each in (first, second))))
     dims = {"contrast": labels, **_rows(table.num_rows, average), **outcomes.levels}
@@ -158,6 +160,7 @@ def slopes(
     level, found = check_level(level), variable_of(reg, variable)
     outcomes = outcomes_of(reg, fit, where, scale, key, new_groups)
     table = outcomes.reader.table(rows)
+    warn_outside(reg, [table])
     numbers = found.numbers(table)
     half = _NARROW * spread(table, numbers)
     below, above = (outcomes.at(table.with_column(variable, numbers + move), average) for move in (-half, half))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from fedbayes.formula.reading.reader import outcomes_of
+from fedbayes.formula.reading.reader import outcomes_of, warn_outside
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
 from fedbayes.questions.regression.estimates import Estimates, named_draws
@@ -38,9 +38,10 @@ def predictions(
     fit
         Its fit.
     rows
-        A table with the columns on the right of the formula, ``n`` rows. Offsets count; trials need not be there,
-        because the probability of one trial is read. At a site with data groups are the site's; elsewhere groups
-        within a site are new ones, and one for all rows where their column is left out.
+        A table with the columns on the right of the formula, ``n`` rows; ``{"age": 50}`` is one row. Offsets count;
+        trials need not be there, because the probability of one trial is read. At a site with data groups are the
+        site's; elsewhere groups within a site are new ones, and one for all rows where their column is left out. Rows
+        beyond a spline's bounds are warned of.
     where
         ``"average"``, ``"new"``, a client's name, or for a site with data that was no part of the fit what
         ``fit.adapt(reg.arguments(name, table, outcome=True))`` has returned; where the formula has groups within
@@ -81,6 +82,7 @@ def predictions(
     """
     level, outcomes = check_level(level), outcomes_of(reg, fit, where, scale, key, new_groups)
     table = outcomes.reader.table(rows)
+    warn_outside(reg, [table])
     draws = named_draws(outcomes.at(table), {"row": np.arange(table.num_rows), **outcomes.levels})
     return Estimates(draws, f"{_sentence(outcomes.words)} {outcomes.reader.place.words}", level)
 

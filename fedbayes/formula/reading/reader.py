@@ -1,5 +1,6 @@
 """The program at new rows and a fit's draws: each row's law, and what is read of it."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from jax import Array
 from numpyro.handlers import seed, substitute, trace
 
 from fedbayes.errors import FormulaError
+from fedbayes.formula.design.factors import Spline
 from fedbayes.formula.design.tables import Table
 from fedbayes.formula.planned import groups_of
 from fedbayes.formula.program.groups import Kind
@@ -53,13 +55,14 @@ class Reader:
         """Rows of this place, with all columns that the formula reads.
 
         Groups within a site that a table does not name are one new group, where the place is no client of the fit.
+        A mapping to single values is one row.
 
         Raises
         ------
         FormulaError, ClientDataError
             A column is missing, or lacks values.
         """
-        table, predictors = Table(self.place.client, rows), self.reg.parts.predictors
+        table, predictors = Table(self.place.client, _one_row(rows), new=True), self.reg.parts.predictors
         if self.place.groups is None:
             covariates = {name for predictor in predictors for name in _covariates(predictor)}
             table.check_there(sorted(covariates))
@@ -171,6 +174,34 @@ def outcomes_of(reg: Regression, fit: Any, where: Any, scale: Any, key: Array | 
     if scale not in ("response", "link"):
         raise FormulaError(f"`scale` is {scale!r}; write 'response' for expected outcomes, or 'link'.")
     return Outcomes(reader_of(reg, fit, where, key, new_groups), scale)
+
+
+def _one_row(rows: Any) -> Any:
+    """A mapping from columns to single values as one row; everything else as it is."""
+    if isinstance(rows, Mapping) and rows and all(np.ndim(value) == 0 for value in rows.values()):
+        return {name: [value] for name, value in rows.items()}
+    return rows
+
+
+def warn_outside(reg: Regression, tables: Iterable[Table]) -> None:
+    """Say in how many rows the argument of a spline is beyond its bounds; of several tables, in any of them."""
+    for spline in _splines(reg):
+        outside = np.any([spline.outside(table) for table in tables], axis=0)
+        if outside.any():
+            lower, upper = spline.bounds
+            warnings.warn(
+                f"{outside.sum()} of {len(outside)} rows are outside the bounds of `{spline.expression.name}`, "
+                f"{lower:.4g} and {upper:.4g}: there the outer polynomials go on, and grow fast.",
+                stacklevel=3,
+            )
+
+
+def _splines(reg: Regression) -> list[Spline]:
+    """Of all linear predictors, each once."""
+    designs = [predictor.design for predictor in reg.parts.predictors]
+    designs += [group.design for predictor in reg.parts.predictors for group in predictor.groups]
+    factors = {name: factor for design in designs for name, factor in design.factors.items()}
+    return [factor for factor in factors.values() if isinstance(factor, Spline)]
 
 
 def _covariates(predictor: Predictor) -> Iterable[str]:

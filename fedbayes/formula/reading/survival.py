@@ -12,7 +12,7 @@ from jax import Array
 
 from fedbayes.errors import FormulaError
 from fedbayes.formula.families.times import Times
-from fedbayes.formula.reading.reader import Reader, reader_of
+from fedbayes.formula.reading.reader import Reader, reader_of, warn_outside
 from fedbayes.formula.regression import Regression
 from fedbayes.questions.hypothesis import check_level
 from fedbayes.questions.regression.estimates import Estimates, named_draws
@@ -108,6 +108,7 @@ def survival_curves(
         )
     reader = reader_of(reg, fit, where, key, new_groups)
     table = reader.table(rows)
+    warn_outside(reg, [table])
     values = reader.read(table, lambda law: _survival(law, points), len(points))
     return SurvivalCurves(
         named_draws(values, {"row": np.arange(table.num_rows), "time": points}),

@@ -1,5 +1,6 @@
 """Expected outcomes against closed forms in NumPy and SciPy, for every family and at every place."""
 
+import warnings
 from itertools import pairwise
 
 import jax
@@ -87,6 +88,43 @@ def test_the_expected_outcome_is_that_written_by_hand(family, outcomes, tables, 
     assert found.draws.dims[:3] == ("chain", "draw", "row")
     np.testing.assert_allclose(found.draws, expected_by_hand(family, eta, fit, reg), rtol=1e-6)
     np.testing.assert_allclose(fb.predictions(reg, fit, ROWS, scale="link").draws, eta, rtol=1e-7, atol=1e-9)
+
+
+def test_single_values_are_one_row(tables, made):
+    reg = fb.regression("y ~ x + sex", clients=tables(np.arange(40.0) % 7))
+    fit = made(reg)
+    one = fb.predictions(reg, fit, {"x": 0.5, "sex": "f"}).draws
+    np.testing.assert_array_equal(one, fb.predictions(reg, fit, {"x": [0.5], "sex": ["f"]}).draws)
+
+
+BEYOND = {
+    "predictions": lambda *asked: fb.predictions(*asked),
+    "slopes": lambda *asked: fb.slopes(*asked, "x"),
+    "comparisons of levels": lambda *asked: fb.comparisons(*asked, "sex"),
+}
+
+
+@pytest.mark.parametrize("question", BEYOND)
+def test_rows_beyond_the_bounds_of_a_spline_are_told_once(question, tables, made):
+    reg = fb.regression("y ~ bs(x, df=4) * sex + (1 | site)", clients=tables(np.arange(40.0) % 7))
+    fit = made(reg)
+    lower, upper = reg.parts.predictors[0].design.factors["bs(x, df=4)"].bounds
+    rows = {"x": [lower - 1.0, 1.0, upper, upper + 1.0], "sex": ["f"] * 4}
+    with pytest.warns(UserWarning, match=r"2 of 4 rows are outside the bounds of `bs\(x, df=4\)`") as told:
+        BEYOND[question](reg, fit, rows)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BEYOND[question](reg, fit, {"x": [lower, 1.0], "sex": ["f"] * 2})
+
+
+def test_steps_and_values_beyond_the_bounds_are_told(tables, made):
+    reg = fb.regression("y ~ bs(x, df=4)", clients=tables(np.arange(40.0) % 7))
+    fit = made(reg)
+    for variable, step in (("x", 100.0), ({"x": [1.0, -100.0]}, None)):
+        with pytest.warns(UserWarning, match="2 of 2 rows are outside"):
+            fb.comparisons(reg, fit, {"x": [1.0, 1.1]}, variable, step=step)
 
 
 def test_a_categorical_outcome_has_a_probability_of_each_level(outcomes, tables, made):

@@ -52,9 +52,17 @@ ASKED = {
     ),
     "a missing value": (
         lambda r, f: fb.predictions(r, f, {**ROWS, "x": [1.0, np.nan]}),
-        "column 'x' lacks 1 of 2 values",
+        "column 'x' lacks 1 of 2 values. Fill them in, or leave these rows out",
     ),
-    "no rows": (lambda r, f: fb.predictions(r, f, {"x": [], "sex": [], "ward": []}), "has no rows"),
+    "no rows": (
+        lambda r, f: fb.predictions(r, f, {"x": [], "sex": [], "ward": []}),
+        "The table of 'new rows' has no rows. Write one row at least",
+    ),
+    "new rows of the program that lack a value": (
+        lambda r, f: r.arguments("a", {**ROWS, "x": [1.0, np.nan]}),
+        "column 'x' lacks 1 of 2 values. Fill them in",
+    ),
+    "a value beside columns": (lambda r, f: fb.predictions(r, f, {**ROWS, "x": 1.0}), r"column 'x' has the shape \(\)"),
     "no table": (lambda r, f: fb.predictions(r, f, 3), "is a int; write a table"),
     "no fit": (lambda r, f: fb.predictions(r, None, ROWS), "`fit` is a NoneType; write what `reg.fit"),
     "no regression": (lambda r, f: fb.predictions("y ~ x", f, ROWS), "`reg` is a str; write what `fb.regression`"),
