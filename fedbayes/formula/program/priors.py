@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 
 from fedbayes.errors import FormulaError, did_you_mean
 from fedbayes.formula.families.family import Scale, rounded
+from fedbayes.formula.program.supports import check_support
 from fedbayes.formula.program.written import made, written
 
 
@@ -66,9 +67,11 @@ class Priors:
         Raises
         ------
         FormulaError
-            The given prior has another shape, or can't be written.
+            The given prior has another shape or another support, or can't be written.
         """
         prior = self._given.get(name, default)
+        if isinstance(prior, dist.Distribution):
+            check_support(name, prior, default)
         text = written(name, prior, checked=name in self._given) + _expansion(name, prior, tuple(shape))
         self.all[name] = Prior(name, text, name in self._given)
         return text

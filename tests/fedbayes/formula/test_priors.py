@@ -125,6 +125,57 @@ def test_priors_that_mean_nothing_are_refused(given, words):
         fb.regression("y ~ x", clients=FRAME, priors=given)
 
 
+SUPPORTS = [
+    ("sigma", dist.Normal(0.0, 1.0), "the law Normal, whose values are all real numbers, .*above zero.*`dist.HalfNo"),
+    ("sigma", dist.Uniform(-1.0, 2.0), "values are from -1 to 2, but 'sigma' is above zero"),
+    ("sigma", dist.Poisson(3.0), "whole numbers"),
+    ("1|ward_sigma", dist.StudentT(3.0, 0.0, 1.0), "'1|ward_sigma' is above zero"),
+    ("1 + x|site_sigma", dist.Normal(jnp.zeros(2), 1.0).to_event(1), "all real numbers, .*above zero"),
+    ("1 + x|site_cholesky", dist.Normal(0.0, 1.0), r"the Cholesky factor of correlations.*LKJCholesky\(2, 1.0\)"),
+    ("1 + x|site_cholesky", dist.LKJ(2, 1.0), "of the kind CorrMatrix"),
+    ("x", dist.Poisson(3.0), r"'x' is a real number.*`dist.Normal\(0.0, 1.0\)`"),
+    ("nu", dist.Normal(30.0, 1.0), "'nu' is above zero"),
+    ("psi", dist.HalfNormal(1.0), r"values are from 0 to inf, but 'psi' is between 0 and 1.*`dist.Beta\(2.0, 2.0\)`"),
+    ("probability", dist.Beta(1.0, 1.0), r"add up to one. Write .*`dist.Dirichlet\(jnp.array\(\[1.0, 1.0, 1.0"),
+    ("shape", dist.Laplace(0.0, 1.0), "'shape' is above zero"),
+    ("mi(x)_sigma", dist.Normal(0.0, 1.0), "is above zero"),
+]
+OF_PARAMETER = {
+    "nu": ("y ~ x", "student"),
+    "psi": ("count ~ x", "hurdle_poisson"),
+    "probability": ("grade ~ x", "cumulative"),
+    "shape": ("time ~ x", "weibull"),
+    "mi(x)_sigma": ("y ~ mi(x)", "gaussian"),
+}
+GROUPED = ("y ~ x + (1 + x | site) + (1 | ward)", "gaussian")
+
+
+def with_prior(name, prior):
+    formula, family = OF_PARAMETER.get(name, GROUPED)
+    frame = FRAME.assign(ward=FRAME["site"] + FRAME["sex"])
+    return fb.regression(formula, family=family, clients=frame, priors={name: prior})
+
+
+@pytest.mark.parametrize(("name", "prior", "words"), SUPPORTS)
+def test_a_prior_of_values_that_the_parameter_can_not_have_is_refused(name, prior, words):
+    with pytest.raises(fb.FormulaError, match=words.replace("|", r"\|")):
+        with_prior(name, prior)
+
+
+WITHIN = [
+    ("sigma", dist.Uniform(0.5, 3.0)), ("sigma", dist.Beta(2.0, 2.0)), ("sigma", dist.Pareto(0.1, 2.0)),
+    ("sigma", dist.TruncatedNormal(1.0, 1.0, low=0.0)), ("psi", dist.Uniform(0.1, 0.3)), ("nu", dist.Chi2(3.0)),
+    ("x", dist.Exponential(1.0)), ("x", dist.Uniform(-1.0, 1.0)),
+    ("probability", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0]))),
+    ("1 + x|site_sigma", dist.LogNormal(jnp.zeros(2), 1.0)), ("1 + x|site_cholesky", dist.LKJCholesky(2, 3.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "prior"), WITHIN)
+def test_a_prior_of_fewer_values_is_taken(name, prior):
+    assert "(given)" in repr(with_prior(name, prior))
+
+
 WRITTEN = [
     dist.Normal(0.0, 0.1), dist.LogNormal(1.0, 2.0), dist.Gamma(2.0, 0.1), dist.Beta(2.0, 2.0), dist.HalfCauchy(1.0),
     dist.Normal(jnp.array([0.1, 0.2]), 1.0).to_event(1), dist.Exponential(0.3).expand([2]), dist.Dirichlet(jnp.ones(5)),
