@@ -23,7 +23,7 @@ from fedbayes.formula.grammar.text import FormulaText, cut
 from fedbayes.formula.notes import constant_columns, levels_alone, separated, single_client
 from fedbayes.formula.outcome import OutcomePlan, agree_on_outcome, plan_outcome, summarise
 from fedbayes.formula.program.gaps import Gaps, gaps_of
-from fedbayes.formula.program.groups import Group, Grouping, Kind, check_grouping, groupings_of
+from fedbayes.formula.program.groups import Group, Grouping, Kind, check_grouping, check_once, groupings_of
 from fedbayes.formula.program.predictor import Predictor, look_at
 from fedbayes.formula.program.source import argument
 
@@ -165,6 +165,9 @@ def agree_on(
     """
     outcome, expressions = plan_outcome(formulas.texts[""], family), expressions_in(formulas)
     check_imputed(formulas, family, outcome, site)
+    _check_outcome(formulas, outcome, site)
+    for name, text in formulas.texts.items():
+        check_once(zip(text.groups, formulas.effects[name], strict=True), site, levels)
     left_out: list[str] = []
     if drop:
         everybody, left_out = everybody.complete(columns_needed(formulas, outcome, site))
@@ -277,6 +280,18 @@ def check_imputed(formulas: Formulas, family: Family, outcome: OutcomePlan, site
         raise FormulaError(
             f"{call} and `weights(...)` stand in one formula: rows that are counted several times would share one "
             "imputed value. Repeat such rows in place of the weights."
+        )
+
+
+def _check_outcome(formulas: Formulas, outcome: OutcomePlan, site: str) -> None:
+    """Refuse a column that is the outcome and a predictor of it; one of several that an outcome is made of may be."""
+    read = {name: each.name for each in expressions_in(formulas).values() for name in each.columns}
+    read |= {name: f"(... | {name})" for name in group_columns(formulas, site)}
+    columns = outcome.expression.columns
+    if len(columns) == 1 and columns[0] in read:
+        raise FormulaError(
+            f"The outcome's column '{columns[0]}' stands on the right of the formula too, in `{read[columns[0]]}`, "
+            "where it would explain itself. Leave it out there."
         )
 
 

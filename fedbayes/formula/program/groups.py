@@ -1,6 +1,6 @@
 """Effects of groups: the client itself, groups within a client, and groups that cross clients by declared levels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,6 +10,7 @@ from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.formula.design.design import Design
 from fedbayes.formula.design.everybody import Everybody
 from fedbayes.formula.design.tables import Table, label_text
+from fedbayes.formula.grammar.terms import Terms
 from fedbayes.formula.grammar.text import GroupText
 
 
@@ -128,6 +129,39 @@ def _grouping(names: tuple[str, ...], site: str, levels: Mapping[str, Sequence])
     if len(names) == 1 and names[0] in levels:
         return Grouping(written, Kind.ACROSS, columns, tuple(label_text(level) for level in levels[names[0]]))
     return Grouping(written, Kind.WITHIN, columns)
+
+
+def check_once(terms: Iterable[tuple[GroupText, Terms]], site: str, levels: Mapping[str, Sequence]) -> None:
+    """Refuse an effect that the same groups have twice, in two terms: nothing tells its two sds apart.
+
+    Raises
+    ------
+    FormulaError
+        There is one; the message has the terms as one.
+    """
+    seen: dict[tuple[Kind, frozenset[str]], list[list[str]]] = {}
+    for text, effects in terms:
+        parts = [*(["1"] if effects.intercept else []), *(term.name for term in effects.terms)]
+        for grouping in groupings_of(text, site, levels):
+            before = seen.setdefault((grouping.kind, frozenset(grouping.columns)), [])
+            for others in before:
+                if twice := [part for part in parts if part in others]:
+                    raise _twice(grouping.name, others, parts, twice[0])
+            before.append(parts)
+
+
+def _twice(name: str, first: list[str], second: list[str], effect: str) -> FormulaError:
+    """The refusal of an effect in two terms of one group."""
+    one, two = (f"({' + '.join(parts)} | {name})" for parts in (first, second))
+    if first == second:
+        return FormulaError(f"The term '{one}' stands twice in the formula. Write it once.")
+    both = " + ".join(sorted({*first, *second}, key=["1", *first, *second].index))
+    what = "an intercept" if effect == "1" else f"the effect of `{effect}`"
+    meant = f" '(x | {name})' has an intercept, unless it is written '(0 + x | {name})'." if effect == "1" else ""
+    return FormulaError(
+        f"The terms '{one}' and '{two}' both have {what} of each '{name}', and nothing tells the two apart. Write one "
+        f"term, '({both} | {name})', or '({both} || {name})' for effects without correlations.{meant}"
+    )
 
 
 def check_grouping(grouping: Grouping, site: str, everybody: Everybody) -> None:

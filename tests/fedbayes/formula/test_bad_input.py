@@ -174,6 +174,33 @@ DATA = {
     "one table without the client": ("y ~ x", {}, table(), "has no column 'site' that names each row's client"),
     "one table that lacks clients": ("y ~ x", {}, table(site=[None] + ["a"] * 19), "1 of its values are missing"),
     "a client as a covariate": ("y ~ site", {}, two(), r"stands for the client itself.*\(1 \| site\)"),
+    "a group's intercept in two terms": (
+        "y ~ x + (x | site) + (1 | site)",
+        {},
+        two(),
+        r"'\(1 \+ x \| site\)' and '\(1 \| site\)' both have an intercept .*'\(1 \+ x \|\| site\)'.*'\(0 \+ x",
+    ),
+    "a group's slope in two terms": (
+        "y ~ x + (0 + x | g) + (1 + x | site:g)",
+        {},
+        two(),
+        r"both have the effect of `x` of each 'site:g', .*'\(1 \+ x \| site:g\)'",
+    ),
+    "a group's term twice": (
+        "y ~ x + (1 | site) + (1 | site)",
+        {},
+        two(),
+        r"The term '\(1 \| site\)' stands twice in the formula. Write it once",
+    ),
+    "a group twice by a slash": ("y ~ (1 | site) + (1 | site/g)", {}, two(), r"'\(1 \| site\)' stands twice"),
+    "an outcome that explains itself": (
+        "y ~ y + x",
+        {},
+        two(),
+        "outcome's column 'y' stands on the right of the formula too, in `y`.*Leave it out there",
+    ),
+    "an outcome in an expression": ("log(t) ~ x + I(t ** 2)", {}, two(), r"in `I\(t \*\* 2\)`"),
+    "an outcome as a group": ("sick ~ x + (1 | sick)", {}, two(), "'sick' stands on the right"),
     "ends that do not rise": (
         "t ~ x",
         {"family": "piecewise_exponential", "ends": [3, 1]},

@@ -154,7 +154,7 @@ REFUSED = {
     "y ~ x + (1 | log(x))": r"The group 'log\(x\)' in .* is no column",
     "y ~ x + (0 | site)": "of a group are none",
     "y ~ x + (1 + offset(x) | site)": "have an offset",
-    "y ~ x + (1 | site) + (1 | site)": "Two parameters would be called",
+    "y ~ x + (1 | site) + (1 | site)": "stands twice in the formula. Write it once",
 }
 
 
