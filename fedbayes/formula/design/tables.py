@@ -1,6 +1,8 @@
 """A client's table: columns as numbers or as labels, and what is wrong with them, in words with client and counts."""
 
+import datetime
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from fedbayes.errors import ClientDataError, FormulaError, did_you_mean
 from fedbayes.problem.data.values import given_by
 
 _FEW = 5
+_DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})([T ].*)?")
 _IMPUTE = (
     "Write `missing='drop'`, which leaves out rows that lack a value of the formula; or, of a covariate of numbers, "
     "`mi({name})` in its place, which imputes them; or impute them before."
@@ -121,14 +124,15 @@ class Table:
             It holds dates, complex numbers, or objects of other kinds.
         """
         series, types = self._frame[name], _pandas().api.types
-        if isinstance(series.dtype, _pandas().CategoricalDtype) or isinstance(series.dtype, _pandas().StringDtype):
-            return True
-        if types.is_datetime64_any_dtype(series) or types.is_timedelta64_dtype(series) or _has_dates(series):
+        if held := _dates_in(series):
+            what, column = held
             raise ClientDataError(
-                f"Client '{self.client}': column '{name}' holds dates or times. Write a number in its place, such as "
-                f"days since the same date for all clients: `(frame[{name!r}] - "
+                f"Client '{self.client}': column '{name}' holds {what}. Write a number in its place, such as days "
+                f"since the same date for all clients: `({column.format(name=repr(name))} - "
                 "pandas.Timestamp('2020-01-01')).dt.days`."
             )
+        if isinstance(series.dtype, _pandas().CategoricalDtype) or isinstance(series.dtype, _pandas().StringDtype):
+            return True
         if types.is_complex_dtype(series):
             raise ClientDataError(
                 f"Client '{self.client}': column '{name}' holds complex numbers. Write a real number in its place, "
@@ -289,10 +293,23 @@ def _as_pandas(client: str, frame: Any) -> Any:
     return pandas.DataFrame(arrays)
 
 
-def _has_dates(series: Any) -> bool:
-    import datetime
-
-    return series.dtype == object and any(isinstance(value, datetime.date) for value in series.head(1000))
+def _dates_in(series: Any) -> tuple[str, str] | None:
+    """Which dates a column holds, and what makes dates of pandas of it; ``None`` where it holds none."""
+    pandas = _pandas()
+    types, first = pandas.api.types, series.head(1000)
+    objects = first.dropna() if series.dtype == object else ()
+    if isinstance(series.dtype, pandas.PeriodDtype) or any(isinstance(value, pandas.Period) for value in objects):
+        return "periods of time", "frame[{name}].dt.to_timestamp()"
+    if types.is_datetime64_any_dtype(series) or types.is_timedelta64_dtype(series):
+        return "dates or times", "frame[{name}]"
+    if any(isinstance(value, datetime.date) for value in objects):
+        return "dates or times", "pandas.to_datetime(frame[{name}])"
+    if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
+        return None
+    values = series.dropna().astype(str).unique()
+    if len(values) <= _FEW or not all(map(_DATE.fullmatch, values)):
+        return None
+    return f"dates as text ({_few(list(values), 2)})", "pandas.to_datetime(frame[{name}])"
 
 
 def _few(values: Sequence[str], most: int) -> str:

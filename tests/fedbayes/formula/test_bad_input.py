@@ -47,6 +47,19 @@ DATA = {
     "complex numbers": ("y ~ x", {}, two(x=np.arange(20.0) + 1j), "'south': column 'x' holds complex numbers"),
     "complex outcomes": ("y ~ x", {}, two(y=np.arange(20.0) + 0j), r"complex numbers.*`numpy.real\(frame\['y'\]\)`"),
     "complex numbers as levels": ("y ~ C(x)", {}, two(x=[1j, 2j] * 10), "column 'x' holds complex numbers"),
+    "dates as text": (
+        "y ~ d",
+        {},
+        {"north": table(d=DATES.strftime("%Y-%m-%d"))},
+        r"'d' holds dates as text \('2020-01-01', '2020-01-02', ...\).*`\(pandas.to_datetime\(frame\['d'\]\) - ",
+    ),
+    "dates with hours as categories": (
+        "y ~ d",
+        {},
+        {"north": table(d=pd.Categorical(DATES.strftime("%d/%m/%Y 12:30")))},
+        "'d' holds dates as text",
+    ),
+    "periods": ("y ~ d", {}, {"north": table(d=DATES.to_period("D"))}, r"periods of time.*\(frame\['d'\].dt.to_time"),
     "text in arithmetic": ("y ~ log(sex)", {}, two(), r"column 'sex' holds text .*`log\(sex\)` needs numbers"),
     "text as an outcome": ("sex ~ x", {}, two(), "column 'sex' holds text .*the family gaussian. needs numbers"),
     "text at one client": (
@@ -267,6 +280,13 @@ def test_it_is_refused_in_our_words(case):
     formula, options, clients, words = DATA[case]
     with pytest.raises((fb.ClientDataError, fb.FormulaError), match=words):
         fb.regression(formula, clients=clients, **options)
+
+
+def test_a_few_dates_as_text_are_levels_and_so_is_other_text():
+    days = np.resize(["2020-01-05", "2020-06-05"], 20)
+    assert fb.regression("y ~ d", clients={"a": table(d=days)}).coords["d_dim"] == ["2020-06-05"]
+    codes = np.resize([f"2020-{letter}" for letter in "abcdef"], 20)
+    assert fb.regression("y ~ d", clients={"a": table(d=codes)}).coords["d_dim"][-1] == "2020-f"
 
 
 def note(formula, clients, **options):
