@@ -189,7 +189,7 @@ def agree_on(
     notes = [*left_out, *coded, *levels_alone(agreed, everybody.num_clients)]
     notes += constant_columns(expressions, agreed, everybody) + single_client(every, everybody.num_clients)
     notes += [*empty, *unsaid]
-    if family.levels == "two":
+    if family.levels == "two" or outcome.censored or outcome.event:
         notes += separated(designs[""][0], outcome, everybody)
     declared = {name: tuple(map(label_text, given)) for name, given in levels.items()}
     return Agreed(

@@ -20,6 +20,7 @@ from fedbayes.formula.design.factors import numbers_of
 from fedbayes.formula.design.tables import Table, tables_of
 from fedbayes.formula.families import Family, family_of
 from fedbayes.formula.families.cox import NO_TIMES
+from fedbayes.formula.notes import single_rows
 from fedbayes.formula.outcome import OutcomePlan, arguments_of, plan_outcome
 from fedbayes.formula.planned import Plan, agree_on, columns_read, groups_of, plan, read_formulas, settled
 from fedbayes.formula.prior_predictive import prior_predictive
@@ -65,8 +66,8 @@ class Regression:
         Of each client, the labels of the groups within it, in the order of their effects, by group. They stand here
         alone, and in no message.
     notes
-        What is right but may surprise: levels that one client has alone, outcomes that a level separates, rows that
-        were left out.
+        What is right but may surprise: levels that one client has alone, outcomes that a level separates, groups of
+        one row, rows that were left out.
     agreed
         What all clients agree on, which :meth:`Agreed.save` writes to a file.
 
@@ -442,9 +443,10 @@ def _regression(
     if agreed.drop:
         tables, _ = tables.complete(list(found.reads))
     groups = {client: groups_of(found.predictors, table) for client, table in tables.items()}
+    notes = (*agreed.notes, *single_rows(groups, sum(table.num_rows for table in tables.values()), found.outcome))
     reg = Regression(
         formula, found.family.name, found.family.link, compiled(program.text), program.text, {}, program.coords,
-        program.dims, program.priors.distributions(), terms, groups, agreed.notes, agreed, found.predictors,
+        program.dims, program.priors.distributions(), terms, groups, notes, agreed, found.predictors,
         found.outcome, found.family, program.priors.all, program.needs_rows, found.reads, found.gaps,
     )  # fmt: skip
     return replace(reg, clients={name: reg.arguments(name, table, outcome=True) for name, table in tables.items()})

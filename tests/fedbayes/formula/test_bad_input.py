@@ -320,6 +320,29 @@ def test_a_separated_outcome_is_told_and_its_coefficient_has_a_proper_prior():
     assert "All 8 rows of sex[m] have the outcome 1" in note("sick ~ x + sex", {"a": frame}, family="bernoulli")
 
 
+@pytest.mark.parametrize("family", ["weibull", "cox"])
+def test_a_level_of_which_all_times_are_censored_is_told(family):
+    def clients(events_of_m):
+        found = {name: table(sex=["f"] * 12 + ["m"] * 8) for name in "ab"}
+        return {
+            name: frame.assign(e=np.where(frame["sex"] == "m", events_of_m, frame["sick"]))
+            for name, frame in found.items()
+        }
+
+    told = "All 16 times of sex[m] are censored: how large its coefficient is, its prior says."
+    assert note("Surv(t, e) ~ x + sex", clients(0), family=family) == told
+    assert note("Surv(t, e) ~ x + sex", clients(1), family=family) == ""
+
+
+@pytest.mark.parametrize("group", ["t", "site:t"])
+def test_a_number_as_a_group_is_told(group):
+    told = rf"`\(... \| {group}\)` has 40 groups in 40 rows, one for nearly each row.*without a bar"
+    assert re.search(told, note(f"y ~ x + (1 | {group})", two()))
+    assert note(f"y | se(t) ~ x + (1 | {group})", two()) == ""  # the studies of a meta-analysis
+    wards = np.repeat(np.arange(5), 4)
+    assert note("y ~ x + (1 | site:ward)", {"a": table(ward=wards), "b": table(ward=wards)}) == ""
+
+
 def test_a_covariate_that_is_constant_at_one_client_alone_may_be_a_code():
     """A column of two values, or one that says something of the client, may well be constant."""
     clients = {name: table() for name in "abc"}
