@@ -162,7 +162,7 @@ def look_at(
         )
         means, gram = sums["total"] / sums["rows"], sums["products"] / sums["rows"]
         squares = np.diag(gram) + means**2 if within else np.diag(gram)
-    _check_sizes(design, groups, means, squares, sums["groups"])
+    _check_sizes(design, groups, means, squares, sums.get("groups", {}))
     covariance = gram if within else gram - np.outer(means, means)
     sds = np.sqrt(np.where(np.diag(covariance) > 1e-9 * squares, np.diag(covariance), 0.0))
     if len(places := design.with_imputed):
