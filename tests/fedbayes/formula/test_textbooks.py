@@ -1,4 +1,9 @@
-"""24 formulas of textbooks: right, which is to say the columns of R's design, or refused in our words."""
+"""24 formulas of textbooks: right, which is to say the columns that NumPy makes of them by hand; or refused in words.
+
+The columns are those of R's design, treatment contrasts and all, around their means over all rows.
+"""
+
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -80,6 +85,103 @@ def test_a_formula_of_a_textbook_is_right(formula, family, width, parameters):
     first = next(iter(reg.clients.values()))
     assert (first["x"].shape[1] if "x" in first else 0) == width
     assert reg.source.startswith("import jax.numpy as jnp")
+
+
+def level(data, column, *levels):
+    return [(data[column] == each).to_numpy(float) for each in levels]
+
+
+def standardised(values):
+    return (values - values.mean()) / values.std(ddof=1)
+
+
+def moved(values):
+    return values - values.mean()
+
+
+def b_splines(values, knots, degree):
+    """By the recursion of Cox and de Boor, the first function left out."""
+    x = np.asarray(values)[:, None]
+    spans = [(x >= low) & (x < high) for low, high in pairwise(knots)]
+    found = np.concatenate(spans, axis=1).astype(float)
+    for k in range(1, degree + 1):
+        rise, fall = knots[k:-1] - knots[: -k - 1], knots[k + 1 :] - knots[1:-k]
+        up = np.divide(x - knots[: -k - 1], rise, out=np.zeros((len(x), len(rise))), where=rise > 0)
+        down = np.divide(knots[k + 1 :] - x, fall, out=np.zeros((len(x), len(fall))), where=fall > 0)
+        found = up * found[:, :-1] + down * found[:, 1:]
+    return list(found[:, 1:].T)
+
+
+def nested(data):
+    arms = level(data, "arm", "a", "b", "c")
+    return [*arms[1:], *(arm * data["dose"] for arm in arms)]
+
+
+def by_sex(data):
+    (male,) = level(data, "sex", "m")
+    return [data["dose"], male, data["dose"] * male]
+
+
+COLUMNS = {
+    "y ~ dose": lambda d: [d["dose"]],
+    "y ~ dose + I(dose ** 2)": lambda d: [d["dose"], d["dose"] ** 2],
+    "y ~ dose * sex": by_sex,
+    "log(time) ~ dose + sex": lambda d: [d["dose"], *level(d, "sex", "m")],
+    "y ~ scale(age) + scale(dose)": lambda d: [standardised(d["age"]), standardised(d["dose"])],
+    "sick ~ dose + age": lambda d: [d["dose"], d["age"]],
+    "sick ~ center(dose) * center(age)": lambda d: [
+        *(moved(d["dose"]), moved(d["age"])), moved(d["dose"]) * moved(d["age"])
+    ],
+    "killed | trials(n) ~ log(dose)": lambda d: [np.log(d["dose"])],
+    "killed | trials(n) ~ arm": lambda d: level(d, "arm", "b", "c"),
+    "count ~ arm + offset(log(exposure))": lambda d: level(d, "arm", "b", "c"),
+    "count ~ age + sex": lambda d: [d["age"], *level(d, "sex", "m")],
+    "count ~ dose": lambda d: [d["dose"]],
+    "y ~ days + (1 + days | subject)": lambda d: [d["days"]],
+    "y ~ 1 + (1 | site/ward)": lambda d: [],
+    "y ~ sex + (1 | site)": lambda d: level(d, "sex", "m"),
+    "rating ~ arm + sex + (1 | site)": lambda d: [*level(d, "arm", "b", "c"), *level(d, "sex", "m")],
+    "colour ~ age + sex": lambda d: [d["age"], *level(d, "sex", "m")],
+    "Surv(time, seen) ~ age + sex": lambda d: [d["age"], *level(d, "sex", "m")],
+    "time | cens(seen) ~ arm": lambda d: level(d, "arm", "b", "c"),
+    "share ~ dose": lambda d: [d["dose"]],
+    "time ~ arm / dose": nested,
+}  # fmt: skip
+# What else the program is given; outcomes are the column on the left, unless they stand here.
+BESIDE = {
+    "log(time) ~ dose + sex": {"y": np.log(DATA["time"])},
+    "killed | trials(n) ~ log(dose)": {"trials": DATA["n"]},
+    "killed | trials(n) ~ arm": {"trials": DATA["n"]},
+    "count ~ arm + offset(log(exposure))": {"offset": np.log(DATA["exposure"])},
+    "y ~ days + (1 + days | subject)": {"subject_values": np.column_stack([np.ones(ROWS), DATA["days"]])},
+    "y ~ 1 + (1 | site/ward)": {"site_ward_index": DATA["ward"].astype(int) - 1},
+    "rating ~ arm + sex + (1 | site)": {"y": DATA["rating"] - 1},
+    "colour ~ age + sex": {"y": DATA["colour"].map({"b": 0, "g": 1, "r": 2})},
+    "Surv(time, seen) ~ age + sex": {"y": DATA["time"], "observed": DATA["seen"]},
+    "time | cens(seen) ~ arm": {"observed": 1 - DATA["seen"]},
+}
+
+
+def stacked(reg, name):
+    return np.concatenate([client[name] for client in reg.clients.values()])
+
+
+@pytest.mark.parametrize(("formula", "family"), [case[:2] for case in RIGHT], ids=[case[0] for case in RIGHT])
+def test_its_columns_are_those_made_by_hand(formula, family):
+    reg = fb.regression(formula, family=family, clients=DATA)
+    if formula in COLUMNS:
+        expected = COLUMNS[formula](DATA)
+    else:
+        spline = reg.parts.predictors[0].design.factors["bs(dose, df=7)"]
+        quantiles = np.quantile(DATA["dose"], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+        np.testing.assert_allclose(spline.knots[3:-3], quantiles, atol=DATA["dose"].std() / 20)
+        expected = b_splines(DATA["dose"], np.asarray(spline.knots), 3)
+    if expected:
+        centred = np.column_stack([np.asarray(column, float) - np.mean(column) for column in expected])
+        np.testing.assert_allclose(stacked(reg, "x"), centred, rtol=1e-9, atol=1e-9)
+    left = formula.split("~")[0].split("|")[0].strip()
+    for name, values in {"y": DATA.get(left), **BESIDE.get(formula, {})}.items():
+        np.testing.assert_allclose(stacked(reg, name), values, rtol=1e-12)
 
 
 NOT_THERE = [
