@@ -40,8 +40,11 @@ def check_support(name: str, prior: dist.Distribution, default: dist.Distributio
     if _is_within(found, wanted):
         return
     what, example = next((words, example) for support, words, example in _WORDS if support == wanted)
+    law = prior
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
+        law = law.base_dist
     raise FormulaError(
-        f"`priors[{name!r}]` is of the law {type(prior).__name__}, whose values are {_in_words(found)}, but '{name}' "
+        f"`priors[{name!r}]` is of the law {type(law).__name__}, whose values are {_in_words(found)}, but '{name}' "
         f"is {what}. Write a prior of such values, `{example or written(name, default, checked=False)}`."
     )
 

@@ -130,7 +130,7 @@ SUPPORTS = [
     ("sigma", dist.Uniform(-1.0, 2.0), "values are from -1 to 2, but 'sigma' is above zero"),
     ("sigma", dist.Poisson(3.0), "whole numbers"),
     ("1|ward_sigma", dist.StudentT(3.0, 0.0, 1.0), "'1|ward_sigma' is above zero"),
-    ("1 + x|site_sigma", dist.Normal(jnp.zeros(2), 1.0).to_event(1), "all real numbers, .*above zero"),
+    ("1 + x|site_sigma", dist.Normal(jnp.zeros(2), 1.0).to_event(1), "the law Normal, .*above zero"),
     ("1 + x|site_cholesky", dist.Normal(0.0, 1.0), r"the Cholesky factor of correlations.*LKJCholesky\(2, 1.0\)"),
     ("1 + x|site_cholesky", dist.LKJ(2, 1.0), "of the kind CorrMatrix"),
     ("x", dist.Poisson(3.0), r"'x' is a real number.*`dist.Normal\(0.0, 1.0\)`"),
