@@ -53,7 +53,7 @@ SCALES = (1e6, 40.0)  # of the points: far away, and as far as a site answers by
 SMALLER = ("hungarian", "switzerland", "va")
 NATS = (0.001, 0.01, 0.1)  # to which log-likelihoods are rounded
 LINES = 4  # that are searched for bends
-ORDERS = 500  # Newton rounds that are asked from far away
+ORDERS = 1000  # Newton rounds that are asked from far away
 STEPS = 1001  # of the intercept along a line
 DIRECTIONS = 2
 

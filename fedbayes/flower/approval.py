@@ -24,7 +24,7 @@ _FILE = "approved.json"
 
 
 def code_digest(modules: Iterable[str]) -> str:
-    """Of all files of code and agreements of the packages that hold these modules, wherever they lie."""
+    """Of the files of the packages that hold these modules, wherever they lie."""
     digest = hashlib.sha256()
     for name, path in sources_of(modules):
         digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -289,7 +289,7 @@ class Regression:
                 f"  agreed on by {self.agreed.num_clients} clients with {self.agreed.columns.rows:,} rows in all"
             )
         lines.append("  priors:")
-        width = max(map(len, self._written))
+        width = max(map(len, self._written), default=0)
         for name, text, given in self._written.values():
             about = " (at mean covariates)" if self._is_centred(name) else ""
             lines.append(f"    {name:<{width}}  {_in_words(text)}{about}{' (given)' if given else ''}")

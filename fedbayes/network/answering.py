@@ -1,7 +1,7 @@
 """What all clients have in common that answer requests: their name and folder, their owner's policy, and their log."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from fedbayes.network.client import journal
 from fedbayes.network.client.journal import Journal
 from fedbayes.network.client.naming import Config, site_folder, site_name
 from fedbayes.network.client.policy import Policy, read_policy
-from fedbayes.network.client.reading import num_changed
+from fedbayes.network.client.reading import digests_of, num_changed
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.messages import HIDDEN, Message, Refusal, Refused, pack, unpack
 from fedbayes.network.study import Common
@@ -24,8 +24,6 @@ LoadData = Callable[[Config], Any]
 log = logging.getLogger(__name__)
 
 _TOLD = ("round", "after", "sum")  # requests whose answers hold arrays
-
-
 _CHANGED = (
     "%d of these rows differ from the data %s, about which answers have left: the difference of two sums would be "
     "about them alone. Take part again when at least %d differ, or with the data as they were. The owner sets how "
@@ -68,7 +66,7 @@ class AnsweringSite:
         self.journal = Journal(self.vault.folder)
         self._load_data, self._config = load_data, config
         self._digest = ""  # of the data that were read last
-        self._rows = np.zeros(0, np.uint64)  # the digest of each of their rows
+        self._rows = np.zeros(0, np.uint64)  # a digest of each of their rows
         self._counted = ("", 0, 0)  # data, how many numbers about them have left, and how many failures
 
     def answer(self, request: bytes) -> bytes:
@@ -136,13 +134,13 @@ class AnsweringSite:
         self.vault.keep_rows(self._digest, self._rows)
         self._counted = self._digest, before + numbers, failed + failures
 
-    def _check_changed(self, rows: np.ndarray, smallest: int) -> None:
+    def _check_changed(self, rows: Iterable[bytes], smallest: int) -> None:
         """That no other data, about which answers have left, have all but a few of these rows, or a few more.
 
         Parameters
         ----------
         rows
-            The digest of each row.
+            Of the data.
         smallest
             The owner's smallest cell: so many rows have to differ.
 
@@ -151,9 +149,10 @@ class AnsweringSite:
         Refused
             Fewer do: by the difference of two honest fits they would be known.
         """
-        self._rows = rows
-        for data, before in self.vault.rows_before(self._digest).items():
-            if 0 < (changed := num_changed(before, rows)) < smallest:
+        self._rows = digests_of(rows, self.vault.secret("rows", ""))
+        for data, before in self.vault.rows_before(self._digest):
+            near = abs(len(before) - len(self._rows)) < smallest
+            if near and 0 < (changed := num_changed(before, self._rows)) < smallest:
                 log.error(_CHANGED, changed, data[:12], smallest)
                 raise Refused(Refusal.DISCLOSURE, {Rule.CHANGED.words: 1})
 

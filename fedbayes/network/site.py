@@ -14,7 +14,7 @@ from fedbayes.network.client.naming import Config
 from fedbayes.network.client.partners import own_key
 from fedbayes.network.client.policy import Policy, read_policy
 from fedbayes.network.client.private import check_asked
-from fedbayes.network.client.reading import OwnProblem, digest_of, digests_of_rows, own_problem, read_own
+from fedbayes.network.client.reading import OwnProblem, digest_of, own_problem, read_own, rows_as_bytes
 from fedbayes.network.client.secure import Sent
 from fedbayes.network.client.session import Session
 from fedbayes.network.draws import with_draws
@@ -63,7 +63,7 @@ class Site(AnsweringSite):
         self.study = study
         self._data: ClientArrays | None = None
         self._greeting: str | None = None  # for which they were read
-        self._passed: tuple[str, DisclosureRules] | None = None  # the data, and the rules that let this study out
+        self._passed: tuple[str, DisclosureRules, bool] | None = None  # the data, and the rules that let them out
         self._owns: dict[str, OwnProblem] = {}
         self._sessions: dict[tuple[str, bool], Session] = {}
 
@@ -119,16 +119,17 @@ class Site(AnsweringSite):
         Refused
             Something was found, or the rules can't be asked; the log says what, and the answer how often.
         """
-        if self._passed == (self._digest, policy.rules):
+        exact = policy.privacy is None
+        if self._passed == (self._digest, policy.rules, exact):
             return
         found = self._disclosed(client, policy)
         if found.refused:
             log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
             # how often is an exact number about the data
-            raise Refused(Refusal.DISCLOSURE, None if policy.privacy is not None else found.counts(self.name))
-        if policy.privacy is None:  # noise hides single rows
-            self._check_changed(digests_of_rows(client), policy.rules.smallest_cell)
-        self._passed = (self._digest, policy.rules)
+            raise Refused(Refusal.DISCLOSURE, found.counts(self.name) if exact else None)
+        if exact:  # noise hides single rows
+            self._check_changed(rows_as_bytes(client), policy.rules.smallest_cell)
+        self._passed = (self._digest, policy.rules, exact)
 
     def _client(self) -> ClientArrays:
         """The data as they were read last."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_KINDS = ("*.py", "*.json")  # what a project's package brings to a site
+_KINDS = ("*.py", "*.json", "*.jsonl", "*.toml", "*.yaml", "*.yml")  # what Flower brings to a site, but for prose
 
 
 def locate(app: object) -> tuple[str, str]:
@@ -38,8 +38,8 @@ def fingerprint(facts: Mapping[str, Any], modules: Iterable[str]) -> str:
 def sources_of(modules: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """The files of the packages that hold these modules, each with its name wherever the package lies.
 
-    Those of Python, and of JSON, as what sites have agreed on. A package is a top-level one, or a single file; nothing
-    is imported.
+    Those of Python, and those that it may read, such as what sites have agreed on. A package is a top-level one, or a
+    single file; nothing is imported.
     """
     for package in sorted({name.partition(".")[0] for name in modules}):
         spec = find_spec(package)

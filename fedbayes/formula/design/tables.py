@@ -3,7 +3,7 @@
 import datetime
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,12 +63,11 @@ class Table:
         """What stands for the values of these columns, for the client itself."""
         return hashlib.sha256(self._frame[list(columns)].to_csv(index=False).encode()).hexdigest()
 
-    def digests(self, columns: Iterable[str]) -> np.ndarray:
-        """A number for each row, equal for rows with the same values of these columns, for the client itself."""
+    def as_bytes(self, columns: Iterable[str]) -> Iterator[bytes]:
+        """Each row's values of these columns, beside their names."""
         names = list(columns)
-        rows = self._frame[names].itertuples(index=False, name=None)
-        about = [hashlib.blake2b(f"{names} {row}".encode(), digest_size=8).digest() for row in rows]
-        return np.frombuffer(b"".join(about), np.uint64)
+        for row in self._frame[names].itertuples(index=False, name=None):
+            yield f"{names} {row}".encode()
 
     def num_missing(self, name: str) -> int:
         """Rows that lack a value in a column."""

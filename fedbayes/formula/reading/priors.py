@@ -54,7 +54,7 @@ def plot_priors(reg: Regression) -> "np.ndarray[Any, np.dtype[Any]]":
     FormulaError
         It is no regression.
     ValueError
-        There are too many panels.
+        There are too many panels, or none.
 
     See Also
     --------
@@ -74,8 +74,8 @@ def plot_priors(reg: Regression) -> "np.ndarray[Any, np.dtype[Any]]":
     names = zip(reg.described.priors, reg.priors.values(), strict=True)
     with computing():
         found = [each for name, prior in names for each in _densities(reg, name, prior)]
-    if len(found) > _MOST:
-        raise ValueError(f"The regression has {len(found)} priors to draw, of which at most {_MOST} are. Print it.")
+    if not 0 < len(found) <= _MOST:
+        raise ValueError(f"The regression has {len(found)} priors to draw; a picture has 1 to {_MOST}. Print it.")
     return _drawn(found)
 
 

@@ -82,7 +82,7 @@ class Variable:
         FormulaError
             These are not two, or no values of the variable.
         """
-        example = list(self.levels[:2]) or [0.0, 1.0]
+        example: list[Any] = list(self.levels[:2]) or [0.0, 1.0]
         if not isinstance(values, list | tuple | np.ndarray) or len(values) != 2:
             raise FormulaError(
                 f"`variable` compares {values!r} of '{self.name}'; write the two values, {{{self.name!r}: {example}}}."

@@ -127,7 +127,7 @@ class _Elsewhere:
         in_order = self._have_same_categories(column)
         for salt, name in ((column, f"{LABELS} of '{column}'"), (f"{column} again", f"{LABELS} of '{column}', again")):
             told = self.total(name, partial(_tell_labels, column=column, salt=salt, in_order=in_order))
-            if found := labels_in(told["table"], salt):
+            if found := labels_in(told["table"], salt, self.num_clients):
                 return tuple(label[_DIGITS:] if in_order else label for label in sorted(found))
         raise ClientDataError(
             f"The labels of '{column}' can't be told from the sum of the sites' tables: there are too many. Merge "
@@ -261,7 +261,7 @@ def _tell_labels(table: Table, column: str, salt: str, in_order: bool) -> dict[s
             f"Column '{column}' has {len(found)} levels; at most {MOST_LEVELS} are agreed on. Merge some, or "
             f"{_declare(column)}"
         )
-    longest = max(found, key=lambda label: len(label.encode()))
+    longest = max(found, key=lambda label: len(label.encode()), default="")
     if len(longest.encode()) > MOST_BYTES:
         raise ClientDataError(
             f"Column '{column}' has the label {longest!r}, of {len(longest.encode())} bytes; over a network labels of "

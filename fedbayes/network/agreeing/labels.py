@@ -45,7 +45,7 @@ def table_of(labels: Iterable[str], salt: str) -> np.ndarray:
     return found
 
 
-def labels_in(summed: np.ndarray, salt: str) -> dict[str, int] | None:
+def labels_in(summed: np.ndarray, salt: str, num_sites: int) -> dict[str, int] | None:
     """How many sites have each label, from the sum of their tables.
 
     Parameters
@@ -54,6 +54,8 @@ def labels_in(summed: np.ndarray, salt: str) -> dict[str, int] | None:
         Of tables with the same salt.
     salt
         Theirs.
+    num_sites
+        How many tables were added up.
 
     Returns
     -------
@@ -66,7 +68,7 @@ def labels_in(summed: np.ndarray, salt: str) -> dict[str, int] | None:
     left, found = summed.astype(np.int64), {}
     while (alone := next(_alone(left, salt), None)) is not None:
         label, count = alone
-        if label in found:
+        if label in found or count > num_sites:
             return None
         found[label] = count
         left[_cells(label, salt)] -= count * _entry(label, salt)

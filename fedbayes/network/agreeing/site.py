@@ -121,7 +121,7 @@ class AgreeingSite(AnsweringSite):
         if found.refused:
             log.error("%r\n  The owner sets the limits in '%s', under [disclosure].", found, policy.path)
             raise Refused(Refusal.DISCLOSURE, found.counts(self.name))
-        self._check_changed(table.digests(self.study.told), policy.rules.smallest_cell)
+        self._check_changed(table.as_bytes(self.study.told), policy.rules.smallest_cell)
         self._passed = (self._digest, policy.rules)
 
     def disclosure(self) -> Disclosure:

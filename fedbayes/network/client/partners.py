@@ -39,9 +39,12 @@ def check_partners(vault: Vault, rules: SumRules, names: Sequence[str], place: i
     Refused
         Too few, or strangers.
     """
-    fewest = _fewest(rules, known_partners(vault, rules))
+    known = known_partners(vault, rules)
+    fewest = _fewest(rules, known)
     if len(keys) < fewest:
         log.error(_TOO_FEW, len(keys), fewest)
+        if rules.fewest is None and known:
+            log.error(_ONE_LESS, sorted(known))
         raise Refused(Refusal.FEWEST, {"fewest": fewest, "sites": len(keys)})
     try:
         found, own = (
@@ -53,7 +56,7 @@ def check_partners(vault: Vault, rules: SumRules, names: Sequence[str], place: i
             "The server names a key that is none, or this site has none: %s.", dict(zip(names, keys, strict=True))
         )
         raise Refused(Refusal.PARTNERS) from None
-    mine, known = found.pop(names[place]), known_partners(vault, rules)
+    mine = found.pop(names[place])
     if mine != own or len({mine, *found.values()}) < len(keys):
         log.error("The server gives this site another key than its own, %s, or one key to two sites.", mine)
         raise Refused(Refusal.PARTNERS, {names[place]: 1})
@@ -72,10 +75,11 @@ def _fewest(rules: SumRules, known: Mapping[str, str]) -> int:
     return max(FEWEST_SITES, 1 + len(known)) if rules.fewest is None else rules.fewest
 
 
-_TOO_FEW = (
-    "The sum is over %d sites, and this site adds up with %d: the difference of two sums of which one has a site less "
-    "is that site's term. If one shall be left out, strike it from [sums.partners] of the policy, or by `fedbayes keys "
-    "--forget NAME`; `fewest` under [sums] allows sums over fewer than all."
+_TOO_FEW = "The sum is over %d sites, this one among them; its policy wants at least %d."
+_ONE_LESS = (
+    "This site adds up with all that it knows, %s: the difference of two sums, of which one has a site less, is that "
+    "site's term. If one shall be left out, strike it from [sums.partners] of the policy, or by "
+    "`fedbayes keys --forget NAME`. `fewest` under [sums] allows sums over fewer."
 )
 _NOT_KNOWN = (
     "The server names sites with the keys %s, and this site knows %s. Ask their owners for the fingerprints that "

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedbayes.contract.algorithm import Reply
 from fedbayes.problem.program.prior import Prior
@@ -51,7 +50,10 @@ def reach_of(prior: Prior, farthest: float) -> Reach | None:
 
 
 class OwnView:
-    """Log prior plus a client's own log-likelihood, its locals integrated out, and the largest that is known.
+    """Log prior plus a client's own log-likelihood, its locals integrated out, beside the largest that is known.
+
+    Where values become implausible is blurred by the site's secret. At a sharp limit a server would find the site's
+    own log-likelihood by bisection; behind this one each answer tells it to some thirty nats, and answers are counted.
 
     Parameters
     ----------
@@ -61,56 +63,63 @@ class OwnView:
         Globals, and replicates of the method.
     num_rows
         How many rows the client has.
+    secret
+        Of the site for these data.
     """
 
-    def __init__(self, ask: Ask, size: int, num_replicates: int, num_rows: float) -> None:
+    def __init__(self, ask: Ask, size: int, num_replicates: int, num_rows: float, secret: str) -> None:
         self._ask, self._size, self._num_replicates, self._num_rows = ask, size, num_replicates, num_rows
-        self._highest = -np.inf
+        self._secret, self._highest, self._searched = secret, -np.inf, False
 
-    def implausible(self, points: np.ndarray, nats_per_row: float) -> np.ndarray:
+    def implausible(self, points: np.ndarray, nats_per_row: float, values: np.ndarray | None = None) -> np.ndarray:
         """Which of the points are less likely than the likeliest by more than so many nats a row.
+
+        A point that is likelier than all before counts as the likeliest from then on.
 
         Parameters
         ----------
         points
-            Unconstrained globals, shape ``(n, d)``.
+            Unconstrained globals, shape ``(..., d)``.
         nats_per_row
             How much less likely each row may be, on average.
+        values
+            Log prior plus log-likelihood at the points, where they are known.
 
         Returns
         -------
         np.ndarray
-            Shape ``(n,)``. A point where the value is no number is among them.
+            Of the leading shape. A point where the value is no number is among them.
         """
-        return self.low(self._values(points), nats_per_row)
+        shape = np.shape(points)[:-1]
+        if np.isinf(nats_per_row) or not self._size or not np.size(points):
+            return np.zeros(shape, bool)
+        flat = np.reshape(points, (-1, self._size))
+        found = self._values(flat) if values is None else np.ravel(values)
+        limit = self._likeliest(found) - nats_per_row * self._num_rows - blurred(flat, self._secret)
+        return ~(found >= limit).reshape(shape)
 
-    def low(self, values: np.ndarray, nats_per_row: float, slack: ArrayLike = _SLACK) -> np.ndarray:
-        """The same of points at which log prior plus log-likelihood are known, of any shape, with another slack."""
-        if np.isinf(nats_per_row):
-            return np.zeros(np.shape(values), bool)
-        if np.isneginf(self._highest):
+    def _likeliest(self, values: np.ndarray) -> float:
+        """The largest value, of those that were asked for and the mode's."""
+        if not self._searched:
             mode = self._ask("own_mode", np.zeros((self._num_replicates, 0, self._size)))
-            self._highest = float(np.max(self._values(mode[:1])))
+            values, self._searched = np.concatenate([values, self._values(mode[:1])]), True
         self._highest = max(self._highest, float(np.max(values, initial=-np.inf, where=np.isfinite(values))))
-        return ~(values >= self._highest - nats_per_row * self._num_rows - slack)
+        return self._highest
 
     def _values(self, points: np.ndarray) -> np.ndarray:
-        """At points of shape ``(n, d)``, each a replicate's, or copies of the last where there are fewer."""
+        """At points of shape ``(n, d)``, dealt to the replicates, with copies of the last where there are fewer."""
         padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % self._num_replicates, axis=0)])
-        parts = padded.reshape(-1, self._num_replicates, 1, self._size)
-        return np.concatenate([self._ask("own_values", part)[:, 0] for part in parts])[: len(points)]
+        found: np.ndarray = self._ask("own_values", padded.reshape(self._num_replicates, -1, self._size))
+        return found.reshape(-1)[: len(points)]
 
 
 def blurred(points: np.ndarray, secret: str) -> np.ndarray:
-    """Slacks for points ``(..., d)``, up to three times the usual one, by a secret of the site.
+    """Nats beside those of the rows, for points ``(n, d)``: one to three times the least, drawn by a secret.
 
-    At a fixed one a server would find the site's own log-likelihood by bisection, from where answers end. The same
-    point has the same slack, so that nothing averages out.
+    The same point has the same.
     """
-    rows = np.ascontiguousarray(points, float).reshape(-1, np.shape(points)[-1])
-    digests = [hashlib.sha256(secret.encode() + row.tobytes()).digest()[:8] for row in rows]
-    uniform = np.frombuffer(b"".join(digests), "<u8").reshape(np.shape(points)[:-1]) * 2.0**-64
-    return _SLACK * (1.0 + 2.0 * uniform)
+    digests = [hashlib.sha256(secret.encode() + row.tobytes()).digest()[:8] for row in np.ascontiguousarray(points)]
+    return _SLACK * (1.0 + 2.0 * np.frombuffer(b"".join(digests), "<u8") * 2.0**-64)
 
 
 def num_expanded(size: int) -> int:

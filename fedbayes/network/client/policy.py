@@ -52,14 +52,14 @@ class PointRules(NamedTuple):
     nats_per_row
         How many nats less likely than the likeliest values the site's own rows may find them, on average. Values beyond
         are implausible: a fit comes through them at its start alone.
-    implausible
-        At how many implausible values the site answers all the same, about the same data in all runs together, counted
-        as expansions to second order: one answer of fewer numbers is so much less. The same request again is free.
+    implausible_answers
+        How much the site answers at implausible values all the same, about the same data in all runs together: so many
+        times as many numbers as an expansion to second order has. The same answer again is free.
     """
 
     farthest: float = 50.0
     nats_per_row: float = 2.0
-    implausible: int = 20
+    implausible_answers: int = 50
 
 
 class AnswerRules(NamedTuple):
@@ -332,10 +332,11 @@ def _points(path: Path, told: Mapping[str, Any]) -> PointRules:
             f"The site's policy, '{path}': `nats_per_row` is {nats!r}; write a positive number of nats, such as 2.0, "
             "or inf for no limit."
         )
-    if type(found.implausible) is not int or found.implausible < 0:
+    answers = found.implausible_answers
+    if type(answers) is not int or answers < 0:
         raise ClientDataError(
-            f"The site's policy, '{path}': `implausible` is {found.implausible!r}; write a whole number, such as 20, "
-            "or 0. A fit that begins far from the posterior takes some ten."
+            f"The site's policy, '{path}': `implausible_answers` is {answers!r}; write a whole number, such as 50, or "
+            "0. A fit that begins far from the posterior takes some ten."
         )
     return found
 

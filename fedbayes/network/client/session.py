@@ -16,10 +16,10 @@ from fedbayes.fit import updates_after
 from fedbayes.network.charter import read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
 from fedbayes.network.client.ledger import Ledger
-from fedbayes.network.client.points import OwnView, Reach, blurred, num_expanded, reach_of, rounded
+from fedbayes.network.client.points import OwnView, Reach, num_expanded, reach_of, rounded
 from fedbayes.network.client.policy import Budget, PointRules, Policy
 from fedbayes.network.client.private import charged, check_asked, check_keys, check_rows
-from fedbayes.network.client.reading import OwnProblem, digest_of
+from fedbayes.network.client.reading import OwnProblem
 from fedbayes.network.client.secure import Sent, Sums, history_after
 from fedbayes.network.client.vault import Vault
 from fedbayes.network.draws import with_draws
@@ -52,7 +52,7 @@ class Session:
     """
 
     def __init__(self, study: Study, name: str, own: OwnProblem, header: Mapping[str, Any], vault: Vault) -> None:
-        run, charter, data = str(header["run"]), header["charter"], digest_of(own.client)
+        run, charter, data = str(header["run"]), header["charter"], own.digest
         self.vault = vault.run(run)
         if not self.vault.same_data(data):
             raise Refused(Refusal.CHANGED)
@@ -79,9 +79,9 @@ class Session:
         self._secret, self._impl, self._ledger = vault.secret(run, data), str(charter["impl"]), Ledger(vault.folder)
         self.executor = Alone(self.programs, self.problem, self.place, self._secret, self._impl)
         self.sums = Sums(vault, roster.names, self.place, {"study": study.digest, "run": run})
-        self._vault, self._data, self._blur = vault, data, vault.secret("points", data)
-        num_rows = float(self.problem.num_rows()[self.place])
-        self._view = OwnView(self.executor.own, roster.size, self.programs.num_replicates, num_rows)
+        self._vault, self._data = vault, data
+        rows, secret = float(self.problem.num_rows()[self.place]), vault.secret("points", data)
+        self._view = OwnView(self.executor.own, roster.size, self.programs.num_replicates, rows, secret)
         self._log_prior = jit_cheaply(jnp.vectorize(self.problem.prior.log_density, signature="(d)->()"))
         self.at: tuple[int, int] | None = None
         for warning in self.programs.warnings:
@@ -229,11 +229,12 @@ class Session:
         hiding = self.sums.hiding(message, policy.sums, self.vault.history_before(*last) if update.private else "")
         order = self._after(message, name)
         if name.startswith("log_likelihood"):
-            reply, near = self._log_likelihoods(order, policy)
-            return self.sums.sent(reply, hiding, finite=False, counted=near)
+            reply, near, num_low = self._log_likelihoods(order, policy)
+            sent = self.sums.sent(reply, hiding, finite=False, counted=near)
+            return sent._replace(failures=sent.failures + -(-num_low // _LOW_A_FAILURE))
         return self.sums.sent(self.executor.reply(order), hiding, finite=False)
 
-    def _log_likelihoods(self, order: Round, policy: Policy) -> tuple[Reply, Reply]:
+    def _log_likelihoods(self, order: Round, policy: Policy) -> tuple[Reply, Reply, int]:
         """What the site says of the draws of an order: nothing of some, and not too finely.
 
         Nothing is said of draws that are too far away, in whose place it computes the prior's centre; and no term of a
@@ -242,23 +243,30 @@ class Session:
 
         Returns
         -------
-        Reply, Reply
-            What it says; and the same with what it would say there, whose failures count.
+        Reply, Reply, int
+            What it says; the same with what it would say there, whose failures count; and the number of draws that its
+            data find implausible.
         """
         nats, far = policy.answers.nats, self._beyond(order.shared, policy)
-        near = order if not np.any(far) else order._replace(shared=_moved(order.shared, far, self._reach(policy)))
+        near = order if not np.any(far) else order._replace(shared=self._moved(order.shared, far, policy))
         reply = self.executor.reply(near)
-        silent = far if jax.tree.leaves(reply.each) else far | self._low(reply.total[0], near.shared, policy.points)
+        singly = bool(jax.tree.leaves(reply.each))
+        low = np.zeros_like(far) if singly else ~far & self._low(reply.total[0], near.shared, policy.points)
         reply = reply if nats is None else rounded(reply, nats)
-        return _without(reply, silent), reply
+        return _without(reply, far | low), reply, int(np.sum(low))
 
     def _low(self, log_likelihood: np.ndarray, theta: np.ndarray, rules: PointRules) -> np.ndarray:
         """Which of the draws this site's own data find implausible, by its log-likelihoods there."""
         values = np.asarray(log_likelihood + self._log_prior(theta))
-        low = self._view.low(values, rules.nats_per_row, blurred(theta, self._blur)) & ~np.isnan(values)
+        low = self._view.implausible(theta, rules.nats_per_row, values) & ~np.isnan(values)  # NaN is told as it is
         if np.any(low):
             log.info(_LOW, np.sum(low), rules.nats_per_row)
         return low
+
+    def _moved(self, points: np.ndarray, far: np.ndarray, policy: Policy) -> np.ndarray:
+        """The points, with the prior's centre in the place of those that are too far away."""
+        reach = self._reach(policy)
+        return points if reach is None else np.where(far[..., None], reach.centre, points)
 
     def _beyond(self, points: np.ndarray, policy: Policy) -> np.ndarray:
         """Which of the points are too far from the prior's centre."""
@@ -281,7 +289,7 @@ class Session:
         """The values of the globals at which an order asks, shape ``(n, d)``; none where the site chooses them."""
         asked_at, size = self.programs.phases[phase].algorithm.asked_at, self.roster.size
         broadcasts = [] if asked_at is None else [told[name] for name in ("shared", "first") if name in told]
-        points = [np.reshape(np.asarray(asked_at(each)), (-1, size)) for each in broadcasts]  # type: ignore[misc]
+        points = [np.asarray(asked_at(each)).reshape(-1, size) for each in broadcasts if size]  # type: ignore[misc]
         return np.concatenate([*points, np.zeros((0, size))])
 
     def _asks_too_much(self, phase: int, told: Mapping[str, Any], reply: Reply, policy: Policy) -> bool:
@@ -291,13 +299,14 @@ class Session:
         the server would know it.
         """
         points, rules = self._asked_at(phase, told), policy.points
-        if not len(points) or not np.any(self._view.implausible(points, rules.nats_per_row)):
+        if not np.any(self._view.implausible(points, rules.nats_per_row)):
             return False
         numbers = {"total": reply.total, "each": reply.each}
-        answer, most = hashlib.sha256(encode(numbers)).hexdigest(), rules.implausible * num_expanded(self.roster.size)
+        answer = hashlib.sha256(encode(numbers)).hexdigest()
+        most = rules.implausible_answers * self.programs.num_replicates * num_expanded(self.roster.size)
         if self._vault.use_implausible(self._data, answer, num_bytes(numbers) // 8, most):
             return False
-        log.warning(_IMPLAUSIBLE, rules.nats_per_row, rules.implausible)
+        log.warning(_IMPLAUSIBLE, rules.nats_per_row, rules.implausible_answers)
         return True
 
     def own_reply(self, message: Message, name: str) -> Any:
@@ -362,6 +371,7 @@ class Session:
         return Round(phase, told["shared"], told["personal"], key, active, [update] * num)
 
 
+_LOW_A_FAILURE = 100  # draws at which a log-likelihood is kept back that count as one failure
 _FAR = (
     "The server asks at values of the globals that are more than %g prior sds from the prior's centre: this site does "
     "not answer there. Its owner sets that by `farthest` under [points] of the policy."
@@ -370,7 +380,7 @@ _IMPLAUSIBLE = (
     "The server asks at values of the globals that this site's data find less likely than the likeliest by more than "
     "%g nats a row, and has had as many such answers as %d expansions to second order have: this site does not answer "
     "there any more. If the fit is honest, its start is far from the posterior, or the model does not suit the data of "
-    "all sites. The owner sets both by `nats_per_row` and `implausible` under [points] of the policy."
+    "all sites. The owner sets both by `nats_per_row` and `implausible_answers` under [points] of the policy."
 )
 _LOW = (
     "The server asks for log-likelihoods at %d draws that this site's data find less likely than the likeliest by more "
@@ -399,9 +409,3 @@ def _without(reply: Reply, far: np.ndarray) -> Reply:
         return reply._replace(each=np.where(far, -np.inf, reply.each))
     values, *others = reply.total
     return reply._replace(total=(np.where(far, -np.inf, values), *others))
-
-
-def _moved(points: np.ndarray, far: np.ndarray, reach: Reach | None) -> np.ndarray:
-    """The points, with the prior's centre in the place of those that are too far away."""
-    assert reach is not None  # noqa: S101  (else none is)
-    return np.where(far[..., None], reach.centre, points)

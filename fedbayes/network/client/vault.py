@@ -123,28 +123,31 @@ class Vault:
             How many may leave about these data.
         """
         file = self.folder / _IMPLAUSIBLE
-        kept = json.loads(file.read_text()) if file.exists() else {}
-        told: dict[str, int] = kept.get(data, {})
-        if answer not in told:
-            if sum(told.values()) + numbers > most:
-                return False
-            replace_private_file(file, json.dumps({**kept, data: {**told, answer: numbers}}).encode())
+        descriptor = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+") as lock, alone(lock):
+            kept = json.loads(file.read_text()) if file.exists() else {}
+            told: dict[str, int] = kept.get(data, {})
+            if answer not in told:
+                if sum(told.values()) + numbers > most:
+                    return False
+                replace_private_file(file, json.dumps({**kept, data: {**told, answer: numbers}}).encode())
         return True
 
     def keep_rows(self, data: str, rows: np.ndarray) -> None:
         """Remember the digests of the rows about which an answer leaves; the oldest of many data sets make room."""
         folder = private_folder(self.folder / _ROWS)
         file = folder / data
-        if not file.exists():
+        if len(rows) and not file.exists():
             replace_private_file(file, rows.tobytes())
             for old in sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime)[:-_KEPT_DATA]:
                 old.unlink(missing_ok=True)
 
-    def rows_before(self, data: str) -> dict[str, np.ndarray]:
-        """Digests of the rows of other data, about which answers have left, by the digest of these."""
+    def rows_before(self, data: str) -> Iterator[tuple[str, np.ndarray]]:
+        """Digests of the rows of other data, about which answers have left, each with the digest of these data."""
         folder = self.folder / _ROWS
-        files = folder.iterdir() if folder.exists() else ()
-        return {file.name: np.frombuffer(file.read_bytes(), np.uint64) for file in files if file.name != data}
+        for file in sorted(folder.iterdir()) if folder.exists() else ():
+            if file.name != data:
+                yield file.name, np.frombuffer(file.read_bytes(), np.uint64)
 
     def keep_keys(self, known: Mapping[str, str]) -> None:
         """Remember them."""

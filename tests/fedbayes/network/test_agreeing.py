@@ -680,7 +680,7 @@ def unreadable(monkeypatch):
     def failing(*salts):
         monkeypatch.setattr(
             "fedbayes.network.agreeing.everybody.labels_in",
-            lambda summed, salt: None if salt in salts else labels_in(summed, salt),
+            lambda summed, salt, num: None if salt in salts else labels_in(summed, salt, num),
         )
 
     return failing

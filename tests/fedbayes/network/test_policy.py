@@ -20,7 +20,7 @@ from fedbayes.models import heart_disease
 from fedbayes.network.charter import Seat
 from fedbayes.network.client.journal import Journal, exact_numbers
 from fedbayes.network.client.policy import read_policy
-from fedbayes.network.client.reading import digests_of_rows, num_changed
+from fedbayes.network.client.reading import digests_of, num_changed, rows_as_bytes
 from fedbayes.network.fit import fit_over
 from fedbayes.network.fixed_point import to_numbers
 from fedbayes.network.messages import pack, unpack
@@ -256,7 +256,7 @@ def test_no_more_numbers_about_the_same_data_leave_than_the_owner_allows(tmp_pat
 @pytest.mark.parametrize("few", [np.float64, np.int64])
 def test_rows_that_two_tables_do_not_share_are_counted(few):
     def digests(*arrays):
-        return digests_of_rows(ClientArrays(dict(zip("xyz", arrays, strict=False)), {}))
+        return digests_of(rows_as_bytes(ClientArrays(dict(zip("xyz", arrays, strict=False)), {})), "ab" * 32)
 
     x, y = np.arange(12).reshape(6, 2).astype(few), np.array([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
     before, order = digests(x, y), np.array([5, 1, 2, 0, 4, 3])
@@ -265,6 +265,8 @@ def test_rows_that_two_tables_do_not_share_are_counted(few):
     assert num_changed(before, digests(np.repeat(x, 2, axis=0), np.repeat(y, 2))) == 6
     assert num_changed(before, digests(np.where(x > 9, 0, x), y)) == 1
     assert num_changed(before, digests(x, y, np.array(3.0))) == 0  # a number of the whole table is no row's
+    knots = np.linspace(0.0, 1.0, 9)
+    assert num_changed(digests(x, y, knots), digests(x[1:], y[1:], knots)) == 1
     assert num_changed(before, digests(x, 1.0 - y)) == 6
 
 

@@ -86,6 +86,10 @@ def test_what_is_no_picture_is_refused(fitted):
         plots.plot_survival(fb.survival_curves(*fitted, {"x": np.zeros(9), "sex": ["m"] * 9}, [1.0]))
     with pytest.raises(fb.FormulaError, match="`reg` is a dict; write"):
         plots.plot_priors({})
+    nothing = fb.regression("y ~ 0", family="poisson", clients={"a": {"y": [1, 2, 0, 3, 2]}})
+    assert "y ~ 0" in repr(nothing)
+    with pytest.raises(ValueError, match="has 0 priors to draw"):
+        plots.plot_priors(nothing)
     with pytest.raises(ValueError, match="has 70 quantities to draw"):
         plots.plot_estimates(fb.predictions(*fitted, {"x": np.zeros(70), "sex": ["m"] * 70}))
 
