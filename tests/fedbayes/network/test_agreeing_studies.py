@@ -5,6 +5,7 @@ posterior, so no sampler is asked.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,13 +181,15 @@ def values_of(case, reg, table, rng):
     }
 
 
-@pytest.mark.parametrize("where", ["here", "over a network"])
+@pytest.mark.parametrize("where", ["here", "over a network", "over a network, levels by sums"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_study_by_a_formula_has_the_density_by_hand(name, where, tmp_path):
     case, rng = CASES[name](), np.random.default_rng(3)
     reg = here(case.study, case.clients)
-    if where == "over a network":
-        agreed = over(network_of(tmp_path, case.study, case.clients, POLICY), case.study)
+    if where != "here":
+        order = {name: levels for name, levels in case.study.levels.items() if name == case.study.outcome.name}
+        study = replace(case.study, levels=order) if "levels" in where else case.study
+        agreed = over(network_of(tmp_path, study, case.clients, POLICY), study)
         reg = fb.regression(case.study.formula, family=case.study.family, agreed=agreed)
     for site, table in list(case.clients.items())[:4]:
         values = values_of(case, reg, table, rng)
