@@ -462,7 +462,7 @@ def main(
         lambda: far_points(PLAUSIBLE, SCALES[1], single=False),
         lambda: far_orders(PLAUSIBLE, SCALES[1], single=False),
     ]
-    plans += [lambda s=scale: decided(PLAUSIBLE, s) for scale in (50.0, 2.0)]
+    plans += [lambda s=scale: decided(PLAUSIBLE, s) for scale in (50.0, 1.0)]
     for plan in plans[:3] if quick else plans:
         attacks.append(plan())
         console.print(attacks[-1])

@@ -178,8 +178,8 @@ class Algorithm(NamedTuple):
         ``(state) -> (K,)`` booleans: the clients that this round needs.
     asked_at
         ``(shared) -> (..., d)``: the values of the globals around which the broadcast has the clients evaluate their
-        densities. A client over a network answers none that is farther from the prior than its owner allows. ``None``
-        where a broadcast names no such values.
+        densities. A client over a network answers none that is farther from the prior than its owner allows, and few
+        that its own data find implausible. ``None`` where a broadcast names no such values.
     released
         ``(shared, client) -> releases``, on the host, leading axis of replicates: what the replies to a broadcast tell
         of the client's records, worked out at the client from what it is told. Raises ``ValueError`` where that can't

@@ -66,7 +66,7 @@ class AnsweringSite:
         self.journal = Journal(self.vault.folder)
         self._load_data, self._config = load_data, config
         self._digest = ""  # of the data that were read last
-        self._rows = np.zeros(0, np.uint64)  # a digest of each of their rows
+        self._rows = ("", np.zeros(0, np.uint64))  # data that may be told of, and a digest of each of their rows
         self._counted = ("", 0, 0)  # data, how many numbers about them have left, and how many failures
 
     def answer(self, request: bytes) -> bytes:
@@ -131,7 +131,8 @@ class AnsweringSite:
             raise Refused(Refusal.MOST)
         self._counted = self._digest, before, failed
         self._check_failures(failures, rules.failures)
-        self.vault.keep_rows(self._digest, self._rows)
+        if self._rows[0] == self._digest:
+            self.vault.keep_rows(*self._rows)
         self._counted = self._digest, before + numbers, failed + failures
 
     def _check_changed(self, rows: Iterable[bytes], smallest: int) -> None:
@@ -149,12 +150,13 @@ class AnsweringSite:
         Refused
             Fewer do: by the difference of two honest fits they would be known.
         """
-        self._rows = digests_of(rows, self.vault.secret("rows", ""))
+        now = digests_of(rows, self.vault.secret("rows", ""))
         for data, before in self.vault.rows_before(self._digest):
-            near = abs(len(before) - len(self._rows)) < smallest
-            if near and 0 < (changed := num_changed(before, self._rows)) < smallest:
+            near = abs(len(before) - len(now)) < smallest
+            if near and 0 < (changed := num_changed(before, now)) < smallest:
                 log.error(_CHANGED, changed, data[:12], smallest)
                 raise Refused(Refusal.DISCLOSURE, {Rule.CHANGED.words: 1})
+        self._rows = self._digest, now
 
     def _check_failures(self, failures: int, most: int) -> None:
         """Whether so many failures may still be told.

@@ -64,10 +64,11 @@ class Table:
         return hashlib.sha256(self._frame[list(columns)].to_csv(index=False).encode()).hexdigest()
 
     def as_bytes(self, columns: Iterable[str]) -> Iterator[bytes]:
-        """Each row's values of these columns, beside their names."""
-        names = list(columns)
-        for row in self._frame[names].itertuples(index=False, name=None):
-            yield f"{names} {row}".encode()
+        """Each row's values of these columns, numbers of any kind as decimals, beside their names."""
+        frame = self._frame[list(columns)]
+        numbers = frame.select_dtypes(["number", "bool"]).astype(float) + 0.0  # there are two noughts
+        for row in frame.assign(**numbers).itertuples(index=False, name=None):
+            yield f"{list(frame.columns)} {row}".encode()
 
     def num_missing(self, name: str) -> int:
         """Rows that lack a value in a column."""

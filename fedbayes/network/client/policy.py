@@ -50,11 +50,12 @@ class PointRules(NamedTuple):
     farthest
         How many prior sds each global may be away from the prior's centre.
     nats_per_row
-        How many nats less likely than the likeliest values the site's own rows may find them, on average. Values beyond
-        are implausible: a fit comes through them at its start alone.
+        How much less likely than the likeliest values they may be by the prior and the site's own rows, in nats for
+        each row, beside 50 to 150 nats. Values beyond are implausible: a fit comes through them at its start alone.
     implausible_answers
-        How much the site answers at implausible values all the same, about the same data in all runs together: so many
-        times as many numbers as an expansion to second order has. The same answer again is free.
+        How often the site answers at implausible values all the same, about the same data in all runs together. An
+        answer counts by its numbers, as one at most where it has as many as an expansion to second order at each value
+        that is asked about. The same answer again is free.
     """
 
     farthest: float = 50.0

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbayes.contract.algorithm import Reply
-from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.errors import FederatedError, ResultCode, usable
 from fedbayes.fit import updates_after
 from fedbayes.network.charter import read_roster
 from fedbayes.network.client.alone import Alone, after_template, told_template
@@ -158,11 +158,12 @@ class Session:
         self.at = None  # until what this leads to is kept: masks are about what was kept
         reply = self.executor.reply(self._round(phase, told, str(header["update"])), secret)
         far = self._is_far(phase, told, policy)
-        if far or (not noisy and self._asks_too_much(phase, told, reply, policy)):
-            reply = _nothing(reply)
+        withheld = far or (not noisy and self._asks_too_much(phase, told, reply, policy))
+        reply = _nothing(reply) if withheld else reply
         sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
         sent = sent._replace(failures=0) if far else sent  # the same whatever the data are
-        if sent.told.get("open"):  # who has added nothing has not moved, so that a common past is one of common sums
+        # who adds nothing does not move, so that a common past is one of common sums
+        if withheld or sent.told.get("open"):
             self.vault.forget_from(order)
         else:
             self.vault.keep_history(phase, order, history_after(message, history))
@@ -238,8 +239,8 @@ class Session:
         """What the site says of the draws of an order: nothing of some, and not too finely.
 
         Nothing is said of draws that are too far away, in whose place it computes the prior's centre; and no term of a
-        sum of those that its own data find implausible. What leaves singly holds all that is at stake there, and
-        leaving a client out needs its log-likelihood where it is low.
+        sum of those that its own data find implausible. Log-likelihoods that are asked for site by site hold all that
+        is at stake there, and leaving a client out needs them where they are low.
 
         Returns
         -------
@@ -299,12 +300,13 @@ class Session:
         the server would know it.
         """
         points, rules = self._asked_at(phase, told), policy.points
-        if not np.any(self._view.implausible(points, rules.nats_per_row)):
+        if not np.any(usable(reply.code)) or not np.any(self._view.implausible(points, rules.nats_per_row)):
             return False
         numbers = {"total": reply.total, "each": reply.each}
         answer = hashlib.sha256(encode(numbers)).hexdigest()
-        most = rules.implausible_answers * self.programs.num_replicates * num_expanded(self.roster.size)
-        if self._vault.use_implausible(self._data, answer, num_bytes(numbers) // 8, most):
+        whole = len(self._asked_at(phase, {"shared": told["shared"]})) * num_expanded(self.roster.size)
+        share = min(1.0, num_bytes(numbers) / (8 * whole))
+        if self._vault.use_implausible(self._data, answer, share, rules.implausible_answers):
             return False
         log.warning(_IMPLAUSIBLE, rules.nats_per_row, rules.implausible_answers)
         return True
@@ -378,9 +380,9 @@ _FAR = (
 )
 _IMPLAUSIBLE = (
     "The server asks at values of the globals that this site's data find less likely than the likeliest by more than "
-    "%g nats a row, and has had as many such answers as %d expansions to second order have: this site does not answer "
-    "there any more. If the fit is honest, its start is far from the posterior, or the model does not suit the data of "
-    "all sites. The owner sets both by `nats_per_row` and `implausible_answers` under [points] of the policy."
+    "%g nats a row, and has had %d such answers: this site does not answer there any more. If the fit is honest, it "
+    "begins far from the posterior, or with draws of the prior, or the model does not suit the data of all sites. The "
+    "owner sets both by `nats_per_row` and `implausible_answers` under [points] of the policy."
 )
 _LOW = (
     "The server asks for log-likelihoods at %d draws that this site's data find less likely than the likeliest by more "

@@ -108,7 +108,7 @@ class Vault:
         replace_private_file(file, json.dumps({**told, about: before + 1}).encode())
         return True
 
-    def use_implausible(self, data: str, answer: str, numbers: int, most: int) -> bool:
+    def use_implausible(self, data: str, answer: str, share: float, most: float) -> bool:
         """Whether an answer at implausible values may leave, written down before it does.
 
         Parameters
@@ -117,20 +117,20 @@ class Vault:
             Digest of the data that it is about.
         answer
             What stands for its numbers: the same ones count once.
-        numbers
-            How many numbers the answer has.
+        share
+            How much of an answer it is: of the numbers that an expansion to second order has.
         most
-            How many may leave about these data.
+            How many answers may leave about these data.
         """
         file = self.folder / _IMPLAUSIBLE
         descriptor = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+") as lock, alone(lock):
             kept = json.loads(file.read_text()) if file.exists() else {}
-            told: dict[str, int] = kept.get(data, {})
+            told: dict[str, float] = kept.get(data, {})
             if answer not in told:
-                if sum(told.values()) + numbers > most:
+                if sum(told.values()) + share > most:
                     return False
-                replace_private_file(file, json.dumps({**kept, data: {**told, answer: numbers}}).encode())
+                replace_private_file(file, json.dumps({**kept, data: {**told, answer: share}}).encode())
         return True
 
     def keep_rows(self, data: str, rows: np.ndarray) -> None:
@@ -139,15 +139,19 @@ class Vault:
         file = folder / data
         if len(rows) and not file.exists():
             replace_private_file(file, rows.tobytes())
-            for old in sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime)[:-_KEPT_DATA]:
+            kept = [(each.stat().st_mtime, each) for each in self._files_of_rows() if each.exists()]
+            for _, old in sorted(kept)[:-_KEPT_DATA]:
                 old.unlink(missing_ok=True)
 
     def rows_before(self, data: str) -> Iterator[tuple[str, np.ndarray]]:
         """Digests of the rows of other data, about which answers have left, each with the digest of these data."""
-        folder = self.folder / _ROWS
-        for file in sorted(folder.iterdir()) if folder.exists() else ():
+        for file in self._files_of_rows():
             if file.name != data:
                 yield file.name, np.frombuffer(file.read_bytes(), np.uint64)
+
+    def _files_of_rows(self) -> list[Path]:
+        """Those that are whole: a crash may have left another."""
+        return sorted(each for each in (self.folder / _ROWS).glob("*") if re.fullmatch("[0-9a-f]{64}", each.name))
 
     def keep_keys(self, known: Mapping[str, str]) -> None:
         """Remember them."""
