@@ -8,23 +8,9 @@ constant. A search or a wide draw that meets such values would take that for a s
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
-_LARGE = 1e7  # from here on the series is more exact than the difference, for counts up to ten thousand
-
-
-def log_rising(a: ArrayLike, n: ArrayLike) -> Array:
-    """``log Gamma(a + n) - log Gamma(a)``, the logarithm of ``a (a + 1) ... (a + n - 1)``.
-
-    For large ``a`` the logarithms of ``1 + j / a`` are expanded: ``n log a + n (n - 1) / (2 a) - n (n - 1) (2 n - 1) /
-    (12 a^2)``.
-    """
-    large = jnp.asarray(a) > _LARGE
-    above, below = jnp.where(large, a, _LARGE), jnp.where(large, _LARGE, a)
-    pairs = n * (n - 1.0) / above
-    series = n * jnp.log(above) + pairs / 2.0 - pairs * (2.0 * n - 1.0) / (12.0 * above)
-    return jnp.where(large, series, gammaln(below + n) - gammaln(below))
+from fedbayes.numerics.gamma import log_gamma, log_rising
 
 
 class BetaBinomial(dist.BetaBinomial):
@@ -33,7 +19,7 @@ class BetaBinomial(dist.BetaBinomial):
     def log_prob(self, value: ArrayLike) -> Array:
         """Of counts, by row."""
         n, a, b = self.total_count, self.concentration1, self.concentration0
-        ways = gammaln(n + 1.0) - gammaln(value + 1.0) - gammaln(n - value + 1.0)
+        ways = log_gamma(n + 1.0) - log_gamma(value + 1.0) - log_gamma(n - value + 1.0)
         return ways + log_rising(a, value) + log_rising(b, n - value) - log_rising(a + b, n)
 
 
@@ -59,4 +45,4 @@ class NegativeBinomial(dist.NegativeBinomial2):
         mean, alpha = self.mean_of_counts, self.concentration
         scaled = log_rising(alpha, value) - value * jnp.log(alpha)
         dispersed = jnp.log1p(mean / alpha)
-        return scaled - gammaln(value + 1.0) + value * (jnp.log(mean) - dispersed) - alpha * dispersed
+        return scaled - log_gamma(value + 1.0) + value * (jnp.log(mean) - dispersed) - alpha * dispersed

@@ -69,9 +69,10 @@ LOGNORMAL = Family(
 BETA = Family(
     "beta",
     "logit",
-    lambda summary: "dist.Beta(kappa * expit(eta), kappa * expit(-eta))",
+    lambda summary: "Beta(kappa * expit(eta), kappa * expit(-eta))",
     _share,
     logit_scale,
     (Parameter("kappa", lambda summary: dist.LogNormal(2.0, 1.5)),),
+    imports=("from fedbayes.formula.families.shares import Beta",),
     reading=Reading("odds ratio of means", "odds of the mean", _log_odds),
 )
