@@ -29,6 +29,7 @@ from fedbayes.results.personal import Clients
 from fedbayes.results.presented import Presentation, check_names
 from fedbayes.results.saved.fit import SavedFit
 from fedbayes.results.saved.folder import Saved, SavedPosterior, about, check_same, fit_folder, read_meta, state_file
+from fedbayes.results.saved.regression import carried_by
 from fedbayes.rounds.ahead import tried_once
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
@@ -190,7 +191,9 @@ def fit_federated(
             raise
         finally:
             bar.close()
-    return concluded(fitted_by(configured, problem, current, programs, runner, key, shown), stacklevel=3)
+    carried = carried_by(model)
+    fitted = fitted_by(configured, problem, current, programs, runner, key, shown, carried=carried)
+    return concluded(fitted, stacklevel=3)
 
 
 def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:
@@ -280,8 +283,11 @@ def load_fit(
         if current is None:
             raise FileNotFoundError(f"'{folder}' holds no 'state.npz': it is not the folder of a saved fit.")
     posterior = SavedPosterior(folder, saved.cost, saved.checked)
-    fitted = fitted_by(configured, problem, current, programs, runner, saved.key, saved.shown, posterior)
-    return FederatedFit(replace(fitted, unchecked=saved.unchecked, regression=saved.regression))
+    carried = carried_by(model)
+    fitted = fitted_by(
+        configured, problem, current, programs, runner, saved.key, saved.shown, posterior, carried=carried
+    )
+    return FederatedFit(replace(fitted, unchecked=saved.unchecked, regression=saved.regression or fitted.regression))
 
 
 def _configured(folder: Path, saved: Saved) -> Method:

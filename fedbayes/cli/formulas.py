@@ -44,14 +44,12 @@ class FormulaJob:
 
     def write(self, found: "FederatedFit", folder: Path, level: float) -> dict[str, str]:
         """Print what people read, and write all of it; from the files' names to what they are."""
-        from fedbayes.formula.reading.coefficients import summary_table
-        from fedbayes.formula.reading.effects import random_effects
         from fedbayes.formula.reading.spread import heterogeneity
 
         reg = self.reg
-        tables: dict[str, Estimates] = {"coefficients": summary_table(reg, found, level)}
+        tables: dict[str, Estimates] = {"coefficients": found.summary_table(level)}
         if any("|" in name for name in reg.priors):
-            tables |= {"effects": random_effects(reg, found, level), "heterogeneity": heterogeneity(reg, found, level)}
+            tables |= {"effects": found.random_effects(level), "heterogeneity": heterogeneity(reg, found, level)}
         for name, table in tables.items():
             typer.echo(f"{table}\n")
             table.to_pandas().to_csv(folder / f"{name}.csv", index=False)

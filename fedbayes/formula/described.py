@@ -1,6 +1,7 @@
 """What a regression was made of, and how its fits are read, as a value that is saved with them."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +10,10 @@ from fedbayes.formula.design.factors import Levels
 from fedbayes.formula.families.family import Family, Reading
 from fedbayes.formula.outcome import OutcomePlan
 from fedbayes.formula.program.gaps import Gaps
-from fedbayes.formula.program.groups import Group
+from fedbayes.formula.program.groups import Group, Kind
 from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.source import plain
-from fedbayes.results.saved.regression import Read, Regressed, Share
+from fedbayes.results.saved.regression import Effects, Read, Regressed, Share, effect_in_words
 
 
 class Parts(NamedTuple):
@@ -110,6 +111,20 @@ def _of_groups(predictor: Predictor, several: list[list[str]]) -> list[Read]:
 def _sds(group: Group, predictor: Predictor, several: list[list[str]]) -> Read:
     axes = [list(group.effects) if len(group.effects) > 1 else [""], *several]
     return Read(sd_of(group, predictor), "sd of effects", axes)
+
+
+def effects_of(parts: Parts) -> tuple[Effects, ...]:
+    """The effects of groups, term by term; those for a level of the outcome are called ``Intercept, level``."""
+    found = []
+    for predictor in parts.predictors:
+        levels, reading = levels_of(parts, predictor), reading_of(parts, predictor)
+        for group in predictor.groups:
+            labels = tuple(effect_in_words(", ".join(each)) for each in product(group.effects, *levels))
+            within = group.grouping.name if group.grouping.kind is Kind.WITHIN else ""
+            ratio = reading.coefficient if reading.ratio else ""
+            name = plain(predictor.prefix + group.name)
+            found.append(Effects(name, labels, within, group.grouping.levels, ratio))
+    return tuple(found)
 
 
 def sd_of(group: Group, predictor: Predictor) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from numpyro.distributions import biject_to
 
 from fedbayes.errors import ClientDataError, FormulaError
 from fedbayes.fit import fit_federated
 from fedbayes.formula.agreed import Agreed
-from fedbayes.formula.described import Parts, described
+from fedbayes.formula.described import Parts, described, effects_of
 from fedbayes.formula.design.agreement import check_declared
 from fedbayes.formula.design.everybody import Tables
 from fedbayes.formula.design.factors import numbers_of
@@ -29,9 +30,11 @@ from fedbayes.formula.program.predictor import Predictor
 from fedbayes.formula.program.priors import Prior
 from fedbayes.formula.program.source import compiled
 from fedbayes.formula.writing import Program, program_of
+from fedbayes.results.arviz import shown
 from fedbayes.results.fit import FederatedFit
-from fedbayes.results.saved.regression import Regressed
+from fedbayes.results.saved.regression import Carried, Regressed, carry
 from fedbayes.runtime.keys import typed_key
+from fedbayes.runtime.precision import computing
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,22 @@ class Regression:
         }
         return described(self.parts, formulas, self.source, priors, self.coords, self.dims)
 
+    @property
+    def carried(self) -> Carried:
+        """What its program carries: :attr:`described`, and what is the clients' own, which is not saved."""
+        return Carried(self.described, effects_of(self.parts), self.groups, self._unconstrained, self)
+
+    def _unconstrained(self, posterior: Any) -> np.ndarray:
+        """Draws of the globals, each without its bounds, shape ``(draws, d)``."""
+        columns = []
+        with computing():
+            for name, prior in self.priors.items():
+                site = f"{name}_centred" if shown(f"{name}_centred") in posterior else name
+                values = np.asarray(posterior[shown(site)], float)
+                free = np.asarray(biject_to(prior.support).inv(values))
+                columns.append(free.reshape(values.shape[0] * values.shape[1], -1))
+        return np.concatenate(columns, axis=1)
+
     def _is_centred(self, name: str) -> bool:
         """Whether the prior of an intercept is about that at everybody's mean covariates."""
         return f'"{name}_centred"' in self.source
@@ -158,8 +177,7 @@ class Regression:
         self._check_clients()
         coords = {**self.coords, **options.pop("coords", {})}
         dims = {**self.dims, **options.pop("dims", {})}
-        fit = fit_federated(self.model, self.clients, key=key, coords=coords, dims=dims, **options)
-        return FederatedFit(replace(fit.fitted, regression=self.described))
+        return fit_federated(self.model, self.clients, key=key, coords=coords, dims=dims, **options)
 
     def prior_predictive(self, *, key: Array, num_draws: int = 500) -> Any:
         """Parameters from their priors, and outcomes at all clients' rows from the model, for ArviZ.
@@ -449,4 +467,5 @@ def _regression(
         program.dims, program.priors.distributions(), terms, groups, notes, agreed, found.predictors,
         found.outcome, found.family, program.priors.all, program.needs_rows, found.reads, found.gaps,
     )  # fmt: skip
+    carry(reg.model, reg.carried)
     return replace(reg, clients={name: reg.arguments(name, table, outcome=True) for name, table in tables.items()})

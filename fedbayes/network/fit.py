@@ -28,6 +28,7 @@ from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import Fitted, fitted_by, without_check
 from fedbayes.results.posterior import idata
 from fedbayes.results.presented import Presentation, check_names
+from fedbayes.results.saved.regression import carried_by
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
@@ -127,7 +128,8 @@ def fit_over(
             current = run.run(num_rounds, told, saved, num_draws)
         finally:
             told.close()
-    fitted = fitted_by(configured, problem, current, programs, executor, key, shown)
+    carried = carried_by(study.model)
+    fitted = fitted_by(configured, problem, current, programs, executor, key, shown, carried=carried)
     log.info(
         "The rounds are over. The sites are asked for what the posterior needs beside them, and compile once more, "
         "which takes about a minute."

@@ -58,7 +58,7 @@ def _given(title: str, one: Any) -> Given:
     if not hasattr(frame, "itertuples"):
         raise ReportError(
             f"`tables[{title!r}]` is a {type(one).__name__}; write a table of pandas, a dataset such as "
-            "`fit.predictive_check()`, or estimates such as `fb.random_effects(reg, fit)`."
+            "`fit.predictive_check()`, or estimates such as `fit.random_effects()`."
         )
     lines = [{name: _in_words(value) for name, value in line.items()} for line in frame.head(_MOST).to_dict("records")]
     rows = [list(estimate_cells(line, is_ratio=False)) for line in lines]

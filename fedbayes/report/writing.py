@@ -44,7 +44,7 @@ def report(
     source
         The program's text, where Python can't find it.
     tables
-        Further tables by title: datasets that the fit has returned, estimates such as ``fb.random_effects(reg, fit)``,
+        Further tables by title: datasets that the fit has returned, estimates such as ``fit.random_effects()``,
         or tables of pandas.
 
     Returns

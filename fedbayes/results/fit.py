@@ -22,6 +22,7 @@ from fedbayes.questions.leaving_out import leave_one_out, loo, loo_rows
 from fedbayes.questions.predictions import log_predictive_density, predict, predict_probabilities
 from fedbayes.questions.predictive_check import predictive_check
 from fedbayes.questions.regression.coefficients import summary_table
+from fedbayes.questions.regression.effects import random_effects
 from fedbayes.questions.replicates import check
 from fedbayes.questions.selection import select
 from fedbayes.questions.sensitivity import sensitivity, with_log_prior
@@ -271,6 +272,9 @@ class FederatedFit:
 
     summary_table = _asks(summary_table)
     """Every coefficient of a regression on its natural scale: odds, rate and hazard ratios, or differences."""
+
+    random_effects = _asks(random_effects)
+    """The effects of each site and of groups of a regression, their shrinkage, and contrasts between them."""
 
     exact = _asks(exact)
     """Markov chains with the exact posterior as their stationary law."""

@@ -30,7 +30,7 @@ from fedbayes.results.personal import Asked, Clients, asked_for
 from fedbayes.results.presented import Presentation, labels_of_globals
 from fedbayes.results.rounds import Communication, communication, rounds_dataset
 from fedbayes.results.saved.folder import SavedPosterior
-from fedbayes.results.saved.regression import Regressed
+from fedbayes.results.saved.regression import Carried, Regressed
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.precision import computing
@@ -74,6 +74,8 @@ class Fitted:
         Whether a site over a network finds the posterior in agreement with its own data, of those that said so.
     regression
         What was fitted, where that was a formula; ``None``: a program of the user's own.
+    carried
+        What the program itself says of it, also of what is the clients' own; ``None``: nothing.
     answers
         To the questions that were asked :func:`once`.
     """
@@ -91,6 +93,7 @@ class Fitted:
     unchecked: str = ""
     agreement: Mapping[str, bool] = field(default_factory=dict)
     regression: Regressed | None = None
+    carried: Carried | None = None
     answers: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -143,12 +146,21 @@ def fitted_by(
     key: Array,
     shown: Presentation,
     saved: SavedPosterior | None = None,
+    *,
+    carried: Carried | None = None,
 ) -> Fitted:
-    """The fit that a method makes of its rounds; ``executor`` runs the clients that can be asked still."""
+    """The fit that a method makes of its rounds; ``executor`` runs the clients that can be asked still.
+
+    ``carried`` is what the model's program carries, where it is a regression's.
+    """
     with computing():
         answer = method.answer(problem.roster, run)
         clients = Clients(problem, answer, run, executor, key)
-    return Fitted(problem, method, run, programs, executor, key, shown, answer, clients, saved)
+    regression = None if carried is None else carried.regression
+    return Fitted(
+        problem, method, run, programs, executor, key, shown, answer, clients, saved,
+        regression=regression, carried=carried,
+    )  # fmt: skip
 
 
 def without_check(fitted: Fitted, error: Exception) -> Fitted:

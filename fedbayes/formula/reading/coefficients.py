@@ -12,7 +12,7 @@ def summary_table(reg: Regression, fit: Any, level: float = 0.9) -> Coefficients
 
     Where the link is a logarithm or log odds, ``exp(b)`` is read of each draw of a coefficient ``b``: median and
     interval are the exponentials of those of ``b``, the mean is not. Of an interaction it is a ratio of ratios. What a
-    coefficient is called is what it is called in ``fit.idata``. A fit of ``reg.fit(...)`` has it by itself:
+    coefficient is called is what it is called in ``fit.idata``. A fit of ``reg.model`` has it by itself:
     ``fit.summary_table()``.
 
     Parameters

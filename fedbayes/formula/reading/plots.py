@@ -46,7 +46,7 @@ def plot_estimates(estimates: Estimates, *, ax: "Axes | None" = None) -> "Axes":
 
     Examples
     --------
-    >>> fb.plots.plot_estimates(fb.random_effects(reg, fit))  # doctest: +SKIP
+    >>> fb.plots.plot_estimates(fit.random_effects())  # doctest: +SKIP
     """
     names, median, lower, upper, reference = _rows(estimates)
     ax = new_rows(ax, names, width=7.0, around=1.5, each=0.28)

@@ -134,7 +134,7 @@ def variable_of(reg: Regression, name: Any) -> Variable:
         }
         if isinstance(name, str) and name in groups:
             raise FormulaError(
-                f"`variable` is '{name}', a group. Compare its effects by `fb.random_effects(reg, fit).contrast(...)`."
+                f"`variable` is '{name}', a group. Compare its effects by `fit.random_effects().contrast(...)`."
             )
         raise FormulaError(
             f"`variable` is {name!r}, which is no column on the right of the formula; these are "

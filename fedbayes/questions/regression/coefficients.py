@@ -24,7 +24,8 @@ class Coefficients(Estimates):
 def summary_table(fitted: Fitted, level: float = 0.9) -> Coefficients:
     """Every coefficient of a regression on its natural scale, as :func:`fedbayes.summary_table` has it.
 
-    The fit has to be one of ``reg.fit(...)``, which knows its regression, also when it was saved and read again.
+    The fit has to be one of ``reg.model``, in one process or over a network, which knows its regression, also when it
+    was saved and read again.
 
     Parameters
     ----------
@@ -50,8 +51,8 @@ def summary_table(fitted: Fitted, level: float = 0.9) -> Coefficients:
     return coefficients(known(fitted.regression), idata(fitted)["posterior"], level)
 
 
-def known(regression: Regressed | None) -> Regressed:
-    """What a fit knows of its regression.
+def known(regression: Regressed | None, asked: str = "summary_table") -> Regressed:
+    """What a fit knows of its regression; ``asked`` is the name of the question.
 
     Raises
     ------
@@ -60,8 +61,8 @@ def known(regression: Regressed | None) -> Regressed:
     """
     if regression is None:
         raise FormulaError(
-            "This fit knows of no regression: it was not made by `reg.fit(...)`. Write `fb.summary_table(reg, fit)` "
-            "with its regression, or `arviz.summary(fit.idata)` where there is none."
+            f"This fit knows of no regression: its model is no `reg.model`. Write `fb.{asked}(reg, fit)` with its "
+            "regression, or `arviz.summary(fit.idata)` where there is none."
         )
     return regression
 

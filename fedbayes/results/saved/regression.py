@@ -1,12 +1,18 @@
-"""A regression as a value, saved with its fit: what it was, and how the draws of its parameters are read."""
+"""A regression as a value, saved with its fit: what it was, and how the draws of its parameters are read.
 
-from collections.abc import Iterator, Mapping, Sequence
+The regression's program carries it, so that a fit knows what it is of whoever has made it: in one process, over a
+network, or from a folder.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbayes.results.arviz import shown
+
+_CARRIED = "regression"  # the attribute of a program
 
 
 class Entry(NamedTuple):
@@ -157,3 +163,68 @@ class Regressed(NamedTuple):
         for each in self.spread:
             for entry in each.entries(posterior):
                 yield entry._replace(name=f"tau of {entry.name.replace('_sigma', '', 1)}")
+
+
+class Effects(NamedTuple):
+    """A term of effects of groups, ``(labels | groups)``.
+
+    Attributes
+    ----------
+    name
+        Of their site in the posterior.
+    labels
+        Of the effects of one group, in the order in which the posterior has them.
+    groups
+        What the groups within a client are called; empty: they are of the client itself, or cross clients.
+    levels
+        Of groups that cross clients, whose effects are globals; none: they are the clients' own.
+    ratio
+        What the exponential of an effect is; empty: nothing that is read.
+    """
+
+    name: str
+    labels: Sequence[str]
+    groups: str
+    levels: Sequence[str]
+    ratio: str
+
+
+def effect_in_words(effect: str) -> str:
+    """The effect's name as people read it: the formula's ``1`` is the intercept."""
+    first, comma, level = effect.partition(", ")
+    return f"Intercept{comma}{level}" if first == "1" else effect
+
+
+class Carried(NamedTuple):
+    """What the program of a regression carries, in the process where it was made.
+
+    Attributes
+    ----------
+    regression
+        What its fits are saved with.
+    effects
+        The effects of groups, term by term.
+    groups
+        Of each client, the labels of its groups in the order of their effects; where nobody's rows are, none.
+    unconstrained
+        From draws of the posterior to those of the globals without their bounds, shape ``(draws, d)``.
+    whole
+        The :class:`fedbayes.Regression` itself, for the rooms above that know it.
+    """
+
+    regression: Regressed
+    effects: Sequence[Effects]
+    groups: Mapping[str, Mapping[str, Sequence[str]]]
+    unconstrained: Callable[[Any], np.ndarray]
+    whole: Any
+
+
+def carry(model: Callable[..., Any], carried: Carried) -> None:
+    """Have a program carry its regression."""
+    setattr(model, _CARRIED, carried)
+
+
+def carried_by(model: Any) -> Carried | None:
+    """What a program carries; ``None``: it is a user's own."""
+    found = getattr(model, _CARRIED, None)
+    return found if isinstance(found, Carried) else None

@@ -140,6 +140,9 @@ def test_a_fit_with_it_over_the_network_is_the_fit_in_one_process(case, network,
         np.testing.assert_allclose(
             there.idata.posterior[name].to_numpy(), alone.idata.posterior[name].to_numpy(), rtol=1e-6, atol=1e-8
         )
+    found, expected = there.summary_table(), alone.summary_table()
+    assert found.draws["measure"].equals(expected.draws["measure"])
+    np.testing.assert_allclose(found.draws, expected.draws, rtol=1e-6, atol=1e-8)
 
 
 def told(network):

@@ -13,8 +13,9 @@ import fedbayes as fb
 from fedbayes.cli.reports import tables_beside, whole_fit
 from fedbayes.formula import regression as formula_regression
 from fedbayes.report import writing
+from fedbayes.results.fitted import fitted_by
 from fedbayes.results.saved.folder import check_savable, read_meta
-from fedbayes.results.saved.regression import Read, Regressed, Share
+from fedbayes.results.saved.regression import Read, Regressed, Share, carried_by
 
 RNG = np.random.default_rng(0)
 CLIENTS = {
@@ -137,12 +138,14 @@ def test_a_saved_fit_knows_its_regression(fit, described, tmp_path):
     assert "import numpyro" in "".join(section(second, "model").itertext())
 
 
-def test_the_fit_of_a_regression_has_it(fit, reg, monkeypatch):
-    monkeypatch.setattr(formula_regression, "fit_federated", lambda *_, **__: fit)
-    found = reg.fit(key=None).fitted
+def test_the_program_of_a_regression_carries_it_to_its_fits(fit, reg):
+    of_reg = SimpleNamespace(answer=lambda *_: None)
+    given = (of_reg, fit.problem, fit.fitted.run, fit.fitted.programs, fit.fitted.executor, fit.fitted.key, None)
+    found = fitted_by(*given, carried=carried_by(reg.model))
     assert found.regression == reg.described
     assert found.regression.source == reg.source
     assert fit.fitted.regression is None
+    assert carried_by(lambda **_: None) is None
 
 
 def test_options_are_saved_in_the_methods_own_order():

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
+from fedbayes.formula.program.source import compiled
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +213,39 @@ def test_shrinkage_of_a_balanced_design_is_the_textbook_s(balanced):
     _, covariance = exact(clients)
     found = fb.random_effects(reg, fit).summary["shrinkage"].values
     np.testing.assert_allclose(found, np.diag(covariance)[1:], rtol=0.1)
+
+
+def test_a_fit_has_them_by_itself(balanced, tmp_path):
+    """Also where sites' draws come with other draws of the globals, and where the fit was read again."""
+    reg, fit, _ = balanced
+    expected, found = fb.random_effects(reg, fit, 0.5), fit.random_effects(0.5)
+    assert repr(found) == repr(expected)
+    np.testing.assert_array_equal(found.draws, expected.draws)
+    np.testing.assert_array_equal(found.contrast("a", "b").draws, expected.contrast("a", "b").draws)
+    with pytest.raises(ValueError, match="`level` is 95; it is the probability"):
+        fit.random_effects(95)
+    fit.save(tmp_path / "fit")
+    read = fb.load_fit(tmp_path / "fit", reg.model, reg.clients)
+    assert read.random_effects(0.5).draws["unit"].values.tolist() == ["a", "b", "c"]
+    by_its_text = fb.load_fit(tmp_path / "fit", compiled(reg.source), reg.clients)
+    assert by_its_text.summary_table().draws.sizes["coefficient"] == 3
+    with pytest.raises(fb.FormulaError, match=r"is no `reg.model`.*Write `fb.random_effects\(reg, fit\)`"):
+        by_its_text.random_effects()
+
+
+def test_labels_of_groups_are_known_where_the_rows_are(tables):
+    clients = tables(np.arange(40.0) % 7)
+    reg = fb.regression("y ~ x + (1 | site:ward)", clients=clients)
+    options = {"key": jax.random.key(0), "method": fb.Laplace(), "progress": False, "correct": False, "num_draws": 20}
+    fit = fb.fit_federated(reg.model, reg.clients, **options)
+    assert fit.random_effects().draws["unit"].values.tolist() == ["a: 1", "a: 2", "b: 1", "b: 2"]
+    agreed = fb.regression("y ~ x + (1 | site:ward)", agreed=reg.agreed)
+    there = fb.fit_federated(agreed.model, reg.clients, **options)
+    with pytest.raises(fb.ClientDataError, match="'a' has 2 groups 'site:ward', and their labels are not known here"):
+        there.random_effects()
+    none = fb.regression("y ~ x", clients=clients).fit(**options)
+    with pytest.raises(fb.FormulaError, match=r"no effects of groups. Write `\(1 \| site\)`"):
+        none.random_effects()
 
 
 def test_a_fit_reads_back_as_the_made_ones_do(balanced):

@@ -74,7 +74,7 @@ ASKED = {
     "the outcome": (lambda r, f: fb.comparisons(r, f, ROWS, "y"), "`variable` is 'y', which is no column"),
     "a group": (
         lambda r, f: fb.comparisons(r, f, ROWS, "ward"),
-        r"`variable` is 'ward', a group.*random_effects\(reg, fit\).contrast",
+        r"`variable` is 'ward', a group.*fit.random_effects\(\).contrast",
     ),
     "a slope of levels": (lambda r, f: fb.slopes(r, f, ROWS, "sex"), r"has the levels \['f', 'm'\] and no slope"),
     "another measure": (lambda r, f: fb.comparisons(r, f, ROWS, "x", by="lift"), "`by` is 'lift'; write 'difference'"),

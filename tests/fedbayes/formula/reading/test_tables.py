@@ -202,5 +202,21 @@ def test_a_fit_has_the_table_by_itself_and_so_has_its_folder(tables, tmp_path):
     assert repr(fb.load_fit(tmp_path / "fit", reg.model, reg.clients).summary_table(0.5)) == repr(expected)
     with pytest.raises(ValueError, match="`level` is 95; it is the probability"):
         fit.summary_table(95)
+    by_its_model = fb.fit_federated(reg.model, reg.clients, coords=reg.coords, dims=reg.dims, **options)
+    assert repr(by_its_model.summary_table(0.5)) == repr(expected)
+
+
+def test_names_of_levels_are_the_regressions_also_where_the_fit_has_none(tables):
+    reg = fb.regression("y ~ x + sex", clients=tables(np.arange(40.0) % 7))
+    options = {"key": jax.random.key(0), "method": "laplace", "correct": False, "num_draws": 20, "progress": False}
+    found = fb.fit_federated(reg.model, reg.clients, **options).summary_table()
+    assert found.draws["coefficient"].values.tolist() == ["Intercept", "x", "sex[m]", "sigma"]
+
+
+def test_a_program_of_ones_own_knows_of_no_regression(tables):
+    reg = fb.regression("y ~ x", clients=tables(np.arange(40.0) % 7))
+    options = {"key": jax.random.key(0), "method": "laplace", "correct": False, "num_draws": 20, "progress": False}
+    fit = fb.fit_federated(lambda x, y=None: reg.model(x, y), reg.clients, **options)
     with pytest.raises(fb.FormulaError, match=r"knows of no regression: .* Write `fb.summary_table\(reg, fit\)`"):
-        fb.fit_federated(reg.model, reg.clients, **options).summary_table()
+        fit.summary_table()
+    assert len(fb.summary_table(reg, fit).draws["coefficient"]) == 3
