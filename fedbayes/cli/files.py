@@ -49,7 +49,7 @@ def read_clients(paths: Sequence[Path], by: str | None, encoding: str) -> Any:
             raise ClientDataError(
                 f"`--by {by}` is for one file, and {len(paths)} are given. Leave it out, or join them."
             )
-        table = _read(paths[0], encoding)
+        table = read_table(paths[0], encoding)
         if by not in table.columns:
             known = [str(name) for name in table.columns]
             raise ClientDataError(
@@ -57,7 +57,7 @@ def read_clients(paths: Sequence[Path], by: str | None, encoding: str) -> Any:
             )
         return table
     check_names(paths)
-    return {path.stem: _read(path, encoding) for path in paths}
+    return {path.stem: read_table(path, encoding) for path in paths}
 
 
 def check_names(paths: Sequence[Path]) -> None:
@@ -98,7 +98,14 @@ def by_file(paths: Sequence[Path], found: Any, by: str | None) -> dict[str, tupl
     return {label_text(name): (paths[0], rows) for name, rows in groups}
 
 
-def _read(path: Path, encoding: str) -> "pd.DataFrame":
+def read_table(path: Path, encoding: str) -> "pd.DataFrame":
+    """The table of a file.
+
+    Raises
+    ------
+    ClientDataError
+        It is missing, empty, of another kind, in another encoding, or no table.
+    """
     try:
         import pandas as pd
     except ImportError:

@@ -52,6 +52,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command()(network.log)
 app.command()(network.privacy)
 app.command()(network.client_posterior)
+app.command()(network.predict)
 
 
 @app.command()

@@ -8,8 +8,12 @@ import typer
 from fedbayes.cli.errors import plain_errors
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedbayes.formula.regression import Regression
     from fedbayes.network.client.vault import Vault
     from fedbayes.network.site import Site
+    from fedbayes.questions.regression.estimates import Estimates
 
 NodeConfig = Annotated[
     str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
@@ -48,11 +52,88 @@ def client_posterior(
         site = open_site(project, settings)
         idata = own_posterior(site)
         path = output or Path(f"{site.name}.nc")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.touch(mode=0o600)  # it tells of the site's own rows: for its owner alone
+        _begin(path)
         idata.to_netcdf(str(path))
     _tell(site, idata, path)
+
+
+def predict(
+    data: Annotated[
+        Path, typer.Argument(help="Rows to predict, CSV or Parquet, with the columns on the right of the formula.")
+    ],
+    config: NodeConfig,
+    project: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="The project's folder, as it was in the run.")
+    ] = Path(),
+    output: Annotated[Path, typer.Option(dir_okay=False, help="A CSV file.")] = Path("predictions.csv"),
+    own: Annotated[
+        Path | None,
+        typer.Option(help="The site's table that was fitted; needed where the formula has groups within the site."),
+    ] = None,
+    level: Annotated[float, typer.Option(min=0.01, max=0.99, help="Probability of the intervals.")] = 0.9,
+    encoding: Annotated[str, typer.Option(help="Of CSV files.")] = "utf-8",
+) -> None:
+    """At a site: predict new rows there by a regression, with the site's own effects, after its last run.
+
+    It is computed from the site's data and from what the site has kept; nothing is sent.
+    """
+    with plain_errors():
+        from fedbayes.cli.files import read_table
+        from fedbayes.flower.sites import open_site, read_config
+        from fedbayes.formula.reading.predictions import own_predictions
+        from fedbayes.network.conclusion import client_posterior as own_posterior
+        from fedbayes.runtime.compiling import cache_programs
+
+        cache_programs()
+        site = open_site(project, read_config(config))
+        reg, rows = _regression_of(site), read_table(data, encoding)
+        mine = None if own is None else read_table(own, encoding)
+        posterior = own_posterior(site)["posterior"]
+        expected, observed = own_predictions(reg, site.name, posterior, rows, own=mine, level=level)
+        _begin(output)
+        _as_one_table(expected, observed).to_csv(output, index=False)
+    for each in filter(None, (expected, observed)):
+        typer.echo(f"{each}\n")
+    typer.echo(f"All numbers are in {output}.")
+
+
+def _regression_of(site: "Site") -> "Regression":
+    """The regression whose program is a study's model.
+
+    Raises
+    ------
+    FormulaError
+        It is none.
+    """
+    from fedbayes.errors import FormulaError
+    from fedbayes.results.saved.regression import carried_by
+
+    carried = carried_by(getattr(site.study, "model", None))  # an agreement has none yet
+    if carried is None:
+        raise FormulaError(
+            "The study's model is no regression by a formula, `model = reg.model`. `fedbayes client-posterior` writes "
+            "the site's draws of any model, for predictions by NumPyro's `Predictive`."
+        )
+    found: Regression = carried.whole
+    return found
+
+
+def _as_one_table(expected: "Estimates", observed: "Estimates | None") -> "pd.DataFrame":
+    """A line for each row, the first one below the file's header being row 1, and for each level of an outcome."""
+    table: pd.DataFrame = expected.to_pandas()
+    table["row"] += 1
+    if observed is not None:
+        new = observed.to_pandas()
+        for name in ("mean", "sd", "median", "lower", "upper"):
+            table[f"new_{name}"] = new[name].to_numpy()
+    return table
+
+
+def _begin(path: Path) -> None:
+    """An empty file for its owner alone: what is written into it tells of the site's own rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
 
 
 def disclosure(

@@ -9,9 +9,11 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 from typer.testing import CliRunner
 
@@ -24,6 +26,7 @@ from fedbayes.errors import ClientDataError
 from fedbayes.flower.settings import Settings
 from fedbayes.flower.sites import read_config
 from fedbayes.models import heart_disease
+from fedbayes.network.conclusion import client_posterior
 from fedbayes.network.fit import fit_over
 from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.network.site import Site
@@ -267,6 +270,84 @@ def test_a_site_s_own_latents_are_in_its_posterior(project, tmp_path, monkeypatc
     code, told = run("client-posterior", "--project", project, "--config", config)
     assert code == 1
     assert "budapest.csv', which is not there" in told
+
+
+REGRESSION_STUDY = """
+from pathlib import Path
+
+import numpyro.distributions as dist
+
+import fedbayes as fb
+
+KNOWN = {"1|site_sigma": dist.LogNormal(0.0, 1e-3), "sigma": dist.LogNormal(0.0, 1e-3)}
+reg = fb.regression("disease ~ age + (1 | site)", agreed=Path(__file__).with_name("agreed.json"), priors=KNOWN)
+model, method = reg.model, fb.Laplace()
+
+
+def load_data(config):
+    import pandas as pd
+
+    return reg.arguments(config["site-id"], pd.read_csv(config["data-path"]), outcome=True)
+"""
+
+
+@pytest.mark.statistical(key="0, and the sites' own secrets", numbers=4, errors=6.0)
+def test_a_site_predicts_new_rows_with_its_own_effects(project, tmp_path):
+    """As `fb.predictions` does with its draws, and, up to these, as whoever has all rows.
+
+    With sds that are known the posterior is normal, in one process and over a network.
+    """
+    import pandas as pd
+
+    known = {"1|site_sigma": dist.LogNormal(0.0, 1e-3), "sigma": dist.LogNormal(0.0, 1e-3)}
+    tables = {site: pd.read_csv(project / "data" / f"{site}.csv") for site in SITES}
+    reg = fb.regression("disease ~ age + (1 | site)", clients=tables, priors=known)
+    reg.agreed.save(project / "app" / "agreed.json")
+    (project / "app" / "study.py").write_text(REGRESSION_STUDY)
+    study = load(project)
+    both = Study(study.model, study.method)
+    sites = [Site(both, study.load_data, config_of(site, project)) for site in SITES]
+    options = {"key": jax.random.key(0), "num_draws": 1000, "correct": False, "progress": False}
+    there = fit_over(Rehearsal(*sites), both, num_clients=3, **options)
+    with pytest.raises(ClientDataError, match=r"of 'budapest', 'cleveland', 'long-beach' are not known: They are comp"):
+        there.random_effects()
+
+    rows, written = pd.DataFrame({"age": [40.0, 60.0]}), tmp_path / "new" / "found.csv"
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    words = ["predict", tmp_path / "rows.csv", "--project", project, "--output", written]
+    code, told = run(*words, "--config", as_text(config_of("budapest", project)), "--level", "0.8")
+    assert code == 0, told
+    assert "Mean of `disease` at 'budapest', 80% intervals" in told
+    assert "A new `disease` at 'budapest', 80% intervals" in told
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    found = pd.read_csv(written)
+    draws = SimpleNamespace(
+        idata=there.idata, client_names=tuple(SITES), client_posterior=lambda _: client_posterior(sites[0])
+    )
+    expected = fb.predictions(reg, draws, rows, where="budapest", level=0.8).to_pandas()
+    for name in ("mean", "sd", "median", "lower", "upper"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+    assert found["row"].tolist() == [1, 2]
+
+    alone = reg.fit(method=study.method, **options)
+    mean = fb.predictions(reg, alone, rows, where="budapest").summary
+    sd = mean["sd"].to_numpy()
+    assert (np.abs(found["mean"] - mean["mean"].to_numpy()) < 6.0 * sd * np.sqrt(2 / 1000)).all()
+    assert (np.abs(found["new_sd"] / np.hypot(sd, 1.0) - 1.0) < 6.0 / np.sqrt(2 * 1000)).all()
+
+    pd.DataFrame({"years": [40.0]}).to_csv(tmp_path / "rows.csv", index=False)
+    code, told = run(*words, "--config", as_text(config_of("budapest", project)))
+    assert code == 1
+    assert "age" in told
+
+
+def test_a_study_with_a_model_of_its_own_has_no_regression_to_predict_by(project, tmp_path):
+    (project / "sites" / "cleveland").mkdir(parents=True)
+    (tmp_path / "rows.csv").write_text("age\n50\n")
+    config = as_text(config_of("cleveland", project))
+    code, told = run("predict", tmp_path / "rows.csv", "--project", project, "--config", config)
+    assert code == 1
+    assert "The study's model is no regression by a formula, `model = reg.model`. `fedbayes client-posterior`" in told
 
 
 @pytest.mark.parametrize("site", [*SITES, "zurich"])
