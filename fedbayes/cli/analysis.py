@@ -11,7 +11,7 @@ import typer
 
 from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet
 from fedbayes.cli.files import Asked
-from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of
+from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of, priors_of
 from fedbayes.cli.methods import check_method, options_of
 from fedbayes.cli.studies import StudyJob, study_job
 from fedbayes.errors import ClientDataError, FormulaError
@@ -58,6 +58,10 @@ Levels = Annotated[
     list[str] | None,
     typer.Option(help="Levels of a column in order, `stage=I,II,III`; the first is compared with. May be repeated."),
 ]
+Priors = Annotated[
+    list[str] | None,
+    typer.Option("--prior", help="Of a parameter, in place of its default: `age=Normal(0, 0.1)`. May be repeated."),
+]
 Encoding = Annotated[str, typer.Option(help="Of CSV files.")]
 
 
@@ -95,6 +99,7 @@ def fit(
     family: Family = None,
     by: By = None,
     levels: Levels = None,
+    prior: Priors = None,
     drop_missing: DropMissing = False,
     method: MethodName = None,
     option: Options = None,
@@ -126,11 +131,8 @@ def fit(
 
         _check_folder(out)
         cache_programs()
-        job = _job(
-            Asked(
-                data, formula or [], family, by, levels_of(levels), drop_missing, method, options_of(option), encoding
-            )
-        )
+        rest = levels_of(levels), priors_of(prior), drop_missing, method, options_of(option), encoding
+        job = _job(Asked(data, formula or [], family, by, *rest))
         typer.echo(f"{job}\n")
         found = _fitted(job, seed, draws, checkpoint)
         typer.echo(f"{found}\n")
@@ -214,6 +216,7 @@ def check(
     family: Family = None,
     by: By = None,
     levels: Levels = None,
+    prior: Priors = None,
     drop_missing: DropMissing = False,
     method: MethodName = None,
     option: Options = None,
@@ -229,11 +232,8 @@ def check(
     Example: fedbayes check app/study.py data/cleveland.csv data/budapest.csv
     """
     with plain_errors(BAD_INPUT):
-        job = _job(
-            Asked(
-                data, formula or [], family, by, levels_of(levels), drop_missing, method, options_of(option), encoding
-            )
-        )
+        rest = levels_of(levels), priors_of(prior), drop_missing, method, options_of(option), encoding
+        job = _job(Asked(data, formula or [], family, by, *rest))
         typer.echo(f"{job}\n")
         found = job.disclosure()
     rows = [(name, f"{rows:,}", _in_words(found.counts(name))) for name, rows in found.rows.items()]

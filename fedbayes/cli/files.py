@@ -20,8 +20,9 @@ class Asked(NamedTuple):
 
     Attributes
     ----------
-    data, formula, family, by, levels, drop_missing, method, options, encoding
-        Arguments and options of the command; ``levels`` by column, ``options`` of the method by name.
+    data, formula, family, by, levels, priors, drop_missing, method, options, encoding
+        Arguments and options of the command; ``levels`` by column, ``priors`` by parameter, ``options`` of the method
+        by name.
     """
 
     data: Sequence[Path]
@@ -29,6 +30,7 @@ class Asked(NamedTuple):
     family: str | None
     by: str | None
     levels: Mapping[str, list[str]]
+    priors: Mapping[str, Any]
     drop_missing: bool
     method: str | None
     options: Mapping[str, Any]

@@ -1,5 +1,6 @@
 """``fedbayes fit`` and ``check`` on a formula."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from fedbayes.owner.disclosure import Disclosure
     from fedbayes.questions.regression.estimates import Estimates
     from fedbayes.results.fit import FederatedFit
+
+
+_PRIOR = re.compile(r"(.+?)=\s*(\w+(?:\.\w+)*\(.*)", re.DOTALL)  # a parameter, and what looks like a call
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def formula_job(asked: Asked) -> FormulaJob:
         family=family,
         clients=clients,
         levels=asked.levels,
+        priors=asked.priors,
         site=site,
         missing="drop" if asked.drop_missing else "refuse",
     )
@@ -112,4 +117,22 @@ def levels_of(texts: Sequence[str] | None) -> dict[str, list[str]]:
         if not equals:
             raise FormulaError(f"`--levels {text}` names no levels. Write `--levels stage=I,II,III`.")
         found[name.strip()] = [level.strip() for level in levels.split(",")]
+    return found
+
+
+def priors_of(texts: Sequence[str] | None) -> dict[str, Any]:
+    """The priors of parameters, from ``age=Normal(0, 1)``.
+
+    Raises
+    ------
+    FormulaError
+        A text has no equals sign, or no distribution behind it.
+    """
+    from fedbayes.formula.program.typed import prior_of
+
+    found = {}
+    for text in texts or ():
+        if (parts := _PRIOR.fullmatch(text)) is None:
+            raise FormulaError(f"`--prior {text}` gives no prior. Write `--prior 'age=Normal(0, 1)'`.")
+        found[parts[1].strip()] = prior_of(parts[2])
     return found

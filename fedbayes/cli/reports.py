@@ -40,6 +40,7 @@ def whole_fit(folder: Path, data: Sequence[Path], by: str | None, encoding: str)
     """
     from fedbayes.fit import load_fit
     from fedbayes.formula.agreed import Agreed
+    from fedbayes.formula.program.typed import prior_of
     from fedbayes.formula.regression import regression
 
     file = folder.absolute().parent / "agreed.json"
@@ -55,6 +56,7 @@ def whole_fit(folder: Path, data: Sequence[Path], by: str | None, encoding: str)
         family=agreed.family,
         agreed=agreed,
         clients=read_clients(data, by, encoding),
+        priors={name: prior_of(text) for name, text in agreed.priors.items()},
         site=agreed.site,
         missing="drop" if agreed.drop else "refuse",
         **agreed.options,

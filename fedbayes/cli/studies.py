@@ -73,7 +73,8 @@ def study_job(asked: Asked) -> StudyJob:
         What is wrong, the value seen, and what to write instead.
     """
     path, data = asked.data[0], asked.data[1:]
-    for option, given in (("formula", asked.formula), ("family", asked.family), ("levels", asked.levels)):
+    of_formulas = {"formula": asked.formula, "family": asked.family, "levels": asked.levels, "prior": asked.priors}
+    for option, given in of_formulas.items():
         if given:
             raise ClientDataError(
                 f"`--{option}` is for a regression by a formula, and {path} is a study, which has a model of its own. "

@@ -173,7 +173,7 @@ def _from_prior(fitted: Fitted, num: int) -> Iterator[Replicates]:
     """
     check(fitted.answer.locals_from, Question.PRIOR_REPLICATES)
     key = key_for(fitted.key, Purpose.PRIOR)
-    values = prior_draws(fitted.problem, fitted.roster.prior, key, num)
+    values = prior_draws(fitted.problem, fitted.roster.prior, key, num, instead="`prior=False`, or ")
     yield from prior_replicates(fitted.problem, values, key)
 
 

@@ -86,8 +86,10 @@ def replicates(fitted: Fitted, num_draws: int) -> Iterator[Replicates]:
         yield Replicates(name, seen, {site: np.asarray(found[site]) for site in seen})
 
 
-def prior_draws(problem: Problem, prior: Prior, key: Array, num: int) -> dict[str, np.ndarray]:
+def prior_draws(problem: Problem, prior: Prior, key: Array, num: int, *, instead: str = "") -> dict[str, np.ndarray]:
     """Draws of the constrained globals, and of functions of them, from their prior, ``(1, draw, ...)``.
+
+    ``instead`` is what whoever asked can write without another prior: ``"`prior=False`, or "``.
 
     Raises
     ------
@@ -98,14 +100,14 @@ def prior_draws(problem: Problem, prior: Prior, key: Array, num: int) -> dict[st
     if terms := shapes[0].program.prior_terms:
         raise ValueError(
             f"The prior has the terms {list(terms)} beside the laws of the globals, and can't be drawn from. Write "
-            "`prior=False`, or a prior by `numpyro.sample` alone."
+            f"{instead}a prior by `numpyro.sample` alone."
         )
     with computing():
         try:
             theta = jax.vmap(prior.draw)(jax.random.split(key, num))
         except NotImplementedError as error:
             raise ValueError(
-                f"A prior of the globals can't be drawn from. Write `prior=False`, or a proper prior. {error}"
+                f"A prior of the globals can't be drawn from. Write {instead}a proper prior. {error}"
             ) from error
         return arviz.global_values(shapes, np.asarray(theta)[None])
 

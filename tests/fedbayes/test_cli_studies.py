@@ -201,6 +201,7 @@ CHANGED = {  # what the study says in place of what, and the options
     "a formula": (("", ""), ["--formula", "sick ~ age"], r"`--formula` is for a regression by a formula.*Leave out"),
     "a family": (("", ""), ["--family", "poisson"], "`--family` is for a regression by a formula"),
     "levels": (("", ""), ["--levels", "age=1,2"], "`--levels` is for a regression by a formula"),
+    "a prior": (("", ""), ["--prior", "age=Normal(0, 1)"], "`--prior` is for a regression by a formula"),
     "a missing column": (('"age", "bmi"', '"age", "bmmi"'), [], r"names 'bmmi', and north\.csv.*Did you mean 'bmi'"),
     "a function and --by": (("load_data = columns", f"{OWN}other = columns"), ["--by", "site"], "`--by` is about"),
     "no arrays": (("load_data = columns", "def load_data(config): pass\nother = columns"), [], "returns a NoneType"),

@@ -80,6 +80,8 @@ REFUSED = {
     "a column of no client": (["both.csv"], ["--by", "scool"], "names no column.*Did you mean 'school'"),
     "a column and two files": (["both.csv", "GP.csv"], ["--by", "school"], "is for one file, and 2 are given"),
     "levels of nothing": (["GP.csv"], ["--levels", "sex"], "names no levels"),
+    "a prior of nothing": (["GP.csv"], ["--prior", "Normal(0, 1)"], "gives no prior. Write `--prior 'age=Normal"),
+    "a prior that is none": (["GP.csv"], ["--prior", "age=Norml(0, 1)"], "names no distribution.*mean 'Normal'"),
     "a missing column": (["GP.csv"], ["--formula", "grade3 ~ sexx"], "no such column.*Did you mean 'sex'"),
     "a group of no column": (
         ["GP.csv"],
@@ -125,6 +127,21 @@ def test_trouble_is_told_and_a_fit_not_to_be_relied_on_ends_with_code_3(files, m
     assert result.exit_code == code
     assert "the fit" in result.output
     assert "Two clients are far" in result.output
+
+
+def test_priors_are_those_of_python(files):
+    options = [
+        "--formula",
+        "grade3 ~ failures + sex",
+        "--prior",
+        "failures=Normal(0, 0.1)",
+        "--prior",
+        "sigma = HalfNormal(3)",
+    ]
+    result = run("check", files / "GP.csv", files / "MS.csv", *options)
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert ["failures", "Normal(0, 0.1) (given)"] in lines, result.output
+    assert ["sigma", "HalfNormal(3) (given)"] in lines
 
 
 def test_formulas_of_further_parameters_are_told_apart():

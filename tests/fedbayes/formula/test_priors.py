@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import fedbayes as fb
+from fedbayes.formula.program.typed import prior_of
 from fedbayes.formula.program.written import made, written
 
 RNG = np.random.default_rng(5)
@@ -193,3 +194,43 @@ def test_a_prior_is_made_again_from_its_text(prior):
 
 def test_numbers_of_32_bits_are_written_as_they_were_meant():
     assert written("x", dist.Normal(jnp.float32(0.1), 1.0)) == "dist.Normal(0.1, 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Normal(0, 2.5)", dist.Normal(0.0, 2.5)),
+        (" dist.StudentT(3.0, -1, scale=2.5) ", dist.StudentT(3.0, -1.0, 2.5)),
+        ("FoldedDistribution(StudentT(4.0, 0.0, 2.0))", dist.FoldedDistribution(dist.StudentT(4.0, 0.0, 2.0))),
+        ("LKJCholesky(2, 1.0)", dist.LKJCholesky(2, 1.0)),
+        ("dist.Normal(0.0, 0.1).expand([2]).to_event(1)", dist.Normal(0.0, 0.1)),
+    ],
+)
+def test_priors_as_they_are_typed(text, expected):
+    found = prior_of(text)
+    draws = expected.sample(jax.random.key(0), (5,))
+    assert type(found) is type(expected)
+    np.testing.assert_array_equal(found.log_prob(draws), expected.log_prob(draws))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Normal", "is no prior"),
+        ("Normal(", "is no prior"),
+        ("Normal(0, __import__('os').getpid())", "names no distribution"),
+        ("Normal(0, x)", "is no prior"),
+        ("Normal(0, True)", "is no prior"),
+        ("Normal(*[0, 1])", "is no prior"),
+        ("Normal(**{'loc': 0})", "is no prior"),
+        ("(lambda: 0)()", "names no distribution"),
+        ("dist.Normal.__init__(0)", "names no distribution"),
+        ("constraints(0)", "names no distribution"),
+        ("Normal(0, -1)", "is no distribution: .*scale"),
+        ("Normal(0, 1, 2, 3)", "is no distribution"),
+        ("Normall(0, 1)", "Did you mean 'Normal'"),
+    ],
+)
+def test_what_is_typed_is_read_and_never_run(text, told):
+    with pytest.raises(fb.FormulaError, match=told):
+        prior_of(text)

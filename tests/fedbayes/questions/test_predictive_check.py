@@ -14,6 +14,7 @@ import fedbayes as fb
 from fedbayes.contract.client_locals import FromServer
 from fedbayes.models import linear
 from fedbayes.questions.predictive_check import placed, predictive_check
+from fedbayes.questions.replicates import prior_draws
 from fedbayes.results import arviz
 
 KEY = jax.random.key(0)
@@ -195,3 +196,5 @@ def test_priors_that_can_not_be_drawn_from(small_fit) -> None:
     ):
         with pytest.raises(ValueError, match=told):
             predictive_check(fake(small_fit, **changed), prior=True)
+    with pytest.raises(ValueError, match=r"drawn from. Write a proper prior. The site 'mu'"):  # of a regression
+        prior_draws(small_fit.problem, roster.prior, jax.random.key(0), 2)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import numpyro.distributions as dist
 import pandas as pd
 import pytest
 import xarray as xr
@@ -174,6 +175,16 @@ def test_the_files_that_were_fitted_make_the_regression_again(result, reg, monke
     for name, arguments in reg.clients.items():
         for argument, values in arguments.items():
             np.testing.assert_array_equal(clients[name][argument], values)
+
+
+def test_priors_that_were_given_are_those_of_the_regression_made_again(result, monkeypatch):
+    given = {"age": dist.Normal(0.0, 0.1), "sex": dist.StudentT(3.0, 0.0, 2.5)}
+    reg = fb.regression(FORMULA, family="bernoulli", clients=CLIENTS, priors=given)
+    reg.agreed.save(result / "agreed.json")
+    asked = {}
+    monkeypatch.setattr("fedbayes.fit.load_fit", lambda *arguments: asked.update(given=arguments))
+    whole_fit(result / "fit", [result / f"{name}.csv" for name in CLIENTS], None, "utf-8")
+    assert carried_by(asked["given"][1]).regression.source == reg.source
 
 
 def test_the_same_formula_is_the_same_program_from_shell_and_python(result, reg, monkeypatch):
