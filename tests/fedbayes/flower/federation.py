@@ -309,6 +309,15 @@ class Federation:
         assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
         return done.stdout
 
+    def approve(self, app: Path) -> None:
+        """As each site's owner does: ``fedbayes approve``, but for its dry run."""
+        for config in self.configs:
+            command = [BIN / "fedbayes", "approve", "--yes", "--no-dry-run", "--project", app]
+            command += ["--config", as_config(config)]
+            environment = {**os.environ, **self.environment}
+            done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
+
     def log(self, name: str = "server") -> str:
         """The log of the server or of a site's node."""
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")

@@ -12,6 +12,7 @@ import fedbayes as fb
 from fedbayes.models import heart_disease
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland")
+CAREFUL = ("cleveland", "hungarian", "va")  # whose coarse columns pass the default disclosure rules
 EP = 'fb.EP(solver="laplace", num_replicates=1)'  # the method of the app, as it is written there
 SETTINGS = {"seed": 2, "num-draws": 100, "round-timeout": 300.0, "join-timeout": 600.0}
 LONG = 1200  # seconds for a run, on a slow machine
@@ -23,12 +24,22 @@ def hospitals(num):
     return {f"site-{i}": clients[HOSPITALS[i]] for i in range(num)}
 
 
+def careful(num):
+    """The data of so many sites that take part under the policy that an owner has by default."""
+    clients = heart_disease.coarse_clients()
+    return {f"site-{i}": clients[CAREFUL[i]] for i in range(num)}
+
+
 def nodes(folder, num):
-    """Each site's file, for the configuration of its node."""
+    """Each site's files, for the configuration of its node."""
     folder.mkdir()
-    for name, data in hospitals(num).items():
-        np.savez(folder / f"{name}.npz", **data)
-    return {name: {"data-path": str(folder / f"{name}.npz"), **PERMISSIVE} for name in hospitals(num)}
+    configs = {name: dict(PERMISSIVE) for name in hospitals(num)}
+    for kind, clients in {"data-path": hospitals(num), "careful-path": careful(num)}.items():
+        for name, data in clients.items():
+            path = folder / f"{name}-{kind}.npz"
+            np.savez(path, **data)
+            configs[name][kind] = str(path)
+    return configs
 
 
 def settings(num, folder, **more):
@@ -36,20 +47,20 @@ def settings(num, folder, **more):
     return SETTINGS | {"num-clients": num, "min-clients": num, "output": str(folder)} | more
 
 
-def app_with(method, target):
-    """The hospitals' app with another method in its study."""
+def app_with(method, target, data="data-path"):
+    """The hospitals' app with another method in its study, and perhaps other files of its nodes."""
     folder = copy_app(Path(__file__).parent / "hospitals", target)
     study = folder / "hospitals" / "study.py"
     text = study.read_text()
     assert text.count(EP) == 1
-    study.write_text(text.replace(EP, method))
+    study.write_text(text.replace(EP, method).replace("data-path", data))
     return folder
 
 
-def here(method, num, **options):
+def here(method, num, clients=None, **options):
     """The same fit in one process; the method is told as in an app's study."""
     given = {"key": jax.random.key(SETTINGS["seed"]), "num_draws": SETTINGS["num-draws"], "progress": False}
-    return fb.fit_federated(heart_disease.model, hospitals(num), method=eval(method), **(given | options))
+    return fb.fit_federated(heart_disease.model, clients or hospitals(num), method=eval(method), **(given | options))
 
 
 def draws(idata):

@@ -3,6 +3,8 @@
 The tests use one federation in turn. It is as good after each as before: what a test kills, it starts again.
 """
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -10,12 +12,15 @@ import pytest
 pytest.importorskip("flwr")
 
 from echoes import assert_one_worker_answers_each_site
-from fits import EP, LONG, app_with, assert_same_file, draws, draws_in, here, hospitals, nodes, settings
+from fits import EP, LONG, app_with, assert_same_file, careful, draws, draws_in, here, hospitals, nodes, settings
+from permissive import PERMISSIVE
 from recording import Recording, assert_nothing_of_a_site, expansions, forget, numbers_in, record, seen_in
 
 import fedbayes as fb
 from fedbayes.models import heart_disease
 from fedbayes.network.client.journal import Journal
+from fedbayes.network.client.policy import Policy, read_policy
+from fedbayes.owner.rules import DisclosureRules
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,13 +29,28 @@ pytestmark = [
 ]
 _NUMBERS = ("round", "after")  # requests whose answers hold numbers
 THREE = 3  # sites, whose terms are hidden where sums are enough
+LAPLACE = "'laplace'"
+CAREFUL = {LAPLACE: "careful-path"}  # of these methods' apps: the columns that owners send by default
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """The file of all owners, which a test may write anew."""
+    return tmp_path_factory.mktemp("owners") / "policy.toml"
 
 
 @pytest.fixture
-def secure(shared, tmp_path_factory):
-    return shared(
-        lambda: {"sites": nodes(tmp_path_factory.mktemp("secure") / "data", THREE), "tls": True, "keys": True}
-    )
+def secure(shared, policy, tmp_path_factory):
+    def options():
+        configs = nodes(tmp_path_factory.mktemp("secure") / "data", THREE)
+        return {
+            "sites": {name: {**config, "policy": str(policy)} for name, config in configs.items()},
+            "tls": True,
+            "keys": True,
+        }
+
+    policy.write_text(Path(PERMISSIVE["policy"]).read_text())
+    return shared(options)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +63,8 @@ def recorded(tmp_path_factory):
 
     def of(method):
         if method not in made:
-            app = app_with(method, tmp_path_factory.mktemp("recorded") / "app")
+            target = tmp_path_factory.mktemp("recorded") / "app"
+            app = app_with(method, target, CAREFUL.get(method, "data-path"))
             made[method] = app, record(app)
         forget(made[method][1])
         return made[method]
@@ -82,17 +103,39 @@ def test_whole_fits_give_the_answer_of_one_process(method, secure, recorded, tmp
     assert_nothing_of_a_site(Recording(folder), hospitals(THREE), summaries)
 
 
-def test_without_secure_sums_a_recording_holds_each_sites_summary(secure, recorded, tmp_path, summaries):
+@pytest.fixture(scope="module")
+def careful_summaries():
+    return expansions(heart_disease.model, careful(THREE))
+
+
+def assert_same_as_here(folder):
+    assert_same_file(folder, here(LAPLACE, THREE, careful(THREE)), rtol=1e-10, atol=1e-10)
+
+
+def test_owners_who_have_approved_a_study_and_written_nothing(secure, policy, recorded, tmp_path, careful_summaries):
+    """The Laplace approximation by an empty policy: disclosure rules, limits and secure sums as they are by default."""
+    policy.write_text("")
+    assert read_policy(secure.configs[0]) == Policy(policy, DisclosureRules())
+    app, folder = recorded(LAPLACE)
+    secure.approve(app)
+    run = secure.run(app, settings(THREE, tmp_path / "fit"))
+    assert run.wait(LONG) == "finished:completed", run.log()
+    assert_same_as_here(tmp_path / "fit")
+    assert forms(secure) == {"hidden"}
+    assert_nothing_of_a_site(Recording(folder), careful(THREE), careful_summaries)
+
+
+def test_without_secure_sums_a_recording_holds_each_sites_summary(secure, recorded, tmp_path, careful_summaries):
     """The attack works where there is something: the first answers are the sites' Gaussians, to the last digits."""
-    app, folder = recorded("'laplace'")
+    app, folder = recorded(LAPLACE)
     run = secure.run(app, settings(THREE, tmp_path / "fit", **{"secure-sums": False}))
     assert run.wait(LONG) == "finished:completed", run.log()
-    assert_same_file(tmp_path / "fit", here("'laplace'", THREE), rtol=1e-10, atol=1e-10)
+    assert_same_as_here(tmp_path / "fit")
     found = Recording(folder)
-    for name, summary in summaries.items():
+    for name, summary in careful_summaries.items():
         assert seen_in(numbers_in(found.of(name)[0]), summary) == 1.0
     with pytest.raises(AssertionError):
-        assert_nothing_of_a_site(found, hospitals(THREE), summaries)
+        assert_nothing_of_a_site(found, careful(THREE), careful_summaries)
 
 
 @pytest.mark.statistical(key="the sites' own secrets", numbers=112, errors=5.0)  # chains are up to 1.2 times as wide
@@ -105,7 +148,7 @@ def test_chains_run_over_real_processes(secure, recorded, tmp_path, summaries):
     assert run.wait(LONG) == "finished:completed", run.log()
     assert forms(secure) == {"hidden"}
     assert_nothing_of_a_site(Recording(folder), hospitals(THREE), summaries)
-    mode = draws(here("'laplace'", THREE).idata)
+    mode = draws(here(LAPLACE, THREE).idata)
     for name, values in draws_in(tmp_path / "fit").items():
         assert values.shape[:2] == (2, 4)
         centre, sd = mode[name].mean((0, 1)), mode[name].std((0, 1))
