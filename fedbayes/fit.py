@@ -210,8 +210,8 @@ def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:
 
 
 def warn_of_trouble(fit: FederatedFit, stacklevel: int) -> None:
-    """Warn of a fit that has not converged, or whose answer can't be trusted."""
-    if not fit.converged:
+    """Warn of a fit that has not converged, or lacks sites it began with, or whose answer can't be trusted."""
+    if not fit.converged or fit.fitted.put_out:
         warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=stacklevel)
     elif fit.fitted.unchecked or (fit.correction is not None and not fit.correction.reliable):
         warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=stacklevel)

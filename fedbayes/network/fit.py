@@ -1,5 +1,6 @@
 """``fit_over``: the server's side of a fit, over any transport."""
 
+import hashlib
 import json
 import logging
 import os
@@ -7,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ from fedbayes.network.server.described import Described, described_problem, seat
 from fedbayes.network.server.joining import all_joined, enrolled
 from fedbayes.network.server.register import Register
 from fedbayes.network.server.remote import Patience, Remote
+from fedbayes.network.server.secure import NoSum
 from fedbayes.network.server.terminal import Terminal
 from fedbayes.network.study import Study
 from fedbayes.network.transport import Transport
@@ -30,7 +32,7 @@ from fedbayes.results.posterior import idata
 from fedbayes.results.presented import Presentation, check_names
 from fedbayes.results.saved.regression import carried_by
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
-from fedbayes.rounds.loop import Participation, Run
+from fedbayes.rounds.loop import NothingUsed, Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Progress, Silent
 from fedbayes.runtime.files import replace_file
@@ -38,6 +40,7 @@ from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
 
 log = logging.getLogger(__name__)
+_FEWEST = 2  # sites of a run that is begun anew; with two it depends on their owners whether single messages leave
 
 
 def fit_over(
@@ -80,7 +83,7 @@ def fit_over(
         How long a round waits, and for how many clients.
     checkpoint
         File that holds the state after each round; the same run, started again, resumes from it. The clients that
-        belong to it are in a file beside it.
+        belong to it are in a file beside it, and the state of a run without sites that were put out is in another.
     progress
         ``True``: lines in the log.
     seconds_a_round
@@ -88,7 +91,10 @@ def fit_over(
     secure_sums
         Whether the sites hide their terms of sums from the server (:mod:`fedbayes.network.client.masks`), wherever it
         needs the sum over all of them alone, and there are at least three. Such a round needs every site, whatever
-        ``patience`` says. Other messages leave a site only if its owner lets single ones leave.
+        ``patience`` says. A site whose answers can't be used, or that never has anything to add, is put out, and a new
+        run begins without it. In that sites take part whose owners let them add up with fewer (``fewest`` of their
+        policies); noisy rounds are not begun anew, as they would be charged again. Other messages leave a site only if
+        its owner lets single ones leave.
 
     Returns
     -------
@@ -101,7 +107,7 @@ def fit_over(
         Clients have different arguments, or the model can't be split.
     FederatedError
         Too few clients have joined, or have answered; one that is there takes no part, and there are not enough others;
-        two nodes claim one site.
+        two nodes claim one site; one site keeps secure sums from coming out, and the others don't add up without it.
     """
     key = typed_key(key)
     check_arguments(num_rounds, participation, num_draws)
@@ -109,27 +115,15 @@ def fit_over(
     patience = patience or Patience()
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(study.local), bool(correct))
     told = Terminal(seconds_a_round) if progress is True else progress or Silent()
+    asked = _Asked(
+        key, shown, join_timeout, patience, num_rounds, participation, num_draws, checkpoint, told, secure_sums
+    )
     with computing():
         register = Register(transport, study, min(patience.round_timeout, join_timeout))
-        wanted = num_clients or len(sites)
-        problem, executor = joined(register, wanted, sites, join_timeout, patience, checkpoint, secure_sums=secure_sums)
-        check_names(problem, shown)
-        configured, roster = study.configured, problem.roster
-        programs = programs_for(configured, roster, problem.programs, updates_after(configured, roster))
-        for warning in programs.warnings:
-            warnings.warn(warning, stacklevel=2)
-        saved = None
-        if checkpoint is not None:
-            text = f"{problem.description()}, study {study.digest[:16]}"
-            saved = Checkpoint(checkpoint, fingerprint(text, configured, jax.random.key_data(key)))
-        executor.connect(programs, problem, key)
-        run = Run(programs, roster, executor, key, participation)
         try:
-            current = run.run(num_rounds, told, saved, num_draws)
+            fitted, executor = _fitted(register, asked, num_clients or len(sites), sites, {})
         finally:
             told.close()
-    carried = carried_by(study.model)
-    fitted = fitted_by(configured, problem, current, programs, executor, key, shown, carried=carried)
     log.info(
         "The rounds are over. The sites are asked for what the posterior needs beside them, and compile once more, "
         "which takes about a minute."
@@ -146,6 +140,86 @@ def fit_over(
     with computing():
         fitted = replace(fitted, agreement=executor.conclude(telling(fitted)))
     return concluded(fitted, stacklevel=3)
+
+
+class _Asked(NamedTuple):
+    """What the runs of a fit have in common, as :func:`fit_over` was given it."""
+
+    key: Array
+    shown: Presentation
+    join_timeout: float
+    patience: Patience
+    num_rounds: int | None
+    participation: Participation
+    num_draws: int
+    checkpoint: str | os.PathLike | None
+    progress: Progress
+    secure_sums: bool
+
+
+def _fitted(
+    register: Register, asked: _Asked, num: int, sites: Sequence[str], put_out: Mapping[str, str]
+) -> tuple[Fitted, Remote]:
+    """What the rounds have found; where a site keeps the others' sums from coming out, those of a new run without it.
+
+    It begins from the start. Within a run sites refuse sums with a site less: less than the others', such a sum is that
+    site's term. In a new run they add up with fewer where their owners have said so.
+    """
+    try:
+        return _one_run(register, asked, num, sites, put_out)
+    except NoSum as error:
+        # private rounds would be charged to the sites' budgets once more
+        if not error.sites or len(error.others) < _FEWEST or register.study.configured.is_private:
+            raise
+        told = f"{error} The server has begun one, over {error.others}."
+        log.warning("%s", told)
+        register.forget(error.sites)
+        put_out = {**put_out, **error.sites}
+        try:
+            return _fitted(register, asked, len(error.others), error.others, put_out)
+        except FederatedError as ended:
+            raise FederatedError(f"{told} It has ended as well. {ended}") from ended
+
+
+def _one_run(
+    register: Register, asked: _Asked, num: int, sites: Sequence[str], put_out: Mapping[str, str]
+) -> tuple[Fitted, Remote]:
+    """What the rounds of a run have found, and the executor that asks its sites."""
+    study, checkpoint = register.study, _checkpoint(asked.checkpoint, put_out)
+    problem, executor = joined(
+        register, num, sites, asked.join_timeout, asked.patience, checkpoint, secure_sums=asked.secure_sums
+    )
+    check_names(problem, asked.shown)
+    configured, roster = study.configured, problem.roster
+    programs = programs_for(configured, roster, problem.programs, updates_after(configured, roster))
+    for warning in () if put_out else programs.warnings:
+        warnings.warn(warning, stacklevel=4)
+    saved = None
+    if checkpoint is not None:
+        text = f"{problem.description()}, study {study.digest[:16]}"
+        saved = Checkpoint(checkpoint, fingerprint(text, configured, jax.random.key_data(asked.key)))
+    executor.connect(programs, problem, asked.key)
+    run = Run(programs, roster, executor, asked.key, asked.participation)
+    try:
+        current = run.run(asked.num_rounds, asked.progress, saved, asked.num_draws)
+    except NothingUsed as error:
+        if not executor.void:
+            raise
+        raise executor.without_sum(str(error)) from error
+    carried = carried_by(study.model)
+    fitted = fitted_by(configured, problem, current, programs, executor, asked.key, asked.shown, carried=carried)
+    return replace(fitted, put_out=put_out), executor
+
+
+def _checkpoint(asked: str | os.PathLike | None, put_out: Mapping[str, str]) -> str | os.PathLike | None:
+    """The file of a run: where sites were put out, one beside that of the run that began with them.
+
+    That stays as it is, for when these sites are set right. A fit that is started again goes through both.
+    """
+    if asked is None or not put_out:
+        return asked
+    digest = hashlib.sha256("\n".join(sorted(put_out)).encode()).hexdigest()  # a site's name may be no file's
+    return f"{os.fspath(asked)}.without-{digest[:8]}"
 
 
 def _with_idata(fitted: Fitted) -> Fitted:

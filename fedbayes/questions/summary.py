@@ -36,8 +36,9 @@ _KEPT = (
 def trouble(fitted: Fitted) -> str:
     """What is wrong with the fit, in words, and what to try; empty if nothing is.
 
-    What kept the rounds from converging, with the clients it concerns, and why the answer can't be trusted. For the
-    latter the clients are asked where they have not been yet, as those of a fit saved by an early version.
+    Which sites over a network were put out, what kept the rounds from converging, with the clients it concerns, and why
+    the answer can't be trusted. For the last the clients are asked where they have not been yet, as those of a fit
+    saved by an early version.
 
     Returns
     -------
@@ -49,7 +50,16 @@ def trouble(fitted: Fitted) -> str:
     failed = f"{fitted.unchecked} {_KEPT}" if fitted.unchecked else ""
     saved = check.despite() if check and not found.converged and not absent else ""
     unsaved = check.trouble() if check else ""
-    return " ".join(filter(None, (found.trouble, _who_is_far(fitted), absent, saved, unsaved, failed)))
+    told = (_of_put_out(fitted), found.trouble, _who_is_far(fitted), absent, saved, unsaved, failed)
+    return " ".join(filter(None, told))
+
+
+def _of_put_out(fitted: Fitted) -> str:
+    """That the fit holds fewer sites than it began with, and why."""
+    if not fitted.put_out:
+        return ""
+    told = ", and of ".join(f"{name}, which {why}" for name, why in fitted.put_out.items())
+    return f"The fit was begun anew without the data of {told}."
 
 
 def _who_is_far(fitted: Fitted) -> str:
@@ -79,6 +89,7 @@ def summary(fitted: Fitted) -> str:
     lines = [
         f"FederatedFit by {type(fitted.method).__name__}: {state} after {done} rounds",
         f"  clients   {len(names)}: {shortened(names)}",
+        *(f"  without   {name}, which {why}" for name, why in fitted.put_out.items()),
         f"  globals   {globals_.size} unconstrained: {sites}",
         *found.headline,
         *_checked_lines(fitted),

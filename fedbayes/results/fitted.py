@@ -72,6 +72,8 @@ class Fitted:
         Why the clients could not be asked once the rounds were over, in a sentence; empty if they could.
     agreement
         Whether a site over a network finds the posterior in agreement with its own data, of those that said so.
+    put_out
+        Sites over a network that the fit began with and does not hold, each with why: words that go on after its name.
     regression
         What was fitted, where that was a formula; ``None``: a program of the user's own.
     carried
@@ -92,6 +94,7 @@ class Fitted:
     saved: SavedPosterior | None = None
     unchecked: str = ""
     agreement: Mapping[str, bool] = field(default_factory=dict)
+    put_out: Mapping[str, str] = field(default_factory=dict)
     regression: Regressed | None = None
     carried: Carried | None = None
     answers: dict[Any, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,6 +86,11 @@ class Register:
         for address, hello in self._greeted(greeted).items():
             self._seat(address, live[address], hello, live)
         return {site: address for site, address in self.seated.items() if address in live}
+
+    def forget(self, sites: Iterable[str]) -> None:
+        """These take no part any more, and who says later on that it speaks for one is not heard."""
+        for site in sites:
+            self.hellos.pop(site, None)
 
     def _may_be_greeted(self, address: Address) -> bool:
         return address not in self._sites and self._not_before.get(address, 0.0) <= time.monotonic()

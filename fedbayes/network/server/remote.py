@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -33,8 +34,8 @@ from fedbayes.runtime.compiling import num_bytes
 log = logging.getLogger(__name__)
 
 _IN_VAIN = (
-    Refusal.SINGLE, Refusal.FEWEST, Refusal.PARTNERS, Refusal.TICKET, Refusal.CHARTER, Refusal.EXACT, Refusal.BUDGET,
-    Refusal.SPENT, Refusal.MOST, Refusal.FAILURES, Refusal.METHOD, Refusal.LOCAL_STEPS, Refusal.QUESTION,
+    Refusal.SINGLE, Refusal.PARTNERS, Refusal.TICKET, Refusal.CHARTER, Refusal.EXACT, Refusal.BUDGET, Refusal.SPENT,
+    Refusal.MOST, Refusal.FAILURES, Refusal.METHOD, Refusal.LOCAL_STEPS, Refusal.QUESTION,
 )  # fmt: skip
 _SPENT = (
     "No round can go on without it. The checkpoint, where one was asked for, holds the draws so far: the same run with "
@@ -86,6 +87,8 @@ class Remote(Executor):
     ----------
     lenient
         Whether what follows the rounds may do without clients that are not there: NaN then stands for their answers.
+    void
+        The rounds since the last sum, which had none.
     bytes_down, bytes_up
         Sent to and by all clients.
     """
@@ -101,7 +104,9 @@ class Remote(Executor):
     ) -> None:
         self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
         self._secure_sums = secure_sums
-        self._void: list[int] = []  # the rounds since the last sum, which had none
+        self.void: list[int] = []
+        self._idle: set[str] = set()  # the sites that had nothing to add in any of these
+        self._fewest: dict[str, int] = {}  # the sites that want more in a sum, and how many
         self.run_name = secrets.token_hex(8)
         self._order = self._saved = self._phase = 0
         self._first: Shared = ()
@@ -161,8 +166,9 @@ class Remote(Executor):
             "unrecorded": np.asarray(pending, np.int64).reshape(-1, 2),
             "broadcasts": [self._broadcasts[number] for number in sorted(self._broadcasts)],
         }
-        about = {"run": known, "order": np.asarray(self._order), "void": np.asarray(self._void, np.int64)}
-        return encode({**about, "begun": begun, "first": self._first, **draws})
+        about = {"run": known, "order": np.asarray(self._order), "void": np.asarray(self.void, np.int64)}
+        idle = np.asarray([place for place, name in enumerate(self._problem.names) if name in self._idle], np.int64)
+        return encode({**about, "begun": begun, "idle": idle, "first": self._first, **draws})
 
     def restore(self, saved: bytes) -> None:
         """See :class:`~fedbayes.rounds.executors.Executor`."""
@@ -176,7 +182,8 @@ class Remote(Executor):
             self._unrecorded.setdefault(place, []).append(number)
         self.run_name = arrays["run"].tobytes().hex()
         self._order = self._saved = int(arrays["order"])
-        self._void = arrays.get("void", np.zeros(0)).tolist()
+        self.void = arrays.get("void", np.zeros(0)).tolist()
+        self._idle = {self._problem.names[place] for place in arrays.get("idle", np.zeros(0, np.int64)).tolist()}
         self._begun = set(arrays["begun"].tolist())
 
     def run(self, order: Round) -> Heard:
@@ -218,30 +225,39 @@ class Remote(Executor):
         codes: Any = np.stack([unused if idle and not term.is_open else term.code for term in terms])
         total = secure.total(list(idle.values()) or terms, template)
         if idle:
-            self._void += [self._order] if order.phase is not None else []
-            self._tell_idle(idle)
+            self._tell_idle(order, idle)
         else:
-            self._void = []
+            self.void = []
             self._heard_of(order, set(answers))
         heard.add(places, Reply(total=total, code=codes))
         found = heard.finish()._replace(bytes_up=num_bytes(terms[0][:2]))
         used = found.replies.used & (not idle)
         return found._replace(replies=found.replies._replace(used=used))
 
-    def _tell_idle(self, idle: Mapping[str, secure.Term]) -> None:
+    def _tell_idle(self, order: Round, idle: Mapping[str, secure.Term]) -> None:
         """Say why there is no sum; end a fit that has had none for many rounds, or can have none any more."""
-        if lost := [name for name, term in idle.items() if np.any(np.equal(term.code, int(ResultCode.LOST)))]:
+        names = list(idle)
+        if lost := [name for name in names if np.any(np.equal(idle[name].code, int(ResultCode.LOST)))]:
             raise FederatedError(
                 f"The sites {lost} have lost what they kept of this run: it was in their state folders. No secure sum "
                 "comes out without it. Begin a new run."
             )
-        names = list(idle)
         log.warning("The sites %s have nothing to add to the sum, so there is none in this round.", names)
-        if len(self._void) >= _MOST_IDLE:
-            raise FederatedError(
-                f"There was no secure sum for {len(self._void)} rounds, as the sites {names} have nothing to add; "
-                "their own logs say why. A secure sum needs all sites: set them right, or begin a new run without them."
+        if order.phase is None:
+            return
+        self._idle = set(names) & (self._idle if self.void else set(names))
+        self.void.append(self._order)
+        if len(self.void) >= _MOST_IDLE:
+            raise self.without_sum(
+                f"There was no secure sum for {len(self.void)} rounds, as the sites {names} have nothing to add; "
+                "their own logs say why."
             )
+
+    def without_sum(self, said: str) -> secure.NoSum:
+        """The end of a run that had no sum of late; ``said`` tells of it, in sentences."""
+        names = self._problem.names
+        idle = dict.fromkeys((name for name in names if name in self._idle), "had nothing to add to any sum")
+        return secure.NoSum(said, idle, [name for name in names if name not in idle])
 
     def _collected(self, order: Round, answers: Mapping[int, Any], templates: Mapping[int, Reply]) -> Heard:
         """What each has answered by itself; nothing of those who have not."""
@@ -310,7 +326,7 @@ class Remote(Executor):
         seat = asdict(self._seats[place])
         study = self._register.study.digest
         about = {"study": study, "run": self.run_name, "order": self._order, "seat": seat, "charter": self._charter}
-        return {**about, "void": self._void}
+        return {**about, "void": self.void}
 
     def _request(self, order: Round, place: int, ticket: str | None = None) -> bytes:
         """All that a client needs for a round, also one that has just been started."""
@@ -348,8 +364,8 @@ class Remote(Executor):
             As :meth:`run`; or what a site answers can't be used, however often it is asked.
         """
         hidden = {place: secure.masked(template) for place, template in templates.items()}
-        started, damaged = time.monotonic(), 0
-        names = self._problem.names
+        started, names = time.monotonic(), self._problem.names
+        damaged: Counter[str] = Counter()
         while True:
             there = self._register.look()
             present = [place for place in templates if names[place] in there]
@@ -362,17 +378,20 @@ class Remote(Executor):
             requests = {place: self._request(order, place, ticket) for place in templates}
             for place, answer in self._send(requests, lambda place, content: self._term(place, content, hidden)):
                 found[place] = answer
+            self._stop_with_too_few(len(templates))
             codes = {place: each for place, each in found.items() if isinstance(each, ResultCode)}
             if not codes:
                 return found
             if len(self._unlike) > unlike:
                 continue
-            bad = [names[place] for place, code in codes.items() if code != ResultCode.NO_REPLY]
-            damaged = damaged + 1 if bad else 0
-            if damaged >= _MOST_DAMAGED:
-                raise FederatedError(
-                    f"The sites {bad} have answered {damaged} times what can't be used; the server's log says what. A "
-                    "secure sum needs all sites: set them right, or begin a new run without them."
+            damaged.update(names[place] for place, code in codes.items() if code != ResultCode.NO_REPLY)
+            if bad := [name for name, times in damaged.items() if times >= _MOST_DAMAGED]:
+                why = f"has answered {_MOST_DAMAGED} times what can't be used"
+                raise secure.NoSum(
+                    f"The sites {bad} have answered {_MOST_DAMAGED} times what can't be used; the server's log says "
+                    "what.",
+                    dict.fromkeys(bad, why),
+                    [name for name in names if name not in bad],
                 )
             if not self._wait(order, [place for place in templates if place not in codes], len(templates), started):
                 return {place: codes.get(place, ResultCode.NO_REPLY) for place in templates}
@@ -444,9 +463,12 @@ class Remote(Executor):
             if header["kind"] == "refusal":
                 reason = Refusal[str(header["reason"])]
                 log.warning("Site %s %s.", site, reason.value)
+                told = header.get("found") if isinstance(header.get("found"), dict) else {}
                 if reason is Refusal.DRAWS:
                     self._unlike.add(place)
-                self._stop_where_in_vain(site, reason, header.get("found"))
+                if reason is Refusal.FEWEST:
+                    self._fewest[site] = int(told["fewest"])
+                self._stop_where_in_vain(site, reason, told)
                 return ResultCode.FAILED
             if (header["run"], header["order"], header["site"]) != (self.run_name, self._order, site):
                 log.warning("Site %s has answered for another round, or another site; the answer is not used.", site)
@@ -456,17 +478,26 @@ class Remote(Executor):
             log.warning("The answer of site %s can't be read (%s); it is not used.", site, type(error).__name__)
             return ResultCode.REFUSED
 
-    def _stop_where_in_vain(self, site: str, reason: Refusal, told: Any) -> None:
+    def _stop_with_too_few(self, num: int) -> None:
+        """Sites that want more in a sum, which they say at once, are named together: each owner has to change it."""
+        if not self._fewest:
+            return
+        (site, fewest), *others = self._fewest.items()
+        as_well = f" So do the sites {[name for name, _ in others]}." if others else ""
+        raise FederatedError(
+            f"Site '{site}' {Refusal.FEWEST.value}. It wants at least {fewest} sites, and there are {num}.{as_well} "
+            f"A site whose policy says `fewest = {num}` adds up with {num}; one whose policy says nothing, with all "
+            "partners that it knows."
+        )
+
+    def _stop_where_in_vain(self, site: str, reason: Refusal, known: Mapping[str, Any]) -> None:
         """No other round would be answered."""
         if reason in _IN_VAIN:
             causes = [f"Site '{site}' {reason.value}."]
-            known = told if isinstance(told, dict) else {}
             if reason is Refusal.PARTNERS and site in known:
                 causes.append("Its own key is another by now: its state folder was lost. Begin a new run.")
             elif reason is Refusal.PARTNERS and (names := [name for name in self._problem.names if name in known]):
                 causes.append(f"It does not know the keys of {names}.")
-            if reason is Refusal.FEWEST:
-                causes.append(f"It wants at least {known.get('fewest')} sites, and there are {known.get('sites')}.")
             if reason is Refusal.SINGLE:
                 off = "" if self._secure_sums or self._hindrance else "The run has `secure_sums=False`."
                 causes += [off, self._no_sum, secure.of_method(self._register.study.configured)]

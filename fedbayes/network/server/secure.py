@@ -14,6 +14,24 @@ from fedbayes.network.messages import HIDDEN
 from fedbayes.rounds.exchange import Round
 
 
+class NoSum(FederatedError):
+    """Sites that keep a secure sum from coming out, however often they are asked; the others may begin without them.
+
+    Parameters
+    ----------
+    said
+        What has happened, in sentences.
+    sites
+        Why each of these is of no use, in words that go on after its name; empty where they take turns.
+    others
+        All others in the sum.
+    """
+
+    def __init__(self, said: str, sites: Mapping[str, str], others: Sequence[str]) -> None:
+        super().__init__(f"{said} A secure sum needs all sites: set them right, or begin a new run without them.")
+        self.sites, self.others = sites, others
+
+
 class Term(NamedTuple):
     """What one site has answered.
 

@@ -39,7 +39,8 @@ def shared_mean(y):
 def make_data(rows=(9, 9, 9)) -> dict:
     """Sites with equally many rows share in one process what they trace and compile; with others each has its own."""
     rng = np.random.default_rng(5)
-    return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in zip(("ada", "bo", "cy"), rows, strict=True)}
+    names = ("ada", "bo", "cy", "di")[: len(rows)]
+    return {name: {"y": rng.normal(0.5, 1.0, size=n)} for name, n in zip(names, rows, strict=True)}
 
 
 class Disturbed(Rehearsal):

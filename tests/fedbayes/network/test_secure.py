@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,12 @@ from fedbayes.network.client.partners import check_partners, own_key
 from fedbayes.network.client.policy import SumRules
 from fedbayes.network.client.secure import Hiding, Sums, _failures, _searches_within
 from fedbayes.network.client.vault import Vault
+from fedbayes.network.fit import _fitted
 from fedbayes.network.fixed_point import cancelled, fits, largest, negative, plus, to_integers, to_numbers, unknown
 from fedbayes.network.messages import Message, Refusal, Refused, pack, unpack
 from fedbayes.network.replies import plausible
 from fedbayes.network.server.remote import Patience
+from fedbayes.network.server.secure import NoSum
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
 from fedbayes.numerics.gaussian import Gaussian
@@ -946,6 +949,125 @@ def test_a_site_that_never_has_anything_to_add_ends_the_fit_by_name(secure, monk
     network.before = lambda count: count == 5 and monkeypatch.setattr(Alone, "reply", nothing_of_cy)
     with pytest.raises(FederatedError, match=r"no secure sum for 2 rounds, as the sites \['cy'\] have nothing to add"):
         world.fit(network, secure_sums=True)
+
+
+FOUR = {"rows": (9, 9, 9, 9), "policy": f"{STRICT}[sums]\nfewest = 3\n"}
+
+
+def rubbish_of_bo(count, sender, answer):
+    return b"?" if count > 5 and sender == 2 else answer
+
+
+PATIENT = {"secure_sums": True, "num_clients": 4, "patience": Patience(round_timeout=1.0, give_up_after=4.0)}
+
+
+def without(world, name):
+    """The fit of the others in one process."""
+    world.data = {each: rows for each, rows in world.data.items() if each != name}
+    return world.here().fitted.answer.posterior
+
+
+def test_a_site_whose_answers_are_of_no_use_is_put_out_and_the_others_go_on(secure, caplog):
+    world = secure(**FOUR)
+    network = world.network(disturb=rubbish_of_bo)
+    with pytest.warns(NotConvergedWarning, match="without the data of bo, which has answered 3 times"):
+        fit = world.fit(network, correct=True, **PATIENT)
+    assert fit.converged
+    assert fit.fitted.roster.names == ("ada", "cy", "di")
+    np.testing.assert_allclose(fit.posterior.precision, without(world, "bo").precision, rtol=1e-9)
+    assert "\n  without   bo, which has answered 3 times what can't be used\n" in repr(fit)
+    assert "A secure sum needs all sites" in caplog.text
+    assert "The server has begun one, over ['ada', 'cy', 'di']." in caplog.text
+    runs = {}
+    for each in map(unpack, network.sent):
+        if each.header["kind"] in ("round", "after", "conclude"):
+            runs.setdefault(each.header["run"], set()).add(tuple(each.header["charter"]["names"]))
+    assert list(runs.values()) == [{("ada", "bo", "cy", "di")}, {("ada", "cy", "di")}]
+    all_hidden(network, {"round", "after"})
+
+
+@pytest.mark.parametrize("begins", [1, 6], ids=["from the first round on", "later"])
+def test_a_site_that_never_has_anything_to_add_is_put_out(secure, monkeypatch, begins):
+    world, reply = secure(**FOUR), Alone.reply
+    rows_of_bo = world.data["bo"]["y"]
+
+    def nothing_of_bo(alone, order, secret=None):
+        found = reply(alone, order, secret)
+        if not np.array_equal(alone.client.data["y"], rows_of_bo):
+            return found
+        total = jax.tree.map(np.zeros_like, found.total)
+        return found._replace(total=total, code=np.full_like(found.code, int(ResultCode.NOT_FINITE)))
+
+    monkeypatch.setattr("fedbayes.network.server.remote._MOST_IDLE", 2)
+    network = world.network()
+    network.before = lambda count: count == begins and monkeypatch.setattr(Alone, "reply", nothing_of_bo)
+    with pytest.warns(NotConvergedWarning, match="without the data of bo, which had nothing to add to any sum"):
+        fit = world.fit(network, **PATIENT)
+    np.testing.assert_allclose(fit.posterior.precision, without(world, "bo").precision, rtol=1e-9)
+
+
+def test_sites_whose_owners_have_set_no_fewest_do_not_add_up_without_one_and_all_are_named(secure):
+    """The difference of the two runs' first sums would be the term of the site that was put out."""
+    world = secure(**FOUR | {"policy": STRICT})
+    (world.folder / "cy" / "policy.toml").write_text(FOUR["policy"])
+    said = (
+        r"The sites \['bo'\] have answered 3 times what can't be used.*begun one, over \['ada', 'cy', 'di'\].*"
+        r"'ada' wants more sites.*at least 4 sites, and there are 3. So do the sites \['di'\].*policy says `fewest = 3`"
+    )
+    with pytest.raises(FederatedError, match=said):
+        world.fit(world.network(disturb=rubbish_of_bo), **PATIENT)
+
+
+def test_sites_that_take_turns_at_having_nothing_to_add_are_not_put_out(secure, monkeypatch):
+    world, reply = secure(**FOUR), Alone.reply
+
+    def nothing_of_one(alone, order, secret=None):
+        found = reply(alone, order, secret)
+        if int(alone.client.index) != network.count % 2:
+            return found
+        total = jax.tree.map(np.zeros_like, found.total)
+        return found._replace(total=total, code=np.full_like(found.code, int(ResultCode.NOT_FINITE)))
+
+    monkeypatch.setattr("fedbayes.network.server.remote._MOST_IDLE", 2)
+    network = world.network()
+    network.before = lambda count: count == 5 and monkeypatch.setattr(Alone, "reply", nothing_of_one)
+    with pytest.raises(FederatedError, match="no secure sum for 2 rounds") as ended:
+        world.fit(network, **PATIENT)
+    assert "The server has begun one" not in str(ended.value)
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
+def test_a_fit_that_is_started_again_goes_through_the_run_with_the_site_to_that_without_it(secure, tmp_path):
+    """The state of the first stays, in case that the site is set right."""
+    world, options = secure(**FOUR), PATIENT | {"checkpoint": tmp_path / "fit"}
+    first = world.fit(world.network(disturb=rubbish_of_bo), **options)
+    again = world.network(
+        disturb=lambda count, sender, answer: b"?" if sender == 2 and b'"round"' in answer else answer
+    )
+    second = world.fit(again, **options)
+    np.testing.assert_array_equal(first.posterior.shift, second.posterior.shift)
+    assert second.fitted.put_out == {"bo": "has answered 3 times what can't be used"}
+    kinds = [unpack(each).header["kind"] for each in again.sent]
+    assert kinds.count("round") == 3 * 4  # to the first run; the second one is over
+    mended = world.fit(**options)
+    assert mended.fitted.put_out == {}
+    assert mended.fitted.roster.names == ("ada", "bo", "cy", "di")
+
+
+@pytest.mark.parametrize("others", [["ada", "cy", "di"], ["ada"]], ids=["noise", "one site"])
+def test_noisy_rounds_and_a_single_site_are_not_begun_anew(monkeypatch, others):
+    """The sites' budgets would be charged for the same rounds once more."""
+    runs = []
+
+    def without_end(*args):
+        runs.append(args)
+        raise NoSum("Nothing.", {"bo": "was away"}, others)
+
+    monkeypatch.setattr("fedbayes.network.fit._one_run", without_end)
+    study = SimpleNamespace(configured=SimpleNamespace(is_private=len(others) > 1))
+    with pytest.raises(NoSum):
+        _fitted(SimpleNamespace(study=study), None, 4, (), {})
+    assert len(runs) == 1
 
 
 def test_an_end_without_a_site_is_a_fit_without_its_check(secure, caplog):
