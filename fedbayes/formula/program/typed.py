@@ -55,9 +55,10 @@ def _value(node: ast.expr, text: str) -> Any:
         return _distribution(node, text)
     negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
     number = node.operand if isinstance(node, ast.UnaryOp) and negative else node
-    if not isinstance(number, ast.Constant) or type(number.value) not in (int, float):
+    value = number.value if isinstance(number, ast.Constant) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _refusal(text)
-    return -number.value if negative else number.value
+    return -value if negative else value
 
 
 def _refusal(text: str) -> FormulaError:

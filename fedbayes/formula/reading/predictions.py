@@ -166,7 +166,7 @@ def _new_outcomes(outcomes: Outcomes, table: Table, level: float) -> Estimates |
     if outcomes.levels or not {name for each in beside for name in each.columns} <= {*table.names}:
         return None
     client = reader.place.client
-    arguments = replace(reader.reg, groups={client: reader.place.groups}).arguments(client, table)
+    arguments = replace(reader.reg, groups={client: reader.place.groups or {}}).arguments(client, table)
     with computing():
         values = values_at(reader.reg, reader.place, reader.arguments(table), reader.key)
         law = Predictive(Unobserved(reader.reg.model), values, batch_ndims=2)
