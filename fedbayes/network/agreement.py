@@ -5,6 +5,10 @@ client can, since it knows its own site. Less that, the posterior is what everyb
 :mod:`fedbayes.questions.conflict`: with ``N(m_k, V_k)`` the posterior without the client's site, and ``N(m, V)`` the
 posterior, ``m - m_k ~ N(0, V_k - V)`` where the client's data obey the model.
 
+Where the fit ends with Markov chains no client has a site. Its own is then the quadratic nearest to its log-likelihood
+over the draws, the locals integrated out: for draws of a Gaussian that one has the mean gradient and the mean curvature
+(Stein's identity), and of a Gaussian factor it is the factor. ``N(m, V)`` has the moments of each chain.
+
 ``m`` is the mean of the draws that the fit ends with. So the test sees what has moved the Gaussians of the rounds, and
 what has moved the log-likelihoods by which their draws are weighed. What a client answers is one bit.
 """
@@ -22,8 +26,9 @@ from fedbayes.contract.answer import shortened
 from fedbayes.network.client.session import Session
 from fedbayes.network.messages import Message
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked
+from fedbayes.numerics.host import normal_from_moments, whiteners
 from fedbayes.questions.conflict import LEVEL, compared, usual_parts
-from fedbayes.results.fitted import Fitted
+from fedbayes.results.fitted import Fitted, verdict
 from fedbayes.rounds.wire import arrays_of
 
 log = logging.getLogger(__name__)
@@ -103,6 +108,68 @@ def own_test(
     return OwnTest(z[0], np.minimum(p, 1.0), float(np.minimum(found.p_overall[0] * num_clients, 1.0)))
 
 
+def by_draws(fitted: Fitted) -> bool:
+    """Whether clients compare the draws with their own rows: chains that have mixed, of the posterior itself."""
+    if not fitted.answer.locals_from.is_sampled or fitted.is_closed or fitted.roster.num_clients == 1:
+        return False
+    return 0 < fitted.roster.globals.size**2 <= _MOST and verdict(fitted).converged
+
+
+def own_factor(theta: np.ndarray, values: np.ndarray) -> Gaussian | None:
+    """The Gaussian function of the globals that is nearest to a client's likelihood over draws of the posterior.
+
+    Parameters
+    ----------
+    theta
+        The draws, shape ``(n, d)``.
+    values
+        The client's log-likelihood there, shape ``(n,)``.
+
+    Returns
+    -------
+    Gaussian | None
+        ``None``: there are fewer than two draws for each coefficient, they don't vary, or a value is not finite.
+    """
+    size = theta.shape[1]
+    rows, columns = np.tril_indices(size)
+    white = whiteners(np.reshape(np.cov(theta.T), (1, size, size)))[0]
+    known = np.all(np.isfinite(white)) and np.all(np.isfinite(values))
+    if len(theta) < 2 * (1 + size + len(rows)) or not known:
+        return None
+    mean = theta.mean(axis=0)
+    at = (theta - mean) @ white.T
+    design = np.column_stack([np.ones(len(at)), at, at[:, rows] * at[:, columns]])
+    _, slope, bend = np.split(np.linalg.lstsq(design, values)[0], [1, 1 + size])
+    half = np.zeros((size, size))
+    half[rows, columns] = bend
+    precision = -white.T @ (half + half.T) @ white
+    return Gaussian(white.T @ slope + precision @ mean, precision, np.zeros(()))
+
+
+def without_factor(draws: np.ndarray, values: np.ndarray) -> tuple[Gaussian, Gaussian] | None:
+    """The chains' Gaussians, and what is left of these without a client's factor; leading axis of chains.
+
+    Parameters
+    ----------
+    draws
+        Of the posterior, shape ``(chain, draw, d)``.
+    values
+        The client's log-likelihood there.
+    """
+    size = draws.shape[2]
+    site = own_factor(draws.reshape(-1, size), values.reshape(-1))
+    if site is None or draws.shape[1] <= 2 * size:
+        return None
+    covariances = np.stack([np.reshape(np.cov(chain.T), (size, size)) for chain in draws])
+    whole = normal_from_moments(draws.mean(axis=1), covariances)
+    return whole, replace(whole, shift=whole.shift - site.shift, precision=whole.precision - site.precision)
+
+
+def asks_for_test(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
+    """Whether the last message of a run has what the test needs."""
+    return header.get("by_draws") is True or any(name.startswith("posterior/") for name in arrays)
+
+
 def told_for_test(fitted: Fitted) -> Mapping[str, Any]:
     """What clients are told beside the draws: the posterior of the rounds, where it is a Gaussian that has cavities."""
     posterior = fitted.posterior
@@ -130,11 +197,13 @@ def agrees(session: Session, message: Message, draws: np.ndarray) -> bool | None
         nothing to compare. The client's log says about what it disagrees.
     """
     arrays, roster = arrays_of(message.body), session.roster
-    if not (message.header["begun"] and any(name.startswith("posterior/") for name in arrays)):
+    if not (message.header["begun"] and asks_for_test(message.header, arrays)):
         return None
-    told: Any = [arrays[f"posterior/{name}"] for name in ("shift", "precision", "log_scale")]
-    cavity, part, mean = session.own_cavity(message), usual_parts(roster)[session.place], np.mean(draws, axis=(0, 1))
-    found = own_test(unpacked(Gaussian(*told)), cavity, mean, part, roster.num_clients, roster.prior.gaussian)
+    known = _compared_with(session, message, draws)
+    if known is None:
+        return None
+    part, mean = usual_parts(roster)[session.place], np.mean(draws, axis=(0, 1))
+    found = own_test(*known, mean, part, roster.num_clients, roster.prior.gaussian)
     if found is None:
         return None
     if not found.agrees:
@@ -144,3 +213,12 @@ def agrees(session: Session, message: Message, draws: np.ndarray) -> bool | None
             found.about(roster.globals.labels()),
         )
     return found.agrees
+
+
+def _compared_with(session: Session, message: Message, draws: np.ndarray) -> tuple[Gaussian, Gaussian] | None:
+    """The posterior, and what all others say: from the client's own site, or from its likelihood at the draws."""
+    if message.header.get("by_draws") is True:
+        return without_factor(draws, session.own_values(message))
+    arrays = arrays_of(message.body)
+    told: Any = [arrays[f"posterior/{name}"] for name in ("shift", "precision", "log_scale")]
+    return unpacked(Gaussian(*told)), session.own_cavity(message)

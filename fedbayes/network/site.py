@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedbayes.errors import ClientDataError, MissingColumnsError, ModelError
-from fedbayes.network.agreement import agrees
+from fedbayes.network.agreement import agrees, asks_for_test
 from fedbayes.network.answering import Answer, AnsweringSite, LoadData
 from fedbayes.network.charter import Hello, Seat
 from fedbayes.network.client.naming import Config
@@ -195,7 +195,7 @@ class Site(AnsweringSite):
 
     def _agrees(self, session: Session, message: Message, told: Mapping[str, Any]) -> bool | None:
         """Whether the site's data agree with the posterior; the end of a run does not fail on that."""
-        if not any(name.startswith("posterior/") for name in told):
+        if not asks_for_test(message.header, told):
             return None
         if not self.vault.count_run(self._digest, _MOST_AGREEMENTS):
             log.warning("Of %d runs the server knows whether these data agree: of no more.", _MOST_AGREEMENTS)

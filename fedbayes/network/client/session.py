@@ -315,6 +315,11 @@ class Session:
         """The same for the client itself: what never leaves it."""
         return self.executor.reply(self._after(message, name)).each
 
+    def own_values(self, message: Message) -> np.ndarray:
+        """The client's log-likelihood, its locals integrated out, at the draws of which a message tells."""
+        values, _ = self.executor.reply(self._after(message, "log_likelihood_sum")).total
+        return np.asarray(values)
+
     def own_cavity(self, message: Message) -> Gaussian:
         """What all others say of the globals, leading axis of replicates, by the last message of a run."""
         arrays, update = arrays_of(message.body), self.programs.after["cavity"]

@@ -5,6 +5,8 @@ The lies are told where the site's numbers are made, and hidden in secure sums l
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +16,8 @@ import pytest
 from permissive import PERMISSIVE
 
 import fedbayes as fb
-from fedbayes.network.agreement import own_test
+from fedbayes.inference.fald.answer import ChainsAnswer
+from fedbayes.network.agreement import own_factor, own_test, without_factor
 from fedbayes.network.answering import AnsweringSite
 from fedbayes.network.client.journal import failures_told
 from fedbayes.network.messages import pack, unpack
@@ -252,8 +255,21 @@ def test_an_owner_can_keep_the_bit(lied_to, tmp_path, monkeypatch):
     assert "agreement" not in repr(fit)
 
 
-def federations(num, clients=3, moved=0.0):
-    """Own tests of clients with Gaussian factors, in federations that obey the model but for one client."""
+class Factors(NamedTuple):
+    """Gaussian factors of clients in one federation, and the posterior that they make."""
+
+    posterior: Gaussian
+    shift: np.ndarray
+    precision: np.ndarray
+    prior: Gaussian
+
+    def tests(self, compared):
+        """Each client's own test of what ``compared(self, client)`` gives: whole, cavity, and mean of the draws."""
+        return [own_test(*compared(self, k), min(n / 47.0, 1 / 3), 3, self.prior) for k, n in enumerate((5, 12, 30))]
+
+
+def federations(num, moved=0.0):
+    """Federations of three clients that obey the model, but for one client."""
     rng = np.random.default_rng(0)
     designs = [rng.normal(size=(n, 2)) for n in (5, 12, 30)]
     precision = np.array([x.T @ x for x in designs])
@@ -263,24 +279,94 @@ def federations(num, clients=3, moved=0.0):
         beta = 2.0 * rng.normal(size=2)
         betas = [beta, beta, beta + moved]
         shift = np.array([x.T @ (x @ b + rng.normal(size=len(x))) for x, b in zip(designs, betas, strict=True)])
-        posterior = Gaussian(shift.sum(axis=0)[None], total[None], np.zeros(1))
-        mean = np.linalg.solve(total, shift.sum(axis=0))
-        cavities = [
-            Gaussian((shift.sum(axis=0) - shift[k])[None], (total - precision[k])[None], np.zeros(1)) for k in range(3)
-        ]
-        parts = [min(len(x) / 47.0, 1 / 3) for x in designs]
-        yield [own_test(posterior, each, mean, part, 3, prior) for each, part in zip(cavities, parts, strict=True)]
+        yield Factors(Gaussian(shift.sum(axis=0), total, np.zeros(())), shift, precision, prior)
 
 
+def by_sites(world, k):
+    """Each client less its own site."""
+    whole = jax.tree.map(lambda leaf: leaf[None], world.posterior)
+    cavity = replace(whole, shift=whole.shift - world.shift[k], precision=whole.precision - world.precision[k])
+    return whole, cavity, np.linalg.solve(world.posterior.precision, world.posterior.shift)
+
+
+def by_chains(world, k):
+    """Each client less the factor that its log-likelihood at 4 x 500 draws of the posterior shows."""
+    rng = np.random.default_rng(np.abs(world.shift).view(np.uint64).ravel())
+    covariance = np.linalg.inv(world.posterior.precision)
+    draws = rng.multivariate_normal(covariance @ world.posterior.shift, covariance, size=(4, 500))
+    values = draws @ world.shift[k] - 0.5 * np.einsum("cni,ij,cnj->cn", draws, world.precision[k], draws) + 3.0
+    return *without_factor(draws, values), draws.mean(axis=(0, 1))
+
+
+COMPARED = pytest.mark.parametrize("compared", [by_sites, by_chains])
+
+
+@COMPARED
 @pytest.mark.statistical(key=0, alarm=1e-5)
-def test_false_alarms_are_as_rare_as_is_said():
+def test_false_alarms_are_as_rare_as_is_said(compared):
     """Two families at 5 percent: at most 10 of 100 federations, 40 of 400; more than 67 has the chance 1e-5."""
-    alarms = sum(not all(test.agrees for test in tests) for tests in federations(400))
+    alarms = sum(not all(test.agrees for test in world.tests(compared)) for world in federations(400))
     assert 0 < alarms <= 67
 
 
-def test_a_client_that_differs_is_found():
-    assert sum(not all(test.agrees for test in tests) for tests in federations(100, moved=3.0)) == 100
+@COMPARED
+def test_a_client_that_differs_is_found(compared):
+    found = [not all(test.agrees for test in world.tests(compared)) for world in federations(100, moved=3.0)]
+    assert sum(found) == 100
+
+
+def test_a_factor_is_found_from_a_likelihood_at_draws():
+    """Of a Gaussian factor to rounding, wherever the draws are; of any other none where it is not finite."""
+    rng = np.random.default_rng(3)
+    root = rng.normal(size=(3, 3))
+    shift, precision = rng.normal(size=3), root @ root.T
+    theta = 2.0 + rng.normal(size=(60, 3)) @ rng.normal(size=(3, 3))
+    values = theta @ shift - 0.5 * np.einsum("ni,ij,nj->n", theta, precision, theta) - 7.0
+    found = own_factor(theta, values)
+    np.testing.assert_allclose(found.precision, precision, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(found.shift, shift, rtol=1e-8, atol=1e-8)
+    assert own_factor(theta[:19], values[:19]) is None  # ten coefficients
+    assert own_factor(theta, np.where(theta[:, 0] > 3.0, -np.inf, values)) is None
+    assert own_factor(np.ones((60, 3)), values) is None
+
+
+def mean_alone(y):
+    numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 2.0)), 0.7), obs=y)
+
+
+CHAINS = fb.FALD(num_chains=2, local_steps=1, thinning=3, num_warmup=20, step_size=0.35)
+
+
+@pytest.mark.parametrize("moved", [0.0, 2.0], ids=["other data of one kind", "one site's data are of another"])
+def test_sites_compare_the_draws_of_chains_with_their_own_rows(federation, moved):
+    """FA-LD's sites have no Gaussian of their own; two of three are pulled by the third, and say so as well."""
+    world = federation(CHAINS, program=mean_alone)
+    world.data = {name: {"y": rows["y"] + moved * (name == "cy")} for name, rows in world.data.items()}
+    fit = world.fit(network := world.network(), secure_sums=True, num_draws=100)
+    assert fit.converged
+    assert fit.fitted.agreement["cy"] == (not moved)
+    assert all(fit.fitted.agreement.values()) == (not moved)
+    assert ("  CONFLICT  " in repr(fit)) == bool(moved)
+    told = [unpack(each).header["told"] for each in network.answered if unpack(each).header["kind"] == "conclude"]
+    assert [each.keys() for each in told] == [{"agrees"}] * 3
+
+
+@pytest.mark.parametrize("method", [fb.OneShot(), fb.FedPA(), fb.FedAvg()], ids=["a merge", "FedPA", "FedAvg"])
+def test_sites_whose_method_ends_with_a_gaussian_compare_it_with_their_own(federation, method):
+    world = federation(method, program=mean_alone)
+    world.data = {name: {"y": rows["y"] + 2.0 * (name == "cy")} for name, rows in world.data.items()}
+    assert not world.fit().fitted.agreement["cy"]
+
+
+@pytest.mark.parametrize(
+    "method", [CHAINS, replace(CHAINS, temperature=2.0), replace(CHAINS, clip=5.0, control_variate=False)]
+)
+def test_chains_of_another_density_than_the_posterior_are_not_compared(method):
+    answer = SimpleNamespace(
+        _roster=SimpleNamespace(num_clients=3), _options=method, _temperature=method.temperature or 1.0
+    )
+    answer.posterior = Gaussian(np.zeros((2, 1)), np.ones((2, 1, 1)), np.zeros(2))
+    assert ChainsAnswer.locals_from.func(answer).is_sampled == (method is CHAINS)
 
 
 def test_it_is_the_conflict_that_everybody_would_see(lied_to):
