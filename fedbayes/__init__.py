@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         NotConvergedWarning,
         ReportError,
         ResultCode,
+        SlowFitWarning,
         UnreliableWarning,
     )
     from fedbayes.fit import fit_federated, load_fit
@@ -98,6 +99,7 @@ __all__ = [
     "Regression",
     "ReportError",
     "ResultCode",
+    "SlowFitWarning",
     "UnreliableWarning",
     "cache_programs",
     "calibrate",
@@ -139,6 +141,7 @@ _HOMES = {
         "NotConvergedWarning",
         "ReportError",
         "ResultCode",
+        "SlowFitWarning",
         "UnreliableWarning",
     ],
     "fedbayes.fit": ["fit_federated", "load_fit"],

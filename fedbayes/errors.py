@@ -163,6 +163,21 @@ class NotConvergedWarning(UserWarning):
     """
 
 
+class SlowFitWarning(UserWarning):
+    """A fit in this process will take more than ten minutes; the message says what takes long, and what takes less.
+
+    See Also
+    --------
+    fit_federated : Its ``progress`` has a line from a minute on.
+
+    Examples
+    --------
+    >>> import warnings, fedbayes as fb
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fb.SlowFitWarning)  # fits in this block stop where they would take so long
+    """
+
+
 class UnreliableWarning(UserWarning):
     """Draws that are not to be trusted, though the rounds have converged.
 

@@ -13,8 +13,10 @@ from jax import Array
 
 import fedbayes.inference as inference
 from fedbayes.contract.algorithm import Method, Update
+from fedbayes.contract.answer import Answer
 from fedbayes.contract.renamed import present_names
 from fedbayes.contract.state import RunState
+from fedbayes.correction.correct import correctable, num_first
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER, forming_cavities, in_sum
 from fedbayes.problem.checks import batches_stand_for_all_rows
@@ -33,8 +35,9 @@ from fedbayes.results.saved.regression import carried_by
 from fedbayes.rounds.ahead import tried_once
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
+from fedbayes.rounds.forecast import Asked, Forecast
 from fedbayes.rounds.loop import Participation, Run
-from fedbayes.rounds.programs import programs_for
+from fedbayes.rounds.programs import Programs, programs_for
 from fedbayes.rounds.progress import show
 from fedbayes.runtime.compiling import stop_compiling
 from fedbayes.runtime.keys import typed_key
@@ -103,7 +106,8 @@ def fit_federated(
     mesh
         A one-dimensional device mesh to share the clients out over.
     progress
-        Show a bar; where there is neither terminal nor notebook, a line every ten seconds.
+        Show a bar; where there is neither terminal nor notebook, a line every ten seconds. Of a fit that will take more
+        than a minute it says how long, for what, and what takes less.
     checkpoint
         File that holds the state after each round, or a sampler's block of rounds; an interrupted fit started again
         with the same arguments resumes from it.
@@ -120,10 +124,12 @@ def fit_federated(
     ClientDataError, ModelError
         Before any work starts: what is wrong, the value seen, what to write instead.
     FederatedError
-        No client could be used.
+        No client could be used, or before any work starts: matrices of locals by locals are larger than the memory.
 
     Warns
     -----
+    SlowFitWarning
+        It will take more than ten minutes: for what, and what takes less. From a minute on ``progress`` has a line.
     NotConvergedWarning
         The rounds were spent before the tolerance was met, or clients could not be used; it names them.
     UnreliableWarning
@@ -171,19 +177,33 @@ def fit_federated(
         saved = None
         if checkpoint is not None:
             saved = Checkpoint(checkpoint, fingerprint(problem.description(), configured, jax.random.key_data(key)))
+
+        def answer_so_far(current: RunState) -> Answer:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")  # of a state that is no answer yet; its shapes are
+                return configured.answer(problem.roster, current)
+
+        roster = problem.roster
+        check = _check_to_come(configured, programs, roster, num_draws) if correct else None
+        forecast = Forecast(
+            programs,
+            problem,
+            roster,
+            check,
+            lambda current: correctable(answer_so_far(current)),
+            configured.cheaper(roster),
+        )
+        forecast.before_rounds(stacklevel=2)
         runner.connect(programs, problem, key)
 
         def check_ahead(current: RunState) -> None:
             def compile_() -> None:
-                with warnings.catch_warnings(), np.errstate(all="ignore"):
-                    warnings.simplefilter("ignore")  # of a state that is no answer yet; its shapes are
-                    answer = configured.answer(problem.roster, current)
-                Clients(problem, answer, current, runner, key).compile_ahead(num_draws)
+                Clients(problem, answer_so_far(current), current, runner, key).compile_ahead(num_draws)
 
             tried_once(programs, runner, ("check", num_draws), compile_)
 
         try:
-            run = Run(programs, problem.roster, runner, key, participation, check_ahead if correct else None)
+            run = Run(programs, roster, runner, key, participation, check_ahead if correct else None, forecast)
             current = run.run(num_rounds, bar, saved, num_draws)
         except BaseException:
             stop_compiling()
@@ -194,6 +214,16 @@ def fit_federated(
     carried = carried_by(model)
     fitted = fitted_by(configured, problem, current, programs, runner, key, shown, carried=carried)
     return concluded(fitted, stacklevel=3)
+
+
+def _check_to_come(method: Method, programs: Programs, roster: Roster, num_draws: int) -> Asked | None:
+    """What clients will be asked after the rounds; nothing where rounds are draws."""
+    if programs.phases[-1].recording is not None:
+        return None
+    chains = method.num_replicates
+    draws, least = (sum(num_first(number, chains)) for number in (num_draws, 1))
+    fewer = [f"`num_draws={num_first(1, chains)[0]}`"] if draws > least else []
+    return Asked(jax.ShapeDtypeStruct((draws, roster.size), np.float64), fewer)
 
 
 def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:

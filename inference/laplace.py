@@ -10,7 +10,7 @@ from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic, GaussianAnswer
 from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import RunState
-from fedbayes.inference.mode import DIAGNOSTICS, ModeState, Needs, Own, federated_mode
+from fedbayes.inference.mode import DIAGNOSTICS, USUAL_ROUNDS, ModeState, Needs, Own, federated_mode
 from fedbayes.inference.options import check_whole
 from fedbayes.inference.own_site import EVERYBODY, NEVER, Everybody, OwnSite, own_cavity, told_everybody
 from fedbayes.inference.starts import with_starts
@@ -82,7 +82,7 @@ class Laplace(Method):
         """Newton rounds, after the searches from several starts where these are asked for."""
         needs = Needs(own_sites=True)
         algorithm = federated_mode(roster, needs, num_samples=self.num_samples, tolerance=self.tolerance)
-        newton = Phase(algorithm=algorithm, max_rounds=50, full_participation=True)
+        newton = Phase(algorithm=algorithm, max_rounds=50, full_participation=True, usual_rounds=USUAL_ROUNDS)
         return with_starts(roster, self.num_starts, newton)
 
     def answer(self, roster: Roster, run: RunState) -> GaussianAnswer:

@@ -16,9 +16,10 @@ from jax import Array
 from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic
 from fedbayes.contract.modes import Modes
+from fedbayes.contract.work import COLUMN, GRADIENT, Work
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
-from fedbayes.inference.local.marginal import integrate_locals
+from fedbayes.inference.local.marginal import integrate_locals, work_of_marginal
 from fedbayes.inference.own_site import NEVER, Counted, OwnSite
 from fedbayes.numerics.batches import in_batches
 from fedbayes.numerics.gaussian import Gaussian, eigenvectors, packed, symmetrised, unpacked, where, whitener
@@ -88,6 +89,7 @@ _NEAR, _HARDLY_DAMPED = 3.0, 0.2
 
 _POWER = 0.2  # of the precision: a step of central differences, 7e-4 in float64 and 0.04 in float32
 _AT_ONCE = 16  # points in one call: each holds all draws of the locals
+USUAL_ROUNDS = 6
 
 
 class ModeMessage(NamedTuple):
@@ -138,7 +140,14 @@ def mode_phase(roster: Roster, needs: Needs, *, tolerance: float, max_rounds: in
         Its budget.
     """
     algorithm = federated_mode(roster, needs, num_samples=64, tolerance=tolerance, ready=ready)
-    return Phase(algorithm=algorithm, max_rounds=max_rounds, full_participation=True, main=False, once=True)
+    return Phase(
+        algorithm=algorithm,
+        max_rounds=max_rounds,
+        full_participation=True,
+        main=False,
+        once=True,
+        usual_rounds=USUAL_ROUNDS,
+    )
 
 
 def federated_mode(
@@ -235,7 +244,7 @@ def federated_mode(
         init_client=lambda client, shared, key: Own(
             cold_start(client.num_locals), OwnSite.neutral(size) if needs.own_sites else ()
         ),
-        updates={"newton": Update(newton, no_inputs)},
+        updates={"newton": Update(newton, no_inputs, work=lambda shared, client: work(client, num_samples))},
         aggregate=aggregate,
         asked_at=lambda shared: shared[0],
     )
@@ -296,6 +305,15 @@ def expansion(client: Client, theta: Array, z: Array, num_samples: int) -> tuple
     shift = slope + precision @ theta
     site = Gaussian(shift, precision, value - Gaussian(shift, precision, jnp.zeros(())).log_value(theta))
     return ModeMessage(value, site), z
+
+
+def work(client: Client, num_samples: int) -> Work:
+    """Of :func:`expansion`."""
+    size = client.program.globals.size
+    if client.num_locals == 0:
+        return Work(1.0 + GRADIENT + size * COLUMN)
+    points = 2 * size + 1
+    return work_of_marginal(client, num_samples).times(points, min(points, _AT_ONCE)).and_then(Work(size * COLUMN))
 
 
 def _differences(client: Client, theta: Array, z: Array, num_samples: int) -> tuple[Array, Array, Array, Array]:

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Int
 
 from fedbayes.contract.answer import Answer, Diagnostic
 from fedbayes.contract.state import RunState
+from fedbayes.contract.work import Work
 from fedbayes.errors import ResultCode
 from fedbayes.numerics.accounting import Release
 from fedbayes.numerics.gaussian import STRUCTURE, Gaussian
@@ -127,6 +128,9 @@ class Update(NamedTuple):
         Whether a CPU computes the replicates one after the other. This is faster for updates that evaluate the density
         at hundreds of points: side by side their arrays do not fit into its caches, and every search takes as many
         steps as the longest one. Accelerators compute them side by side.
+    work
+        ``(shared, client) -> work`` of one replicate, by shapes alone, from which it follows how long a fit will take.
+        ``None``: not known.
     """
 
     run: Callable[[Shared, Personal, Private, Client, Inputs], tuple[Reply, Private]]
@@ -135,6 +139,7 @@ class Update(NamedTuple):
     stays: bool = False
     private: bool = False
     in_turn: bool = False
+    work: Callable[[Shared, Client], Work] | None = None
 
 
 def keep(updates: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
@@ -243,6 +248,8 @@ class Phase:
         Whether all replicates share one run of it.
     check
         Raises where the phase can't start from the end of the phase before; it is called with that.
+    usual_rounds
+        How many it takes most often, for what is said of the time; ``None``: all of its budget.
     """
 
     algorithm: Algorithm
@@ -252,6 +259,7 @@ class Phase:
     main: bool = True
     once: bool = False
     check: Callable[[RunState], None] | None = None
+    usual_rounds: int | None = None
 
 
 class Method(ABC):
@@ -341,6 +349,10 @@ class Method(ABC):
     def for_one_client(self) -> Self:
         """The same method for a single client: without options that only several clients give a meaning."""
         return self
+
+    def cheaper(self, roster: Roster) -> Sequence[str]:
+        """What would take less time in the place of this method: code, from the one that changes the answer least."""
+        return ()
 
     def told_at_end(self, roster: Roster) -> Any:
         """The structure of what a client forms its cavity from (:meth:`own_cavity`), whatever the leaves."""

@@ -340,7 +340,9 @@ class Batched(InProcess):
         program = programs.kept(
             ("fused", phase, block, members, self.mesh),
             # thousands of rounds in one program: what counts is how fast it runs
-            lambda: jax.jit(fused_block(programs.phases[phase], update, self.batched(update), members, devices, block)),
+            lambda: Compiled(
+                jax.jit(fused_block(programs.phases[phase], update, self.batched(update), members, devices, block))
+            ),
         )
 
         def run(state: State, key: Key, first: int, stride: int, size: int) -> Any:
@@ -411,11 +413,14 @@ class Sequential(InProcess):
         draw = self._programs.inputs(order.phase, name, client.num_locals)
         inputs = jax.tree.map(lambda leaf: leaf[0], draw(self._secrets, np.asarray([place]), order.shared, order.key))
         asked = (order.phase, name)
-        program = self._programs.one(*asked) if self.compiled else self._programs.update(*asked).run
+        program = self._program(*asked) if self.compiled else self._programs.update(*asked).run
         with nullcontext() if self.compiled else jax.disable_jit():
             reply, state = program(order.shared, order.personal, private, client, inputs)
         self._keep(order.phase, b, at, state)
         return reply
+
+    def _program(self, phase: int | None, name: str) -> Compiled:
+        return self._programs.kept(("sequential", phase, name), lambda: Compiled(self._programs.one(phase, name)))
 
 
 class Loopback(Sequential):

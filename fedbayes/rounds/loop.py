@@ -18,9 +18,11 @@ from fedbayes.rounds.chains import Pace, pace, summary
 from fedbayes.rounds.checkpoint import Checkpoint
 from fedbayes.rounds.exchange import Heard, Round
 from fedbayes.rounds.executors import Executor
+from fedbayes.rounds.forecast import Forecast
 from fedbayes.rounds.memory import memory_explained
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Progress
+from fedbayes.runtime.compiling import waited
 from fedbayes.runtime.keys import Purpose, key_for
 
 Participation = float | Callable[[int, Array], np.ndarray]
@@ -47,6 +49,8 @@ class Run:
         Fraction of the clients per round, drawn afresh, or ``(round, key) -> mask``.
     before_last
         Called where the last phase begins, after its programs have begun to be compiled by other threads.
+    forecast
+        Says how long it will take; ``None``: nobody does.
     """
 
     def __init__(
@@ -57,9 +61,10 @@ class Run:
         key: Array,
         participation: Participation = 1.0,
         before_last: Callable[[RunState], None] | None = None,
+        forecast: Forecast | None = None,
     ) -> None:
         self.programs, self.roster, self.executor, self.key = programs, roster, executor, key
-        self.participation, self._before_last = participation, before_last
+        self.participation, self._before_last, self._forecast = participation, before_last, forecast
 
     def begin(self, index: int, before: RunState | None) -> RunState:
         """Start a phase from the end of the one before it."""
@@ -112,8 +117,12 @@ class Run:
             if phase is self.programs.phases[-1] and self._before_last is not None:
                 self._before_last(current)
             budget = num_rounds if phase.main and num_rounds is not None else phase.max_rounds
+            before = waited()
             for _ in self._steps(phase, current, budget, num_draws, progress):
                 progress.after_round(current.history[-1])
+                if self._forecast is not None:
+                    self._forecast.after_round(current, waited() - before, progress)
+                before = waited()
                 if checkpoint is not None:
                     checkpoint.write(current, self.executor)
             if current.phase == len(self.programs.phases) - 1:
@@ -125,11 +134,17 @@ class Run:
     ) -> Iterator[None]:
         if phase.recording is None:
             progress.start(phase.algorithm.name, None, current.rounds_in_phase)
+            self._foretell(current, budget)
             return self._rounds(phase, current, budget)
         phase.recording.check(current)
         todo = pace(phase.recording, current.state, budget, num_draws)
         progress.start(phase.algorithm.name, todo.draws * todo.stride, current.rounds_in_phase)
+        self._foretell(current, todo.draws * todo.stride)
         return self._blocks(phase, phase.recording, current, todo)
+
+    def _foretell(self, current: RunState, rounds: int) -> None:
+        if self._forecast is not None:
+            self._forecast.begin(current.phase, rounds)
 
     def _rounds(self, phase: Phase, current: RunState, budget: int) -> Iterator[None]:
         """Round after round, until the algorithm has converged or the budget is spent."""

@@ -1,5 +1,6 @@
 """What a fit says where its programs ask for more memory than there is."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,16 @@ from contextlib import contextmanager
 import jax
 
 from fedbayes.errors import FederatedError
+
+
+def memory_here() -> float:
+    """Bytes of memory of the device that computes; infinite where that is not known."""
+    if jax.default_backend() != "cpu":
+        return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", float("inf")))
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):  # of other systems
+        return float("inf")
 
 
 @contextmanager

@@ -25,6 +25,10 @@ class Progress(Protocol):
         """One round is done."""
         ...
 
+    def say(self, words: str) -> None:
+        """What has to be said of the rounds to come."""
+        ...
+
     def close(self) -> None:
         """The fit is over."""
         ...
@@ -37,6 +41,9 @@ class Silent:
         """See :class:`Progress`."""
 
     def after_round(self, record: dict[str, np.ndarray]) -> None:
+        """See :class:`Progress`."""
+
+    def say(self, words: str) -> None:
         """See :class:`Progress`."""
 
     def close(self) -> None:
@@ -59,6 +66,10 @@ class Bar:
         if self._bar is not None:
             self._bar.set_postfix_str(_news(record), refresh=False)
             self._bar.update(int(record.get("rounds", 1)))
+
+    def say(self, words: str) -> None:
+        """See :class:`Progress`; above the bar."""
+        tqdm.write(words, file=sys.stderr)
 
     def close(self) -> None:
         """See :class:`Progress`."""
@@ -84,6 +95,10 @@ class Lines:
         if time.monotonic() - self._told >= _SECONDS:
             self._told = time.monotonic()
             self._tell(", ".join(filter(None, (f"{self._phase}: {self._done:,} rounds", _news(record)))))
+
+    def say(self, words: str) -> None:
+        """See :class:`Progress`."""
+        self._tell(words)
 
     def close(self) -> None:
         """See :class:`Progress`."""

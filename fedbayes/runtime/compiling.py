@@ -1,6 +1,7 @@
 """Compilation: as much optimisation as a program is worth, and a folder that keeps programs for later processes."""
 
 import os
+import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, wraps
@@ -99,6 +100,7 @@ def jit_by_size(function: Callable) -> Callable:
         return fitting(arguments)(*arguments)
 
     call.lower = lambda *arguments: fitting(arguments).lower(*arguments)  # type: ignore[attr-defined]
+    call._cache_size = lambda: little._cache_size() + much._cache_size()  # type: ignore[attr-defined]
     return call
 
 
@@ -113,6 +115,7 @@ class Compiled:
 
     def __init__(self, jitted: Any) -> None:
         self._jitted = jitted
+        self._num_programs = getattr(jitted, "_cache_size", int)  # a relative may not tell
         self._under_way: dict[Hashable, tuple[int, Future]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -121,8 +124,14 @@ class Compiled:
             process, future = self._under_way.pop(_described(arguments), (0, None))
             # what no thread has begun is begun here, and threads don't outlive a fork
             if process == os.getpid() and future is not None and not future.cancel():
+                started = time.perf_counter()
                 wait([future])
-        return self._jitted(*arguments)
+                _waited.seconds += time.perf_counter() - started
+        started, known = time.perf_counter(), self._num_programs()
+        value = self._jitted(*arguments)
+        if self._num_programs() > known:  # what it computes is only begun here
+            _waited.seconds += time.perf_counter() - started
+        return value
 
     def ahead(self, *shapes: Any) -> Any:
         """Trace it here for arguments of these shapes, and let another thread compile it.
@@ -138,6 +147,20 @@ class Compiled:
         lowered = self._jitted.lower(*shapes)
         self._under_way[_described(shapes)] = os.getpid(), _compilers().submit(lowered.compile)
         return lowered.out_info
+
+
+class _Waited:
+    """For programs to be compiled."""
+
+    seconds = 0.0
+
+
+_waited = _Waited()
+
+
+def waited() -> float:
+    """Seconds that calls of :class:`Compiled` have waited for their programs, in this process so far."""
+    return _waited.seconds
 
 
 def _described(arguments: Any) -> Hashable:

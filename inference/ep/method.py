@@ -15,7 +15,7 @@ whole. Which of its replies counted, and how far, a client learns with the next 
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,6 +35,8 @@ from fedbayes.inference.starts import with_starts
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.program.hierarchy import of_funnel
 from fedbayes.problem.roster import Roster
+
+_USUAL_ROUNDS = {False: 4, True: 6}  # without locals, and with them
 
 
 @refused_names(covariance="estimator", num_chains="num_replicates")
@@ -117,7 +119,8 @@ class EP(Options, Method):
         """What the start asks for, then EP; a hierarchy among the globals is warned of."""
         if hierarchy := roster.prior.hierarchy:
             warnings.warn(of_funnel(hierarchy), stacklevel=2)
-        ep = Phase(algorithm=algorithm(self, roster), max_rounds=30)
+        usual = _USUAL_ROUNDS[bool(np.any(roster.num_locals))]
+        ep = Phase(algorithm=algorithm(self, roster), max_rounds=30, usual_rounds=usual)
         start = self.start(roster)
         if start not in ("newton", "mode"):
             return [ep]
@@ -129,6 +132,12 @@ class EP(Options, Method):
         """Prior times sites."""
         has_locals = bool(np.any(roster.num_locals))
         return EPAnswer(run, self.tolerance, has_locals=has_locals, prior=roster.prior)
+
+    def cheaper(self, roster: Roster) -> Sequence[str]:
+        """See :class:`~fedbayes.contract.algorithm.Method`."""
+        replicates = ["`EP(num_replicates=1)`"] if self.num_replicates > 1 else []
+        solvers = [] if self.solver == "laplace" else ['`EP(solver="laplace")`']
+        return [*replicates, *solvers, '`method="laplace"`']
 
     def told_at_end(self, roster: Roster) -> Everybody:
         """See :class:`~fedbayes.contract.algorithm.Method`."""

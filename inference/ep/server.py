@@ -1,6 +1,6 @@
 """The server's half of EP: where it starts, the step after each round, and who computes how in the next."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -10,6 +10,7 @@ from jax import Array
 
 from fedbayes.contract.algorithm import Algorithm, Info, Replies, Update
 from fedbayes.contract.answer import ERROR_LIMIT
+from fedbayes.contract.work import Work
 from fedbayes.errors import ResultCode
 from fedbayes.inference.ep.client import Change, Family, Own, Shared, Told, local_update
 from fedbayes.inference.ep.options import Options
@@ -118,6 +119,7 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
             run=partial(local_update, solver, family, has_locals, most_noise),
             inputs=lambda key, shared, num_locals: solver.inputs(key, size + num_locals),
             in_turn=solver.in_turn,
+            work=None if solver.work is None else partial(_work_of, solver.work),
         )
 
     return Algorithm(
@@ -131,6 +133,10 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
         choose=partial(_choose, config, roster.num_locals),
         asked_at=_asked_at,
     )
+
+
+def _work_of(solving: Callable[[Client], Work], shared: Shared, client: Client) -> Work:
+    return solving(client)
 
 
 def _asked_at(shared: Shared) -> Array:

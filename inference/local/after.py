@@ -15,10 +15,17 @@ from jaxtyping import Float
 
 from fedbayes.contract.algorithm import Inputs, Method, Private, Reply, Shared, Update, no_inputs
 from fedbayes.contract.locals_from import Wanted
+from fedbayes.contract.work import Work
 from fedbayes.errors import ResultCode
 from fedbayes.inference.local.density.laplace import find_mode
 from fedbayes.inference.local.density.tilted import Tilted, cold_chains, cold_start
-from fedbayes.inference.local.log_factors import NUM_LOCAL, NUM_LOCAL_FINER, locals_given, log_factors
+from fedbayes.inference.local.log_factors import (
+    NUM_LOCAL,
+    NUM_LOCAL_FINER,
+    locals_given,
+    log_factors,
+    work_of_log_factors,
+)
 from fedbayes.inference.local.sampling.draws import by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.sampling.resampling import Resampling, equal_weights, pool_size, resampling
 from fedbayes.numerics.gaussian import STRUCTURE, Gaussian, packed
@@ -63,6 +70,10 @@ def _log_likelihood(
     if not jax.tree.leaves(cavity):  # nobody has locals: all is exact
         found = found._replace(noise=jnp.zeros(()), halved=jnp.zeros(()))
     return Reply(each=found.values, code=_ok(), info={"noise": found.noise, "halved": found.halved}), private
+
+
+def _work_of_log_likelihood(theta: Array, client: Client) -> Work:
+    return work_of_log_factors(client, theta.shape[0])
 
 
 def _own_values(
@@ -136,7 +147,13 @@ def _chained_inputs(key: Array, wanted: Wanted, num_locals: int) -> tuple[Array,
 
 AFTER: Mapping[str, Update] = {
     "cavity": Update(_cavity, no_inputs, STRUCTURE),
-    "log_likelihood": Update(partial(_log_likelihood, NUM_LOCAL), _log_likelihood_inputs, STRUCTURE, in_turn=True),
+    "log_likelihood": Update(
+        partial(_log_likelihood, NUM_LOCAL),
+        _log_likelihood_inputs,
+        STRUCTURE,
+        in_turn=True,
+        work=_work_of_log_likelihood,
+    ),
     "log_likelihood_finer": Update(
         partial(_log_likelihood, NUM_LOCAL_FINER), _log_likelihood_inputs, STRUCTURE, in_turn=True
     ),

@@ -9,9 +9,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from fedbayes.contract.work import GIVEN, GRADIENT, Work
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import NEAR, Conditional, Line, find_conditional, of_globals
 from fedbayes.inference.local.density.tilted import cold_start
+from fedbayes.inference.local.density.work import search_given
 from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import AT_ONCE, Client
@@ -90,6 +92,19 @@ def log_factors(
 
     values, noise = client.at_many(at, (theta, shifts), num_local, _at_once(client, num_local))
     return LogFactors(values, noise, jnp.zeros(len(theta)))
+
+
+def work_of_log_factors(client: Client, num: int, num_local: int = NUM_LOCAL) -> Work:
+    """Of :func:`log_factors` at so many draws of the globals."""
+    if client.num_locals == 0:
+        return Work(float(num))
+    centre = search_given(client, _COLD_NEWTON)
+    if _one_by_one(client):
+        each = search_given(client).and_then(Work(_nodes_for(num_local) * GIVEN * GRADIENT))
+    else:
+        searched, drawn = _searched(client, num_local), Work(num_local * GIVEN)
+        each = search_given(client, _NEWTON).and_then(drawn) if searched else drawn
+    return centre.and_then(each.times(num, _at_once(client, num_local)))
 
 
 def locals_given(

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from fedbayes.contract.work import GIVEN, GRADIENT, Work
 from fedbayes.errors import K_HAT_LIMIT
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import find_conditional, find_singles
+from fedbayes.inference.local.density.work import search_given
 from fedbayes.numerics.gaussian import LOG_2PI
 from fedbayes.numerics.importance import balanced_normal, log_mean_exp, pareto_smooth
 from fedbayes.problem.client import Client
@@ -73,7 +75,7 @@ def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, 
     groups = jnp.asarray(client.groups)
     given = find_conditional(client.given(theta), z, groups, max_steps=30, jacobian=client.jacobian)
     z = given.mode
-    noise = jnp.asarray(balanced_normal(max(num_samples, 1 << (4 * z.shape[0]).bit_length()), z.shape[0]))
+    noise = jnp.asarray(balanced_normal(_num_draws(len(z), num_samples), len(z)))
     locals_ = jax.vmap(lambda one: given.draw(one, groups))(noise)
     # one derivative of the weighted sum, not one for each draw: what depends on the globals alone is there once
     logs, pulled_back = jax.vjp(lambda at: client.at_many(client.given(at), locals_), theta)
@@ -84,6 +86,19 @@ def integrate_locals(client: Client, theta: Float[Array, " d"], z: Float[Array, 
     weighed, even = jax.vmap(pulled_back)(weights)[0]
     value = log_mean_exp(log_weight) + 0.5 * z.shape[0] * LOG_2PI + given.log_spread()
     return Marginal(value, weighed, even, k_hat, z)
+
+
+def work_of_marginal(client: Client, num_samples: int) -> Work:
+    """Of :func:`integrate_locals`."""
+    search = search_given(client)
+    if client.groups.shape[1] == 1:
+        return search.and_then(Work(quadrature.NODES * GIVEN * GRADIENT))
+    num = _num_draws(client.num_locals, num_samples)
+    return search.and_then(Work(num * GIVEN * GRADIENT, numbers=float(num) * client.num_locals))
+
+
+def _num_draws(size: int, num_samples: int) -> int:
+    return max(num_samples, 1 << (4 * size).bit_length())
 
 
 def _by_quadrature(client: Client, theta: Array, z: Array) -> Marginal:

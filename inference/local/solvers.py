@@ -9,14 +9,27 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
+from fedbayes.contract.work import GRADIENT, Work
 from fedbayes.inference.local.density.moments import Estimator, SiteError, locals_integrated_out
 from fedbayes.inference.local.density.quadrature import NODES
-from fedbayes.inference.local.density.tilted import LaplaceSite, LocalSite, Tilted, Warm, laplace_site, site_of_gaussian
+from fedbayes.inference.local.density.tilted import (
+    NUM_CHAINS,
+    LaplaceSite,
+    LocalSite,
+    Tilted,
+    Warm,
+    laplace_site,
+    site_of_gaussian,
+)
+from fedbayes.inference.local.density.work import joint_search, plain_draws
 from fedbayes.inference.local.sampling.draws import Drawn, by_importance, by_nuts, importance_inputs, nuts_inputs
 from fedbayes.inference.local.sampling.integration import MANY_SINGLES
-from fedbayes.inference.local.sampling.nested import nested_site
+from fedbayes.inference.local.sampling.nested import nested_site, work_of_nested
 from fedbayes.numerics.gaussian import LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import quasi_normal
+from fedbayes.problem.client import Client
+
+_LEAPFROGS = 10  # of a step of NUTS, most often
 
 
 class Solver(NamedTuple):
@@ -31,11 +44,14 @@ class Solver(NamedTuple):
     in_turn
         See :class:`~fedbayes.contract.algorithm.Update`: draws are many points at once, steps of Newton's method or of
         a Markov chain are few.
+    work
+        Of ``run`` at a client; ``None``: not known.
     """
 
     run: Callable[[Tilted, Warm, Any], LocalSite]
     inputs: Callable[[Array, int], Any]
     in_turn: bool = False
+    work: Callable[[Client], Work] | None = None
 
 
 def laplace() -> Solver:
@@ -46,7 +62,7 @@ def laplace() -> Solver:
         found = laplace_site(mode, tilted.cavity)
         return _deterministic(found.site, found.log_evidence, warm._replace(position=mode.position), found)
 
-    return Solver(run, lambda key, size: ())
+    return Solver(run, lambda key, size: (), work=joint_search)
 
 
 def importance(*, num_samples: int, estimator: Estimator) -> Solver:
@@ -63,7 +79,7 @@ def importance(*, num_samples: int, estimator: Estimator) -> Solver:
     def run(tilted: Tilted, warm: Warm, inputs: Float[Array, " p"]) -> LocalSite:
         return _estimated(by_importance(tilted, warm, inputs, num_samples=num_samples), tilted, estimator)
 
-    return Solver(run, importance_inputs, in_turn=True)
+    return Solver(run, importance_inputs, in_turn=True, work=partial(plain_draws, num=num_samples))
 
 
 def nested(*, num_samples: int, estimator: Estimator, many: int = MANY_SINGLES, nodes: int = NODES) -> Solver:
@@ -85,7 +101,12 @@ def nested(*, num_samples: int, estimator: Estimator, many: int = MANY_SINGLES, 
             return plain.run(tilted, warm, inputs)
         return nested_site(tilted, warm, inputs, num_samples=num_samples, estimator=estimator, many=many, nodes=nodes)
 
-    return Solver(run, importance_inputs, in_turn=True)
+    def work(client: Client) -> Work:
+        if client.num_locals == 0:
+            return plain_draws(client, num_samples)
+        return work_of_nested(client, num_samples, many, nodes)
+
+    return Solver(run, importance_inputs, in_turn=True, work=work)
 
 
 def nuts(*, num_samples: int, num_warmup: int, estimator: Estimator) -> Solver:
@@ -105,7 +126,10 @@ def nuts(*, num_samples: int, num_warmup: int, estimator: Estimator) -> Solver:
     def run(tilted: Tilted, warm: Warm, inputs: tuple[Float[Array, " p"], Key[Array, ""]]) -> LocalSite:
         return _estimated(draw(tilted, warm, inputs), tilted, estimator)
 
-    return Solver(run, nuts_inputs)
+    def work(client: Client) -> Work:
+        return joint_search(client).and_then(Work((num_samples + NUM_CHAINS * num_warmup) * _LEAPFROGS * GRADIENT))
+
+    return Solver(run, nuts_inputs, work=work)
 
 
 def _estimated(drawn: Drawn, tilted: Tilted, estimator: Estimator) -> LocalSite:
@@ -166,7 +190,10 @@ def variational(*, num_samples: int, num_steps: int = 8) -> Solver:
         site = site_of_gaussian(mean[:size], precision, tilted.cavity)
         return _deterministic(site, jnp.mean(log_density) + entropy, warm._replace(position=mean), laplace)
 
-    return Solver(run, importance_inputs, in_turn=True)
+    def work(client: Client) -> Work:
+        return plain_draws(client, (num_steps + 1) * num_samples)
+
+    return Solver(run, importance_inputs, in_turn=True, work=work)
 
 
 def _deterministic(site: Gaussian, log_evidence: Array, warm: Warm, laplace: LaplaceSite) -> LocalSite:

@@ -148,3 +148,20 @@ def test_a_value_for_a_program_that_is_being_traced_is_one_program():
     y = np.arange(5.0)
     np.testing.assert_allclose(outer(1.0), np.sum(np.sin(y) * y), rtol=1e-5)
     assert counts == [1]
+
+
+def test_waiting_for_a_program_counts_once_and_computing_never() -> None:
+    call = compiling.Compiled(compiling.jit_cheaply(lambda x: jnp.sum(jnp.linalg.cholesky(jnp.eye(60) * (1.0 + x**2)))))
+    before = compiling.waited()
+    call(np.ones(()))
+    first = compiling.waited()
+    call(np.ones(()))
+    assert first > before
+    assert compiling.waited() == first
+
+
+def test_programs_by_size_tell_of_their_number_too() -> None:
+    call = compiling.Compiled(compiling.jit_by_size(lambda x: 2.0 * x))
+    before = compiling.waited()
+    call(np.ones(3))
+    assert compiling.waited() > before

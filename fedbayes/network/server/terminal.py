@@ -57,5 +57,9 @@ class Terminal:
             change,
         )
 
+    def say(self, words: str) -> None:
+        """See :class:`~fedbayes.rounds.progress.Progress`."""
+        log.info("%s", words)
+
     def close(self) -> None:
         """See :class:`~fedbayes.rounds.progress.Progress`."""

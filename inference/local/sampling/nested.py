@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from fedbayes.contract.work import GIVEN, GRADIENT, Work
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import (
     NEAR,
@@ -33,9 +34,11 @@ from fedbayes.inference.local.density.conditional import (
 )
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.density.tilted import LaplaceSite, LocalSite, Tilted, Warm, site_of_gaussian
+from fedbayes.inference.local.density.work import search_given
 from fedbayes.inference.local.sampling.integration import AT_ONCE, MANY_SINGLES, Integration, drawn_at, weighed
 from fedbayes.numerics.gaussian import LARGE, LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import quasi_normal
+from fedbayes.problem.client import Client
 
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
 _NEWTON = 12  # steps to the mode of the locals given the mean and each draw of the globals
@@ -111,6 +114,16 @@ def nested_site(
         found.laplace,
         found.reliable,
     )
+
+
+def work_of_nested(client: Client, num_samples: int, many: int, nodes: int) -> Work:
+    """Of :func:`nested_site`."""
+    size = client.groups.shape[1]
+    drawn = Work(2.0 * GRADIENT)
+    last = Work(nodes * GIVEN * GRADIENT) if size == 1 and client.num_locals >= many else Work(0.0)
+    at_once = AT_ONCE if size >= LARGE else 1
+    iteration = search_given(client).and_then(drawn).times(num_samples, at_once)
+    return iteration.times(_ITERATIONS, 1.0).and_then(last.times(num_samples))
 
 
 def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:

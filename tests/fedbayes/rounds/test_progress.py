@@ -28,3 +28,9 @@ def test_a_bar_is_for_people(monkeypatch, asked, in_terminal, in_notebook, kind)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: in_terminal, raising=False)
     monkeypatch.setattr(progress, "_is_plain", lambda: not in_notebook)
     assert isinstance(show(asked), kind)
+
+
+def test_words_stand_above_a_bar_and_in_a_log_and_nowhere_in_silence(capsys) -> None:
+    for kind in (Bar, Lines, Silent):
+        kind().say(f"of {kind.__name__}")
+    assert capsys.readouterr().err == "of Bar\nof Lines\n"

@@ -1,0 +1,34 @@
+"""How much an update computes, as far as the shapes of a client's program tell before it runs."""
+
+from typing import NamedTuple, Self
+
+# Evaluations of a client's log density that others are worth, by the programs of `benchmarks/FORETOLD.md`: its
+# gradient, one more column of a Hessian, and an evaluation where globals stay, of which much is computed only once.
+GRADIENT, COLUMN, GIVEN = 3.0, 0.5, 0.4
+
+
+class Work(NamedTuple):
+    """What one run of an update takes at one client, for one replicate.
+
+    Attributes
+    ----------
+    evaluations
+        Of the client's log density with all its rows.
+    operations
+        On matrices of locals by locals.
+    numbers
+        Of these matrices, and of draws of all locals, that are held at once: so many at least.
+    """
+
+    evaluations: float
+    operations: float = 0.0
+    numbers: float = 0.0
+
+    def times(self, number: float, at_once: float = 1.0) -> Self:
+        """So many times as much, of which ``at_once`` are held side by side."""
+        return type(self)(number * self.evaluations, number * self.operations, at_once * self.numbers)
+
+    def and_then(self, other: "Work") -> Self:
+        """One after the other."""
+        evaluations, operations = self.evaluations + other.evaluations, self.operations + other.operations
+        return type(self)(evaluations, operations, max(self.numbers, other.numbers))
