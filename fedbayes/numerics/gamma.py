@@ -13,7 +13,6 @@ from jax.typing import ArrayLike
 
 _SHIFT = 8.0
 _TERMS = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400)  # B_2k / 2k (2k - 1)
-_HUGE = 1e30  # beyond, eight factors more or less are lost in rounding
 
 
 def log_gamma(x: ArrayLike) -> Array:
@@ -59,7 +58,12 @@ def _slope(terms: tuple[float, ...], power: int, at: tuple[Array], along: tuple[
 
 
 def _first_factors(x: ArrayLike) -> Array:
-    """``log x (x + 1) ... (x + 7)``, whose factors are taken in pairs: ``x (x + 7)``, ``(x + 1)(x + 6)``, ..."""
-    x = jnp.minimum(x, _HUGE)
+    """``log x (x + 1) ... (x + 7)``, whose factors are taken in pairs: ``x (x + 7)``, ``(x + 1)(x + 6)``, ...
+
+    Four of them would overflow beyond the fourth root of the largest number, where eight factors more or less are lost
+    in rounding.
+    """
+    x = jnp.asarray(x)
+    x = jnp.minimum(x, 0.1 * jnp.finfo(x.dtype).max ** 0.25)
     pair = x * (x + 7.0)
-    return jnp.log(pair * (pair + 6.0) * (pair + 10.0) * (pair + 12.0))
+    return jnp.log(pair * (pair + 6.0)) + jnp.log((pair + 10.0) * (pair + 12.0))

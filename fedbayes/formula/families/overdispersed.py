@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.distributions.util import validate_sample
 
 from fedbayes.numerics.gamma import log_gamma, log_rising
 
@@ -16,6 +17,7 @@ from fedbayes.numerics.gamma import log_gamma, log_rising
 class BetaBinomial(dist.BetaBinomial):
     """NumPyro's, with a density that is right for any concentrations."""
 
+    @validate_sample
     def log_prob(self, value: ArrayLike) -> Array:
         """Of counts, by row."""
         n, a, b = self.total_count, self.concentration1, self.concentration0
@@ -40,6 +42,7 @@ class NegativeBinomial(dist.NegativeBinomial2):
         self.mean_of_counts = jnp.asarray(mean)
         super().__init__(mean, concentration, validate_args=validate_args)
 
+    @validate_sample
     def log_prob(self, value: ArrayLike) -> Array:
         """Of counts, by row."""
         mean, alpha = self.mean_of_counts, self.concentration

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.distributions.util import validate_sample
 
 from fedbayes.numerics.gamma import log_gamma
 
@@ -11,6 +12,7 @@ from fedbayes.numerics.gamma import log_gamma
 class Beta(dist.Beta):
     """NumPyro's, with a density that is differentiated twice at little cost."""
 
+    @validate_sample
     def log_prob(self, value: ArrayLike) -> Array:
         """Of shares, by row."""
         a, b = self.concentration1, self.concentration0
