@@ -143,7 +143,7 @@ def own_factor(theta: np.ndarray, values: np.ndarray) -> Gaussian | None:
     half = np.zeros((size, size))
     half[rows, columns] = bend
     precision = -white.T @ (half + half.T) @ white
-    return Gaussian(white.T @ slope + precision @ mean, precision, np.zeros(()))
+    return Gaussian(white.T @ slope + precision @ mean, precision, np.zeros(()))  # type: ignore[arg-type]
 
 
 def without_factor(draws: np.ndarray, values: np.ndarray) -> tuple[Gaussian, Gaussian] | None:

@@ -35,8 +35,7 @@ def telling(fitted: Fitted) -> Tell:
 
     def tell(place: int, made: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         kind = kind_of(source, int(fitted.roster.num_locals[place]))
-        header = {"how": kind, "shown": shown, "attrs": plain, "update": fitted.run.updates[place]}
-        header["by_draws"] = tested
+        header = {"how": kind, "shown": shown, "attrs": plain, "update": fitted.run.updates[place], "by_draws": tested}
         mine = jax.tree.map(lambda leaf: np.asarray(leaf)[place], personal)
         told = by_recipe(*making) if made and making is not None else {"shared": np.asarray(draws)}
         return header, {**told, **for_test, "key": key, "personal": mine}

@@ -463,7 +463,8 @@ class Remote(Executor):
             if header["kind"] == "refusal":
                 reason = Refusal[str(header["reason"])]
                 log.warning("Site %s %s.", site, reason.value)
-                told = header.get("found") if isinstance(header.get("found"), dict) else {}
+                found = header.get("found")
+                told: dict[str, Any] = found if isinstance(found, dict) else {}
                 if reason is Refusal.DRAWS:
                     self._unlike.add(place)
                 if reason is Refusal.FEWEST:
