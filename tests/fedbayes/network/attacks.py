@@ -154,12 +154,15 @@ class Mutations:
         self.good, self.rng = list(good), np.random.default_rng(seed)
         self.kinds = [self.bits, self.cut, self.splice, self.doubled, self.array_header, self.zip_field, self.number]
         self.kinds += [self.value, self.value, self.value]
+        self.applied: list[str] = []  # in the latest message
 
     def one(self) -> bytes:
         """A good message after one to three mutations."""
-        content = self.good[self.rng.integers(len(self.good))]
+        content, self.applied = self.good[self.rng.integers(len(self.good))], []
         for _ in range(self.rng.integers(1, 4)):
-            content = self.kinds[self.rng.integers(len(self.kinds))](content)
+            kind = self.kinds[self.rng.integers(len(self.kinds))]
+            content = kind(content)
+            self.applied.append(kind.__name__)
         return content
 
     def place(self, content: bytes, margin: int = 0) -> int:

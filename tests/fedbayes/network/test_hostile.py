@@ -402,15 +402,20 @@ def distinct(messages) -> list[bytes]:
     return list(found.values())
 
 
+def is_let_in(server, content) -> bool:
+    """Whether any of the places where answers are read takes these bytes for one."""
+    found = any(server.read(content))
+    server.register._not_before.clear()
+    return found
+
+
 def read_many(server, seed: int, num: int) -> Counter:
     """How many mutated answers were let in, at the places where answers are read."""
     logging.disable(logging.CRITICAL)
     try:
         mutations, let_in = Mutations(distinct(server.network.answers), seed), Counter(read=0)
         for _ in range(num):
-            content = mutations.one()
-            let_in["read"] += any(server.read(content))
-            server.register._not_before.clear()
+            let_in["read"] += is_let_in(server, mutations.one())
         return let_in
     finally:
         logging.disable(logging.NOTSET)
