@@ -51,16 +51,18 @@ class PointRules(NamedTuple):
         How many prior sds each global may be away from the prior's centre.
     nats_per_row
         How much less likely than the likeliest values they may be by the prior and the site's own rows, in nats for
-        each row, beside 50 to 150 nats. Values beyond are implausible: a fit comes through them at its start alone.
+        each row, beside 50 to 150 nats. Values beyond are implausible: a fit comes through them at its start alone,
+        if at all.
     implausible_answers
-        How often the site answers at implausible values all the same, about the same data in all runs together. An
-        answer counts by its numbers, as one at most where it has as many as an expansion to second order at each value
-        that is asked about. The same answer again is free.
+        How often the site answers at implausible values all the same, about the same data in all runs together: by
+        default never, since each such answer may hold the one row that is undecided there. An answer counts by its
+        numbers, as one at most where it has as many as an expansion to second order at each value that is asked about.
+        The same answer again is free.
     """
 
     farthest: float = 50.0
     nats_per_row: float = 2.0
-    implausible_answers: int = 50
+    implausible_answers: int = 0
 
 
 class AnswerRules(NamedTuple):
@@ -336,8 +338,8 @@ def _points(path: Path, told: Mapping[str, Any]) -> PointRules:
     answers = found.implausible_answers
     if type(answers) is not int or answers < 0:
         raise ClientDataError(
-            f"The site's policy, '{path}': `implausible_answers` is {answers!r}; write a whole number, such as 50, or "
-            "0. A fit that begins far from the posterior takes some ten."
+            f"The site's policy, '{path}': `implausible_answers` is {answers!r}; write a whole number, 0 for "
+            "never. A fit that begins far from the posterior takes some ten."
         )
     return found
 

@@ -385,9 +385,9 @@ _FAR = (
 )
 _IMPLAUSIBLE = (
     "The server asks at values of the globals that this site's data find less likely than the likeliest by more than "
-    "%g nats a row, and has had %d such answers: this site does not answer there any more. If the fit is honest, it "
-    "begins far from the posterior, or with draws of the prior, or the model does not suit the data of all sites. The "
-    "owner sets both by `nats_per_row` and `implausible_answers` under [points] of the policy."
+    "%g nats a row, where this site gives %d answers: it does not answer. If the fit is honest, it begins far from the "
+    "posterior, as priors or units do not suit the data, or with draws of the prior, or the model does not suit the "
+    "data of all sites. The owner sets both by `nats_per_row` and `implausible_answers` under [points] of the policy."
 )
 _LOW = (
     "The server asks for log-likelihoods at %d draws that this site's data find less likely than the likeliest by more "
