@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         NotConvergedWarning,
         ReportError,
         ResultCode,
+        SiteLeftOutWarning,
         SlowFitWarning,
         UnreliableWarning,
     )
@@ -99,6 +100,7 @@ __all__ = [
     "Regression",
     "ReportError",
     "ResultCode",
+    "SiteLeftOutWarning",
     "SlowFitWarning",
     "UnreliableWarning",
     "cache_programs",
@@ -141,6 +143,7 @@ _HOMES = {
         "NotConvergedWarning",
         "ReportError",
         "ResultCode",
+        "SiteLeftOutWarning",
         "SlowFitWarning",
         "UnreliableWarning",
     ],

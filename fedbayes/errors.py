@@ -178,6 +178,22 @@ class SlowFitWarning(UserWarning):
     """
 
 
+class SiteLeftOutWarning(UserWarning):
+    """A fit over a network holds fewer sites than it began with, as some kept secure sums from coming out.
+
+    See Also
+    --------
+    FederatedError : The others could not go on without them.
+    FederatedFit.trouble : The same in words, at any time.
+
+    Examples
+    --------
+    >>> import warnings, fedbayes as fb
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fb.SiteLeftOutWarning)  # fits in this block end in an error
+    """
+
+
 class UnreliableWarning(UserWarning):
     """Draws that are not to be trusted, though the rounds have converged.
 

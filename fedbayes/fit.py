@@ -17,7 +17,7 @@ from fedbayes.contract.answer import Answer
 from fedbayes.contract.renamed import present_names
 from fedbayes.contract.state import RunState
 from fedbayes.correction.correct import correctable, num_first
-from fedbayes.errors import NotConvergedWarning, UnreliableWarning
+from fedbayes.errors import NotConvergedWarning, SiteLeftOutWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER, forming_cavities, in_sum
 from fedbayes.problem.checks import batches_stand_for_all_rows
 from fedbayes.problem.data.explained import explaining
@@ -25,6 +25,7 @@ from fedbayes.problem.duplicates import warn_of_twins
 from fedbayes.problem.problem import Problem, make_problem
 from fedbayes.problem.program.program import Model
 from fedbayes.problem.roster import Roster
+from fedbayes.questions.summary import of_put_out
 from fedbayes.results.fit import FederatedFit
 from fedbayes.results.fitted import Fitted, fitted_by, without_check
 from fedbayes.results.personal import Clients
@@ -240,11 +241,13 @@ def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:
 
 
 def warn_of_trouble(fit: FederatedFit, stacklevel: int) -> None:
-    """Warn of a fit that has not converged, or lacks sites it began with, or whose answer can't be trusted."""
-    if not fit.converged or fit.fitted.put_out:
+    """Warn of a fit that has not converged, or whose answer can't be trusted; and of one that lacks sites."""
+    if not fit.converged:
         warnings.warn(fit.trouble(), NotConvergedWarning, stacklevel=stacklevel)
     elif fit.fitted.unchecked or (fit.correction is not None and not fit.correction.reliable):
         warnings.warn(fit.trouble(), UnreliableWarning, stacklevel=stacklevel)
+    if fit.fitted.put_out:
+        warnings.warn(of_put_out(fit.fitted.put_out), SiteLeftOutWarning, stacklevel=stacklevel)
 
 
 @overload
@@ -317,7 +320,8 @@ def load_fit(
     fitted = fitted_by(
         configured, problem, current, programs, runner, saved.key, saved.shown, posterior, carried=carried
     )
-    return FederatedFit(replace(fitted, unchecked=saved.unchecked, regression=saved.regression or fitted.regression))
+    regression = saved.regression or fitted.regression
+    return FederatedFit(replace(fitted, unchecked=saved.unchecked, regression=regression, put_out=saved.put_out))
 
 
 def _configured(folder: Path, saved: Saved) -> Method:

@@ -18,6 +18,7 @@ from fedbayes.errors import FederatedError
 from fedbayes.fit import check_arguments, concluded, updates_after
 from fedbayes.network.charter import Hello, Joined
 from fedbayes.network.conclusion import telling
+from fedbayes.network.fixed_point import FEWEST_SITES
 from fedbayes.network.server.described import Described, described_problem, seats
 from fedbayes.network.server.joining import all_joined, enrolled
 from fedbayes.network.server.register import Register
@@ -32,7 +33,7 @@ from fedbayes.results.posterior import idata
 from fedbayes.results.presented import Presentation, check_names
 from fedbayes.results.saved.regression import carried_by
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
-from fedbayes.rounds.loop import NothingUsed, Participation, Run
+from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import Progress, Silent
 from fedbayes.runtime.files import replace_file
@@ -40,7 +41,7 @@ from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
 
 log = logging.getLogger(__name__)
-_FEWEST = 2  # sites of a run that is begun anew; with two it depends on their owners whether single messages leave
+_MOST_PUT_OUT = 2  # sites of a fit: where more are of no use, the fault is rather the study's or the server's
 
 
 def fit_over(
@@ -83,7 +84,8 @@ def fit_over(
         How long a round waits, and for how many clients.
     checkpoint
         File that holds the state after each round; the same run, started again, resumes from it. The clients that
-        belong to it are in a file beside it, and the state of a run without sites that were put out is in another.
+        belong to it are in a file beside it. Where sites were put out, ``.put-out.json`` beside it names them, the new
+        run's state is in another file, and the fit goes on with that; without ``.put-out.json``, with all sites.
     progress
         ``True``: lines in the log.
     seconds_a_round
@@ -91,10 +93,10 @@ def fit_over(
     secure_sums
         Whether the sites hide their terms of sums from the server (:mod:`fedbayes.network.client.masks`), wherever it
         needs the sum over all of them alone, and there are at least three. Such a round needs every site, whatever
-        ``patience`` says. A site whose answers can't be used, or that never has anything to add, is put out, and a new
-        run begins without it. In that sites take part whose owners let them add up with fewer (``fewest`` of their
-        policies); noisy rounds are not begun anew, as they would be charged again. Other messages leave a site only if
-        its owner lets single ones leave.
+        ``patience`` says. A site whose answers can't be used, or that adds nothing for many rounds, is put out, and a
+        new run begins without it, twice at most, and with no fewer than three sites. In that sites take part whose
+        owners let them add up with fewer (``fewest`` of their policies); noisy rounds are not begun anew, as they would
+        be charged again. Other messages leave a site only if its owner lets single ones leave.
 
     Returns
     -------
@@ -121,7 +123,7 @@ def fit_over(
     with computing():
         register = Register(transport, study, min(patience.round_timeout, join_timeout))
         try:
-            fitted, executor = _fitted(register, asked, num_clients or len(sites), sites, {})
+            fitted, executor = _fitted(register, asked, num_clients or len(sites), sites)
         finally:
             told.close()
     log.info(
@@ -157,42 +159,49 @@ class _Asked(NamedTuple):
     secure_sums: bool
 
 
-def _fitted(
-    register: Register, asked: _Asked, num: int, sites: Sequence[str], put_out: Mapping[str, str]
-) -> tuple[Fitted, Remote]:
+def _fitted(register: Register, asked: _Asked, num: int, sites: Sequence[str]) -> tuple[Fitted, Remote]:
     """What the rounds have found; where a site keeps the others' sums from coming out, those of a new run without it.
 
     It begins from the start. Within a run sites refuse sums with a site less: less than the others', such a sum is that
     site's term. In a new run they add up with fewer where their owners have said so.
     """
-    try:
-        return _one_run(register, asked, num, sites, put_out)
-    except NoSum as error:
-        # private rounds would be charged to the sites' budgets once more
-        if not error.sites or len(error.others) < _FEWEST or register.study.configured.is_private:
-            raise
-        told = f"{error} The server has begun one, over {error.others}."
-        log.warning("%s", told)
-        register.forget(error.sites)
-        put_out = {**put_out, **error.sites}
+    left = _Left(asked.checkpoint, register.study.digest)
+    told = left.read(num, sites)
+    while True:
         try:
-            return _fitted(register, asked, len(error.others), error.others, put_out)
-        except FederatedError as ended:
-            raise FederatedError(f"{told} It has ended as well. {ended}") from ended
+            return _one_run(register, asked, len(left.others) or num, left.others or sites, left)
+        except FederatedError as error:
+            said = f"{told} It has ended as well. {error}" if told else str(error)
+            if not isinstance(error, NoSum) or not _may_go_on(error, left, register.study):
+                if not told:
+                    raise
+                raise FederatedError(said) from error
+            told = f"{said} The server has begun one, over {error.others}.{left.advice()}"
+            log.warning("%s", told)
+            left.leave(error)
+        register.forget(left.put_out)
 
 
-def _one_run(
-    register: Register, asked: _Asked, num: int, sites: Sequence[str], put_out: Mapping[str, str]
-) -> tuple[Fitted, Remote]:
+def _may_go_on(error: NoSum, left: "_Left", study: Study) -> bool:
+    """Whether a run is begun without the sites that have ended one.
+
+    Two others would have to send single messages, which the server does not ask for by itself where sums were hidden;
+    noisy rounds would be charged to the sites' budgets once more.
+    """
+    few_are_bad = 0 < len(error.sites) <= _MOST_PUT_OUT - len(left.put_out)
+    return few_are_bad and len(error.others) >= FEWEST_SITES and not study.configured.is_private
+
+
+def _one_run(register: Register, asked: _Asked, num: int, sites: Sequence[str], left: "_Left") -> tuple[Fitted, Remote]:
     """What the rounds of a run have found, and the executor that asks its sites."""
-    study, checkpoint = register.study, _checkpoint(asked.checkpoint, put_out)
+    study, checkpoint = register.study, left.checkpoint()
     problem, executor = joined(
         register, num, sites, asked.join_timeout, asked.patience, checkpoint, secure_sums=asked.secure_sums
     )
     check_names(problem, asked.shown)
     configured, roster = study.configured, problem.roster
     programs = programs_for(configured, roster, problem.programs, updates_after(configured, roster))
-    for warning in () if put_out else programs.warnings:
+    for warning in programs.warnings:
         warnings.warn(warning, stacklevel=4)
     saved = None
     if checkpoint is not None:
@@ -200,26 +209,83 @@ def _one_run(
         saved = Checkpoint(checkpoint, fingerprint(text, configured, jax.random.key_data(asked.key)))
     executor.connect(programs, problem, asked.key)
     run = Run(programs, roster, executor, asked.key, asked.participation)
-    try:
-        current = run.run(asked.num_rounds, asked.progress, saved, asked.num_draws)
-    except NothingUsed as error:
-        if not executor.void:
-            raise
-        raise executor.without_sum(str(error)) from error
+    current = run.run(asked.num_rounds, asked.progress, saved, asked.num_draws)
     carried = carried_by(study.model)
     fitted = fitted_by(configured, problem, current, programs, executor, asked.key, asked.shown, carried=carried)
-    return replace(fitted, put_out=put_out), executor
+    return replace(fitted, put_out=dict(left.put_out)), executor
 
 
-def _checkpoint(asked: str | os.PathLike | None, put_out: Mapping[str, str]) -> str | os.PathLike | None:
-    """The file of a run: where sites were put out, one beside that of the run that began with them.
+class _Left:
+    """The sites that a fit goes on without, in a file beside its checkpoint: it may be started again.
 
-    That stays as it is, for when these sites are set right. A fit that is started again goes through both.
+    Parameters
+    ----------
+    asked
+        The checkpoint of the run with all sites; it stays as it is, for when these are set right.
+    study
+        Its digest.
+
+    Attributes
+    ----------
+    put_out
+        These sites, each with why.
+    others
+        Those of the new run; empty before one.
+    run
+        The name of the run that ended last.
     """
-    if asked is None or not put_out:
-        return asked
-    digest = hashlib.sha256("\n".join(sorted(put_out)).encode()).hexdigest()  # a site's name may be no file's
-    return f"{os.fspath(asked)}.without-{digest[:8]}"
+
+    def __init__(self, asked: str | os.PathLike | None, study: str) -> None:
+        self._asked, self._study = asked, study
+        self._file = None if asked is None else Path(f"{os.fspath(asked)}.put-out.json")
+        self.put_out: dict[str, str] = {}
+        self.others: list[str] = []
+        self.run = ""
+
+    def read(self, num: int, sites: Sequence[str]) -> str:
+        """Go on with the newest run of an earlier start, if that had begun one: what has happened then, in sentences.
+
+        Raises
+        ------
+        FederatedError
+            That was another study's, or of other sites than are asked for now.
+        """
+        if self._file is None or not self._file.exists():
+            return ""
+        told = json.loads(self._file.read_text())
+        if told["study"] != self._study:
+            raise FederatedError(f"'{self._file}' is of another study. Remove it, or name another checkpoint.")
+        _check_same_sites([*told["others"], *told["put_out"]], num, sites, self._asked)
+        self.put_out, self.others, self.run = dict(told["put_out"]), list(told["others"]), str(told["run"])
+        said = (
+            f"The sites {list(self.put_out)} were put out, and the server has begun a new run, over {self.others}."
+            f"{self.advice()}"
+        )
+        log.warning("%s", said)
+        return said
+
+    def leave(self, error: NoSum) -> None:
+        """Go on without the sites that have ended a run."""
+        self.put_out |= error.sites
+        self.others, self.run = list(error.others), error.run
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            told = {"study": self._study, "put_out": self.put_out, "others": self.others, "run": self.run}
+            replace_file(self._file, json.dumps(told).encode())
+
+    def checkpoint(self) -> str | os.PathLike | None:
+        """The file of a run: where sites were put out, one that belongs to the run which ended, and to these sites."""
+        if self._asked is None or not self.put_out:
+            return self._asked
+        which = json.dumps([self.run, sorted(self.put_out), sorted(self.others)])
+        digest = hashlib.sha256(which.encode()).hexdigest()  # a site's name may be no file's
+        return f"{os.fspath(self._asked)}.without-{digest[:8]}"
+
+    def advice(self) -> str:
+        """How to begin with all sites again, a sentence after others."""
+        if self._file is None:
+            return ""
+        return f" Started again, the fit goes on with that one; remove '{self._file}', and it does with all sites."
 
 
 def _with_idata(fitted: Fitted) -> Fitted:

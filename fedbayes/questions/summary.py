@@ -1,6 +1,7 @@
 """What a fit says of itself: what is wrong with it, its ``repr``, and the folder that it is saved to."""
 
 import os
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,15 +51,15 @@ def trouble(fitted: Fitted) -> str:
     failed = f"{fitted.unchecked} {_KEPT}" if fitted.unchecked else ""
     saved = check.despite() if check and not found.converged and not absent else ""
     unsaved = check.trouble() if check else ""
-    told = (_of_put_out(fitted), found.trouble, _who_is_far(fitted), absent, saved, unsaved, failed)
+    told = (of_put_out(fitted.put_out), found.trouble, _who_is_far(fitted), absent, saved, unsaved, failed)
     return " ".join(filter(None, told))
 
 
-def _of_put_out(fitted: Fitted) -> str:
-    """That the fit holds fewer sites than it began with, and why."""
-    if not fitted.put_out:
+def of_put_out(sites: Mapping[str, str]) -> str:
+    """That the fit holds fewer sites than it began with, and why; empty if it does not."""
+    if not sites:
         return ""
-    told = ", and of ".join(f"{name}, which {why}" for name, why in fitted.put_out.items())
+    told = ", and of ".join(f"{name}, which {why}" for name, why in sites.items())
     return f"The fit was begun anew without the data of {told}."
 
 
@@ -278,6 +279,7 @@ def save(fitted: Fitted, path: str | os.PathLike) -> None:
         fitted.unchecked,
         said,
         fitted.regression,
+        fitted.put_out,
     )
     write_fit(Path(path), posterior, tables(fitted), saved, problem.description(), fitted.run, fitted.executor)
 

@@ -74,7 +74,8 @@ def preamble(facts: Facts, question: str) -> Markup:
     rows = [(name, counted_rows(rows)) for name, rows in facts.clients]
     clients = table("Clients and their rows", ["client", "rows"], rows) if rows else None
     told = f"The data are those of {counted(len(rows), 'client')}, which were {where}."
-    return joined(asked, paragraph(told), clients)
+    left_out = [paragraph(f"Put out: {text}.") for label, text in facts.lines if label == "without"]
+    return joined(asked, paragraph(told), clients, *left_out)
 
 
 def _whole(facts: Facts, call: str) -> str:

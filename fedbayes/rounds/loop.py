@@ -28,10 +28,6 @@ from fedbayes.runtime.keys import Purpose, key_for
 Participation = float | Callable[[int, Array], np.ndarray]
 
 
-class NothingUsed(FederatedError):
-    """No client's message could be used in a round without which there is no answer."""
-
-
 class Run:
     """A method at work on the clients of an executor.
 
@@ -247,7 +243,7 @@ class Run:
         reasons = {name: ResultCode(int(np.max(code))).meaning for name, code in zip(names, codes, strict=True)}
         hierarchy = self.roster.prior.hierarchy
         advice = "Try proper priors on the globals, or other scales of the data."
-        raise NothingUsed(
+        raise FederatedError(
             f"Round {current.rounds_in_phase + 1} of phase '{phase}': no client's message could be used, and the "
             f"posterior is not proper without them: {reasons}. {without_funnel(hierarchy) if hierarchy else advice} "
             "`executor='sequential'` names the client in whatever the model raises."

@@ -24,7 +24,7 @@ OF_TROUBLE = {
     "inference/correlated/answer.py": {"_unmixed"},
     "results/checked.py": {"trouble"},
     "results/fitted.py": {"without_check"},
-    "questions/summary.py": {"_who_is_far", "_of_put_out"},
+    "questions/summary.py": {"_who_is_far", "of_put_out"},
     "questions/selection.py": {"select"},
     "problem/program/hierarchy.py": {"of_funnel"},
 }

@@ -4,7 +4,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -42,7 +42,7 @@ _SPENT = (
     "a smaller `num_draws` ends with them."
 )
 _MOST_IDLE = 20  # rounds in a row without a sum: a search that is damped needs a few
-_MOST_DAMAGED = 3  # times that a site's answer may be useless to a sum that needs it
+_MOST_DAMAGED = 3  # times that a site's answer may be useless to a sum that needs it, or a refusal
 # ``tell(place, made)``: a client's last message, header and arrays; ``made``: it makes the draws itself
 Tell = Callable[[int, bool], tuple[Mapping[str, Any], Mapping[str, Any]]]
 _CODES = {Failure.LATE: ResultCode.NO_REPLY, Failure.GONE: ResultCode.NO_REPLY, Failure.FAILED: ResultCode.FAILED}
@@ -87,8 +87,6 @@ class Remote(Executor):
     ----------
     lenient
         Whether what follows the rounds may do without clients that are not there: NaN then stands for their answers.
-    void
-        The rounds since the last sum, which had none.
     bytes_down, bytes_up
         Sent to and by all clients.
     """
@@ -104,9 +102,10 @@ class Remote(Executor):
     ) -> None:
         self._register, self._seats, self._patience, self._resumable = register, seats, patience, resumable
         self._secure_sums = secure_sums
-        self.void: list[int] = []
+        self._void: list[int] = []  # the rounds since the last sum, which had none
         self._idle: set[str] = set()  # the sites that had nothing to add in any of these
-        self._fewest: dict[str, int] = {}  # the sites that want more in a sum, and how many
+        self._refusals: dict[str, Refusal] = {}  # of the requests that were sent last
+        self._fewest: dict[str, int] = {}  # the sites among them that want more in a sum, and how many
         self.run_name = secrets.token_hex(8)
         self._order = self._saved = self._phase = 0
         self._first: Shared = ()
@@ -166,7 +165,7 @@ class Remote(Executor):
             "unrecorded": np.asarray(pending, np.int64).reshape(-1, 2),
             "broadcasts": [self._broadcasts[number] for number in sorted(self._broadcasts)],
         }
-        about = {"run": known, "order": np.asarray(self._order), "void": np.asarray(self.void, np.int64)}
+        about = {"run": known, "order": np.asarray(self._order), "void": np.asarray(self._void, np.int64)}
         idle = np.asarray([place for place, name in enumerate(self._problem.names) if name in self._idle], np.int64)
         return encode({**about, "begun": begun, "idle": idle, "first": self._first, **draws})
 
@@ -182,7 +181,7 @@ class Remote(Executor):
             self._unrecorded.setdefault(place, []).append(number)
         self.run_name = arrays["run"].tobytes().hex()
         self._order = self._saved = int(arrays["order"])
-        self.void = arrays.get("void", np.zeros(0)).tolist()
+        self._void = arrays.get("void", np.zeros(0)).tolist()
         self._idle = {self._problem.names[place] for place in arrays.get("idle", np.zeros(0, np.int64)).tolist()}
         self._begun = set(arrays["begun"].tolist())
 
@@ -227,7 +226,7 @@ class Remote(Executor):
         if idle:
             self._tell_idle(order, idle)
         else:
-            self.void = []
+            self._void = []
             self._heard_of(order, set(answers))
         heard.add(places, Reply(total=total, code=codes))
         found = heard.finish()._replace(bytes_up=num_bytes(terms[0][:2]))
@@ -242,22 +241,28 @@ class Remote(Executor):
                 f"The sites {lost} have lost what they kept of this run: it was in their state folders. No secure sum "
                 "comes out without it. Begin a new run."
             )
-        log.warning("The sites %s have nothing to add to the sum, so there is none in this round.", names)
+        log.warning(
+            "The sites %s add nothing to the sum, so there is none in this round: their numbers are not finite, or "
+            "their owners' limits keep them back.",
+            names,
+        )
         if order.phase is None:
             return
-        self._idle = set(names) & (self._idle if self.void else set(names))
-        self.void.append(self._order)
-        if len(self.void) >= _MOST_IDLE:
-            raise self.without_sum(
-                f"There was no secure sum for {len(self.void)} rounds, as the sites {names} have nothing to add; "
-                "their own logs say why."
+        self._idle = set(names) & (self._idle if self._void else set(names))
+        self._void.append(self._order)
+        if len(self._void) >= _MOST_IDLE:
+            num = len(self._void)
+            why = f"had nothing to add to the last {num} sums: its numbers are not finite, or its owner's limits keep "
+            raise self._without(
+                f"There was no secure sum for {num} rounds, as the sites {names} have nothing to add: their numbers "
+                "are not finite, or their owners' limits keep them back; their own logs say which.",
+                dict.fromkeys([name for name in self._problem.names if name in self._idle], f"{why}them back"),
             )
 
-    def without_sum(self, said: str) -> secure.NoSum:
-        """The end of a run that had no sum of late; ``said`` tells of it, in sentences."""
-        names = self._problem.names
-        idle = dict.fromkeys((name for name in names if name in self._idle), "had nothing to add to any sum")
-        return secure.NoSum(said, idle, [name for name in names if name not in idle])
+    def _without(self, said: str, sites: Mapping[str, str]) -> secure.NoSum:
+        """The end of a run whose sums these sites keep from coming out, each with why; ``said`` tells of it."""
+        others = [name for name in self._problem.names if name not in sites]
+        return secure.NoSum(said, sites, others, self.run_name)
 
     def _collected(self, order: Round, answers: Mapping[int, Any], templates: Mapping[int, Reply]) -> Heard:
         """What each has answered by itself; nothing of those who have not."""
@@ -326,7 +331,7 @@ class Remote(Executor):
         seat = asdict(self._seats[place])
         study = self._register.study.digest
         about = {"study": study, "run": self.run_name, "order": self._order, "seat": seat, "charter": self._charter}
-        return {**about, "void": self.void}
+        return {**about, "void": self._void}
 
     def _request(self, order: Round, place: int, ticket: str | None = None) -> bytes:
         """All that a client needs for a round, also one that has just been started."""
@@ -360,12 +365,15 @@ class Remote(Executor):
 
         Raises
         ------
+        NoSum
+            What a site answers can't be used, however often it is asked.
         FederatedError
-            As :meth:`run`; or what a site answers can't be used, however often it is asked.
+            As :meth:`run`; or a site refuses, however often it is asked.
         """
         hidden = {place: secure.masked(template) for place, template in templates.items()}
         started, names = time.monotonic(), self._problem.names
         damaged: Counter[str] = Counter()
+        refused: Counter[str] = Counter()
         while True:
             there = self._register.look()
             present = [place for place in templates if names[place] in there]
@@ -378,23 +386,35 @@ class Remote(Executor):
             requests = {place: self._request(order, place, ticket) for place in templates}
             for place, answer in self._send(requests, lambda place, content: self._term(place, content, hidden)):
                 found[place] = answer
-            self._stop_with_too_few(len(templates))
             codes = {place: each for place, each in found.items() if isinstance(each, ResultCode)}
             if not codes:
                 return found
             if len(self._unlike) > unlike:
                 continue
-            damaged.update(names[place] for place, code in codes.items() if code != ResultCode.NO_REPLY)
-            if bad := [name for name, times in damaged.items() if times >= _MOST_DAMAGED]:
-                why = f"has answered {_MOST_DAMAGED} times what can't be used"
-                raise secure.NoSum(
-                    f"The sites {bad} have answered {_MOST_DAMAGED} times what can't be used; the server's log says "
-                    "what.",
-                    dict.fromkeys(bad, why),
-                    [name for name in names if name not in bad],
-                )
+            for place in templates.keys() - codes.keys():  # it can answer after all
+                del damaged[names[place]], refused[names[place]]
+            refused.update(self._refusals.keys())
+            damaged.update(names[place] for place, code in codes.items() if code == ResultCode.REFUSED)
+            self._stop_with_refusals([name for name, times in refused.items() if times >= _MOST_DAMAGED])
+            self._stop_with_damage([name for name, times in damaged.items() if times >= _MOST_DAMAGED])
             if not self._wait(order, [place for place in templates if place not in codes], len(templates), started):
                 return {place: codes.get(place, ResultCode.NO_REPLY) for place in templates}
+
+    def _stop_with_refusals(self, sites: Sequence[str]) -> None:
+        """An honest no is final, and the site is none that the others should go on without."""
+        if said := [f"Site '{name}' {self._refusals[name].value}." for name in sites]:
+            raise FederatedError(
+                f"{' '.join(said)} A secure sum needs all sites. The checkpoint, where one was asked for, holds the "
+                "state after the last round: start the same run again when that is put right."
+            )
+
+    def _stop_with_damage(self, sites: Sequence[str]) -> None:
+        if sites:
+            raise self._without(
+                f"The sites {list(sites)} have answered {_MOST_DAMAGED} times what can't be used; the server's log "
+                "says what.",
+                dict.fromkeys(sites, f"has answered {_MOST_DAMAGED} times what can't be used"),
+            )
 
     def _answers(self, order: Round, templates: Mapping[int, Reply]) -> dict[int, Reply | ResultCode]:
         """Each active client's reply, or why there is none; those without one are asked again where too few answer."""
@@ -439,6 +459,7 @@ class Remote(Executor):
     ) -> Iterator[tuple[int, Any | ResultCode]]:
         """Each client's answer, read, as it comes in, or why there is none."""
         names = self._problem.names
+        self._refusals, self._fewest = {}, {}
         there = self._register.look()
         places = {there[names[place]]: place for place in requests if names[place] in there}
         sent = {address: requests[place] for address, place in places.items()}
@@ -453,6 +474,7 @@ class Remote(Executor):
                 continue
             self.bytes_up += len(answer)
             yield place, read(place, answer)
+        self._stop_with_too_few()
 
     def _checked(self, place: int, content: bytes) -> Any:
         """An answer's message if it is one to this order, else why it can't be used."""
@@ -465,6 +487,7 @@ class Remote(Executor):
                 log.warning("Site %s %s.", site, reason.value)
                 found = header.get("found")
                 told: dict[str, Any] = found if isinstance(found, dict) else {}
+                self._refusals[site] = reason
                 if reason is Refusal.DRAWS:
                     self._unlike.add(place)
                 if reason is Refusal.FEWEST:
@@ -479,16 +502,17 @@ class Remote(Executor):
             log.warning("The answer of site %s can't be read (%s); it is not used.", site, type(error).__name__)
             return ResultCode.REFUSED
 
-    def _stop_with_too_few(self, num: int) -> None:
+    def _stop_with_too_few(self) -> None:
         """Sites that want more in a sum, which they say at once, are named together: each owner has to change it."""
         if not self._fewest:
             return
+        num = len(self._problem.names)
         (site, fewest), *others = self._fewest.items()
         as_well = f" So do the sites {[name for name, _ in others]}." if others else ""
         raise FederatedError(
             f"Site '{site}' {Refusal.FEWEST.value}. It wants at least {fewest} sites, and there are {num}.{as_well} "
             f"A site whose policy says `fewest = {num}` adds up with {num}; one whose policy says nothing, with all "
-            "partners that it knows."
+            "partners that it knows. What that costs: the difference of two runs tells about the site that left."
         )
 
     def _stop_where_in_vain(self, site: str, reason: Refusal, known: Mapping[str, Any]) -> None:

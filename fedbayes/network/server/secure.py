@@ -25,11 +25,13 @@ class NoSum(FederatedError):
         Why each of these is of no use, in words that go on after its name; empty where they take turns.
     others
         All others in the sum.
+    run
+        The run's name.
     """
 
-    def __init__(self, said: str, sites: Mapping[str, str], others: Sequence[str]) -> None:
+    def __init__(self, said: str, sites: Mapping[str, str], others: Sequence[str], run: str) -> None:
         super().__init__(f"{said} A secure sum needs all sites: set them right, or begin a new run without them.")
-        self.sites, self.others = sites, others
+        self.sites, self.others, self.run = sites, others, run
 
 
 class Term(NamedTuple):

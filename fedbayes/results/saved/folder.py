@@ -70,6 +70,8 @@ class Saved(NamedTuple):
         What the fit says of itself.
     regression
         What was fitted, where that was a formula.
+    put_out
+        Sites over a network that the fit began with and does not hold, each with why.
     """
 
     method: str
@@ -83,6 +85,7 @@ class Saved(NamedTuple):
     unchecked: str = ""
     said: Said | None = None
     regression: Regressed | None = None
+    put_out: Mapping[str, str] = {}
 
 
 def fit_folder(path: Path) -> Path:
@@ -153,6 +156,7 @@ def write_fit(
         "unchecked": saved.unchecked,
         "said": None if saved.said is None else saved.said._asdict(),
         "regression": None if saved.regression is None else saved.regression.plain(),
+        "put_out": dict(saved.put_out),
     }
     (folder / "fit.json").write_text(json.dumps(meta, indent=1, default=list))
     state_file(folder, clients).write(run, executor)
@@ -198,6 +202,7 @@ def read_meta(folder: Path) -> Saved:
             meta.get("unchecked", ""),
             _said(meta.get("said")),
             None if meta.get("regression") is None else Regressed.read(meta["regression"]),
+            dict(meta.get("put_out", {})),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

@@ -3,6 +3,7 @@
 import json
 import secrets
 import shutil
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
@@ -17,7 +18,8 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.contract.algorithm import Reply
-from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode
+from fedbayes.errors import FederatedError, NotConvergedWarning, ResultCode, SiteLeftOutWarning, UnreliableWarning
+from fedbayes.fit import warn_of_trouble
 from fedbayes.inference.laplace import Laplace
 from fedbayes.inference.mode import ModeMessage
 from fedbayes.inference.starts import StartsMessage
@@ -35,7 +37,10 @@ from fedbayes.network.server.remote import Patience
 from fedbayes.network.server.secure import NoSum
 from fedbayes.network.site import Site
 from fedbayes.network.study import Study
+from fedbayes.network.transport import Failure
 from fedbayes.numerics.gaussian import Gaussian
+from fedbayes.results.fit import FederatedFit
+from fedbayes.results.saved.folder import read_meta
 from fedbayes.rounds.wire import arrays_of, encode
 
 STRICT = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"
@@ -970,7 +975,7 @@ def without(world, name):
 def test_a_site_whose_answers_are_of_no_use_is_put_out_and_the_others_go_on(secure, caplog):
     world = secure(**FOUR)
     network = world.network(disturb=rubbish_of_bo)
-    with pytest.warns(NotConvergedWarning, match="without the data of bo, which has answered 3 times"):
+    with pytest.warns(SiteLeftOutWarning, match="without the data of bo, which has answered 3 times"):
         fit = world.fit(network, correct=True, **PATIENT)
     assert fit.converged
     assert fit.fitted.roster.names == ("ada", "cy", "di")
@@ -986,24 +991,41 @@ def test_a_site_whose_answers_are_of_no_use_is_put_out_and_the_others_go_on(secu
     all_hidden(network, {"round", "after"})
 
 
-@pytest.mark.parametrize("begins", [1, 6], ids=["from the first round on", "later"])
-def test_a_site_that_never_has_anything_to_add_is_put_out(secure, monkeypatch, begins):
-    world, reply = secure(**FOUR), Alone.reply
-    rows_of_bo = world.data["bo"]["y"]
+def nothing_from(*rows):
+    """A site's reply, where sites with these rows have nothing to add."""
+    reply = Alone.reply
 
-    def nothing_of_bo(alone, order, secret=None):
+    def of(alone, order, secret=None):
         found = reply(alone, order, secret)
-        if not np.array_equal(alone.client.data["y"], rows_of_bo):
+        if not any(np.array_equal(alone.client.data["y"], each) for each in rows):
             return found
         total = jax.tree.map(np.zeros_like, found.total)
         return found._replace(total=total, code=np.full_like(found.code, int(ResultCode.NOT_FINITE)))
 
+    return of
+
+
+def test_a_site_that_adds_nothing_for_many_rounds_is_put_out(secure, monkeypatch):
+    world = secure(**FOUR)
+    nothing = nothing_from(world.data["bo"]["y"])
     monkeypatch.setattr("fedbayes.network.server.remote._MOST_IDLE", 2)
     network = world.network()
-    network.before = lambda count: count == begins and monkeypatch.setattr(Alone, "reply", nothing_of_bo)
-    with pytest.warns(NotConvergedWarning, match="without the data of bo, which had nothing to add to any sum"):
+    network.before = lambda count: count == 6 and monkeypatch.setattr(Alone, "reply", nothing)
+    said = "without the data of bo, which had nothing to add to the last 2 sums: .* or its owner's limits keep them"
+    with pytest.warns(SiteLeftOutWarning, match=said):
         fit = world.fit(network, **PATIENT)
     np.testing.assert_allclose(fit.posterior.precision, without(world, "bo").precision, rtol=1e-9)
+
+
+@pytest.mark.parametrize("names", [["bo"], ["ada", "bo", "cy", "di"]], ids=["one", "all"])
+def test_a_first_round_without_a_sum_ends_the_fit_and_puts_nobody_out(secure, monkeypatch, names, tmp_path):
+    """One round tells nothing of a site; where all have nothing to add, the advice is about the priors."""
+    world = secure(**FOUR)
+    monkeypatch.setattr(Alone, "reply", nothing_from(*(world.data[name]["y"] for name in names)))
+    with pytest.raises(FederatedError, match=r"no client's message could be used.*proper priors") as ended:
+        world.fit(**PATIENT, checkpoint=tmp_path / "fit")
+    assert "The server has begun one" not in str(ended.value)
+    assert list(tmp_path.glob("*put-out*")) == []
 
 
 def test_sites_whose_owners_have_set_no_fewest_do_not_add_up_without_one_and_all_are_named(secure):
@@ -1013,6 +1035,7 @@ def test_sites_whose_owners_have_set_no_fewest_do_not_add_up_without_one_and_all
     said = (
         r"The sites \['bo'\] have answered 3 times what can't be used.*begun one, over \['ada', 'cy', 'di'\].*"
         r"'ada' wants more sites.*at least 4 sites, and there are 3. So do the sites \['di'\].*policy says `fewest = 3`"
+        r".*the difference of two runs tells about the site that left"
     )
     with pytest.raises(FederatedError, match=said):
         world.fit(world.network(disturb=rubbish_of_bo), **PATIENT)
@@ -1036,38 +1059,146 @@ def test_sites_that_take_turns_at_having_nothing_to_add_are_not_put_out(secure, 
     assert "The server has begun one" not in str(ended.value)
 
 
-@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
-def test_a_fit_that_is_started_again_goes_through_the_run_with_the_site_to_that_without_it(secure, tmp_path):
-    """The state of the first stays, in case that the site is set right."""
+def rounds_to(network):
+    """How many messages of rounds each run has sent, by its sites."""
+    found = {}
+    for each in map(unpack, network.sent):
+        if each.header["kind"] == "round":
+            names = tuple(each.header["charter"]["names"])
+            found[names] = found.get(names, 0) + 1
+    return found
+
+
+ALL, OTHERS = ("ada", "bo", "cy", "di"), ("ada", "cy", "di")
+GONE = {"bo": "has answered 3 times what can't be used"}
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.SiteLeftOutWarning")
+@pytest.mark.parametrize("begins", [2, 5], ids=["in the first round", "later"])
+def test_a_fit_that_is_started_again_goes_on_with_the_newest_run(secure, tmp_path, begins):
+    """With the site that was put out away, and with or without a checkpoint of the run that it has ended."""
     world, options = secure(**FOUR), PATIENT | {"checkpoint": tmp_path / "fit"}
-    first = world.fit(world.network(disturb=rubbish_of_bo), **options)
-    again = world.network(
-        disturb=lambda count, sender, answer: b"?" if sender == 2 and b'"round"' in answer else answer
-    )
+    bad = lambda count, sender, answer: b"?" if count > begins and sender == 2 else answer  # noqa: E731
+    first = world.fit(world.network(disturb=bad), **options)
+    assert (tmp_path / "fit").exists() == (begins > 2)
+    again = world.network()
+    del again.sites[2]
     second = world.fit(again, **options)
+    assert rounds_to(again) == {}  # it is over
     np.testing.assert_array_equal(first.posterior.shift, second.posterior.shift)
-    assert second.fitted.put_out == {"bo": "has answered 3 times what can't be used"}
-    kinds = [unpack(each).header["kind"] for each in again.sent]
-    assert kinds.count("round") == 3 * 4  # to the first run; the second one is over
+    assert second.fitted.put_out == GONE
+    (tmp_path / "fit.put-out.json").unlink()
     mended = world.fit(**options)
     assert mended.fitted.put_out == {}
-    assert mended.fitted.roster.names == ("ada", "bo", "cy", "di")
+    assert mended.fitted.roster.names == ALL
 
 
-@pytest.mark.parametrize("others", [["ada", "cy", "di"], ["ada"]], ids=["noise", "one site"])
-def test_noisy_rounds_and_a_single_site_are_not_begun_anew(monkeypatch, others):
-    """The sites' budgets would be charged for the same rounds once more."""
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.SiteLeftOutWarning")
+def test_a_new_run_that_had_no_round_is_begun_again_without_the_site(secure, tmp_path):
+    world, options = secure(**FOUR | {"policy": STRICT}), PATIENT | {"checkpoint": tmp_path / "fit"}
+    with pytest.raises(FederatedError, match=r"wants more sites") as ended:
+        world.fit(world.network(disturb=rubbish_of_bo), **options)
+    file = tmp_path / "fit.put-out.json"
+    assert f"remove '{file}'" in str(ended.value)
+    for name in OTHERS:
+        (world.folder / name / "policy.toml").write_text(FOUR["policy"])
+    again = world.network()
+    del again.sites[2]
+    assert world.fit(again, **options).fitted.put_out == GONE
+    assert set(rounds_to(again)) == {OTHERS}
+    with pytest.raises(FederatedError, match=r"\['ada', 'cy', 'di', 'bo'\], and 3 sites are asked for"):
+        world.fit(**options | {"num_clients": 3})
+    file.write_text(file.read_text().replace(world.study.digest, "0"))
+    with pytest.raises(FederatedError, match="is of another study"):
+        world.fit(**options)
+
+
+MANY = ("a", "b", "c", "d", "e", "f")
+
+
+@pytest.mark.parametrize(
+    ("others", "is_private", "num"),
+    [(MANY, True, 0), (("ada", "bo"), False, 0), (MANY, False, 2)],
+    ids=["noise", "two sites", "two sites out"],
+)
+def test_when_no_run_is_begun_without_a_site(monkeypatch, others, is_private, num):
+    """Noise would be charged once more, two sites would have to send single messages, and who is next?"""
     runs = []
 
-    def without_end(*args):
-        runs.append(args)
-        raise NoSum("Nothing.", {"bo": "was away"}, others)
+    def without_end(register, asked, num, sites, left):
+        runs.append(num)
+        assert sys.exc_info()[0] is None  # what the run before had in memory is free
+        raise NoSum("Nothing.", {f"bad {len(runs)}": "was away"}, others[: len(others) - len(runs) + 1], "run")
 
     monkeypatch.setattr("fedbayes.network.fit._one_run", without_end)
-    study = SimpleNamespace(configured=SimpleNamespace(is_private=len(others) > 1))
-    with pytest.raises(NoSum):
-        _fitted(SimpleNamespace(study=study), None, 4, (), {})
-    assert len(runs) == 1
+    study = SimpleNamespace(configured=SimpleNamespace(is_private=is_private), digest="")
+    register = SimpleNamespace(study=study, forget=lambda sites: None)
+    with pytest.raises(FederatedError, match="Nothing") as ended:
+        _fitted(register, SimpleNamespace(checkpoint=None), 7, ())
+    assert runs == [7, 6, 5][: 1 + num]
+    assert str(ended.value).count("It has ended as well.") == num
+
+
+@pytest.mark.parametrize(
+    "reason", [Refusal.APPROVAL, Refusal.POLICY, Refusal.DISCLOSURE, Refusal.MODEL, Refusal.FAILED]
+)
+def test_a_site_that_refuses_ends_the_fit_by_its_own_words_and_is_not_put_out(secure, reason):
+    world = secure(**FOUR)
+    no = pack({"kind": "refusal", "site": "bo", "reason": reason.name})
+    network = world.network(disturb=lambda count, sender, answer: no if count > 5 and sender == 2 else answer)
+    with pytest.raises(FederatedError) as ended:
+        world.fit(network, **PATIENT)
+    assert str(ended.value).startswith(f"Site 'bo' {reason.value}. A secure sum needs all sites.")
+    assert set(rounds_to(network)) == {ALL}
+
+
+def test_a_program_that_fails_at_the_transport_is_waited_for_as_one_that_is_away(secure):
+    """A worker that is started again, or has too little memory, is back before the patience ends."""
+    world = secure(**FOUR)
+    gone = lambda count, sender, answer: Failure.FAILED if 5 < count < 10 and sender == 2 else answer  # noqa: E731
+    network = world.network(disturb=gone)
+    fit = world.fit(network, **PATIENT)
+    assert fit.fitted.put_out == {}
+    assert set(rounds_to(network)) == {ALL}
+
+
+@pytest.mark.parametrize("bad", ["damage", "refusals"])
+def test_answers_that_are_of_no_use_are_counted_anew_after_one_that_is(secure, bad):
+    """Bo's are bad twice, good while cy is away, and bad twice again: not three times in a row."""
+    world = secure(**FOUR)
+    what = b"?" if bad == "damage" else pack({"kind": "refusal", "site": "bo", "reason": "MODEL"})
+
+    def disturb(count, sender, answer):
+        if sender == 3 and count == 8:
+            return Failure.LATE
+        return what if sender == 2 and count in (6, 7, 9, 10) else answer
+
+    fit = world.fit(world.network(disturb=disturb), **PATIENT)
+    assert fit.fitted.put_out == {}
+    assert fit.fitted.roster.names == ALL
+
+
+def test_a_refusal_for_lack_of_sites_ends_the_fit_after_the_rounds_as_well(secure):
+    world = secure(**FOUR)
+    fewest = pack({"kind": "refusal", "site": "bo", "reason": "FEWEST", "found": {"fewest": 9, "sites": 4}})
+
+    def disturb(count, sender, answer):
+        return fewest if sender == 2 and b'"kind": "conclude"' in answer else answer
+
+    with pytest.raises(FederatedError, match="at least 9 sites, and there are 4"):
+        world.fit(world.network(disturb=disturb), **PATIENT)
+
+
+def test_a_fit_without_a_site_warns_of_its_answer_too_and_is_saved_as_what_it_is(federation, tmp_path):
+    fit = federation(LAPLACE).here()
+    fitted = replace(fit.fitted, put_out=GONE, unchecked="The check has failed.")
+    with pytest.warns(SiteLeftOutWarning, match="without the data of bo"), pytest.warns(UnreliableWarning):
+        warn_of_trouble(FederatedFit(fitted), 2)
+    FederatedFit(fitted).save(tmp_path / "fit")
+    assert read_meta(tmp_path / "fit").put_out == GONE
+    assert "without the data of bo" in fb.load_fit(tmp_path / "fit").trouble()
+    FederatedFit(fitted).report(tmp_path / "report.md")
+    assert "Put out: bo, which has answered" in (tmp_path / "report.md").read_text()
 
 
 def test_an_end_without_a_site_is_a_fit_without_its_check(secure, caplog):
