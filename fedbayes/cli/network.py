@@ -1,5 +1,6 @@
 """The commands of ``fedbayes`` for fits over a network; they need the extra ``flower``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,10 @@ from fedbayes.cli.errors import plain_errors
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedbayes.formula.reading.own import OwnRows
     from fedbayes.formula.regression import Regression
     from fedbayes.network.client.vault import Vault
     from fedbayes.network.site import Site
-    from fedbayes.questions.regression.estimates import Estimates
 
 NodeConfig = Annotated[
     str, typer.Option(help="The node's configuration, the same text as for `flower-supernode --node-config`.")
@@ -59,18 +60,31 @@ def client_posterior(
 
 def predict(
     data: Annotated[
-        Path, typer.Argument(help="Rows to predict, CSV or Parquet, with the columns on the right of the formula.")
+        Path,
+        typer.Argument(
+            help="Rows to predict, CSV or Parquet, with the columns on the right of the formula; of new outcomes with "
+            "trials or standard errors, too."
+        ),
     ],
     config: NodeConfig,
     project: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="The project's folder, as it was in the run.")
     ] = Path(),
-    output: Annotated[Path, typer.Option(dir_okay=False, help="A CSV file.")] = Path("predictions.csv"),
+    output: Annotated[Path, typer.Option(dir_okay=False, help="A CSV file; one that is there is replaced.")] = Path(
+        "predictions.csv"
+    ),
     own: Annotated[
         Path | None,
         typer.Option(help="The site's table that was fitted; needed where the formula has groups within the site."),
     ] = None,
+    scale: Annotated[
+        str, typer.Option(help="`response` for expected outcomes, or `link`, which `cox` needs.")
+    ] = "response",
     level: Annotated[float, typer.Option(min=0.01, max=0.99, help="Probability of the intervals.")] = 0.9,
+    new_groups: Annotated[
+        bool, typer.Option("--new-groups", help="Draw the effects of groups within the site that were not fitted.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of new outcomes, and of effects of new groups.")] = 0,
     encoding: Annotated[str, typer.Option(help="Of CSV files.")] = "utf-8",
 ) -> None:
     """At a site: predict new rows there by a regression, with the site's own effects, after its last run.
@@ -78,23 +92,82 @@ def predict(
     It is computed from the site's data and from what the site has kept; nothing is sent.
     """
     with plain_errors():
+        import jax
+
         from fedbayes.cli.files import read_table
         from fedbayes.flower.sites import open_site, read_config
-        from fedbayes.formula.reading.predictions import own_predictions
+        from fedbayes.formula.reading.own import own_predictions
         from fedbayes.network.conclusion import client_posterior as own_posterior
         from fedbayes.runtime.compiling import cache_programs
 
         cache_programs()
-        site = open_site(project, read_config(config))
+        settings = read_config(config)
+        kept = Path(str(settings["data-path"])) if "data-path" in settings else None
+        _check_output(output, {"the rows to predict": data, "`--own`": own, "the site's data": kept})
+        site = open_site(project, settings)
         reg, rows = _regression_of(site), read_table(data, encoding)
         mine = None if own is None else read_table(own, encoding)
-        posterior = own_posterior(site)["posterior"]
-        expected, observed = own_predictions(reg, site.name, posterior, rows, own=mine, level=level)
-        _begin(output)
-        _as_one_table(expected, observed).to_csv(output, index=False)
-    for each in filter(None, (expected, observed)):
-        typer.echo(f"{each}\n")
-    typer.echo(f"All numbers are in {output}.")
+        found = own_predictions(
+            reg,
+            site.name,
+            own_posterior(site)["posterior"],
+            rows,
+            fitted=site.read_data(),
+            own=mine,
+            scale=scale,
+            level=level,
+            new_groups=new_groups,
+            key=jax.random.key(seed),
+        )
+        _write_predictions(found, output)
+
+
+def _check_output(output: Path, inputs: Mapping[str, Path | None]) -> None:
+    """Refuse to replace what is read.
+
+    Raises
+    ------
+    ClientDataError
+        The output is one of these files.
+    """
+    from fedbayes.errors import ClientDataError
+
+    for what, path in inputs.items():
+        if path is not None and path.exists() and output.exists() and output.samefile(path):
+            raise ClientDataError(f"`--output {output}` is the file of {what}. Name another file.")
+
+
+def _write_predictions(found: "OwnRows", output: Path) -> None:
+    """Print the first rows, and write all of them to a file for its owner alone: they tell of the site's own rows."""
+    import pandas as pd
+
+    from fedbayes.runtime.files import replace_private_file
+
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for expected, new in found.parts():
+        for each in filter(None, (expected, new)):
+            tables.setdefault(f"{each.title}, {each.level:.0%} intervals", []).append(each.to_pandas())
+    whole = {title: pd.concat(parts, ignore_index=True) for title, parts in tables.items()}
+    expected_table, *others = whole.values()
+    for table in others:
+        numbers = table.drop(columns="row").add_prefix("new_")
+        expected_table = pd.concat([expected_table, numbers], axis=1)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    replace_private_file(output, expected_table.to_csv(index=False).encode())
+    for title, table in whole.items():
+        typer.echo("\n".join([title, *_first_lines(table), ""]))
+    if found.only_expected:
+        typer.echo(found.only_expected)
+    typer.echo(f"All numbers are in {output}; row 1 is the first one below the header of the file that was read.")
+
+
+def _first_lines(table: "pd.DataFrame", most: int = 40) -> list[str]:
+    """The first lines of a table, and how many others there are."""
+    from fedbayes.owner.text import aligned, estimate_cells
+
+    cells = [estimate_cells(line, is_ratio=False) for line in table.head(most).to_dict("records")]
+    more = [f"  ... and {len(table) - most:,} more"] if len(table) > most else []
+    return [*(f"  {line}" for line in aligned([tuple(table.columns), *cells])), *more]
 
 
 def _regression_of(site: "Site") -> "Regression":
@@ -116,17 +189,6 @@ def _regression_of(site: "Site") -> "Regression":
         )
     found: Regression = carried.whole
     return found
-
-
-def _as_one_table(expected: "Estimates", observed: "Estimates | None") -> "pd.DataFrame":
-    """A line for each row, the first one below the file's header being row 1, and for each level of an outcome."""
-    table: pd.DataFrame = expected.to_pandas()
-    table["row"] += 1
-    if observed is not None:
-        new = observed.to_pandas()
-        for name in ("mean", "sd", "median", "lower", "upper"):
-            table[f"new_{name}"] = new[name].to_numpy()
-    return table
 
 
 def _begin(path: Path) -> None:

@@ -85,6 +85,10 @@ class Table:
             )
         return Table(self.client, kept), len(self._frame) - len(kept)
 
+    def part(self, rows: slice) -> "Table":
+        """Some of the rows."""
+        return Table(self.client, self._frame.iloc[rows], new=self._new)
+
     def with_column(self, name: str, values: Any) -> "Table":
         """The same rows with another or one more column, of values ``(n,)`` or one for all rows."""
         frame = self._frame.copy()

@@ -14,8 +14,8 @@ from fedbayes.problem.program.row_process import RowProcess
 
 NO_TIMES = (
     "Cox's partial likelihood says which row has an event, and not when: there are no expected times, and none can be "
-    "drawn. Compare rows by the logarithms of their hazards, scale='link', or take family='piecewise_exponential', "
-    "whose baseline hazard is one for all clients, in pieces."
+    "drawn. Compare rows by the logarithms of their hazards, scale='link' (`--scale link` of `fedbayes predict`), or "
+    "take family='piecewise_exponential', whose baseline hazard is one for all clients, in pieces."
 )
 
 

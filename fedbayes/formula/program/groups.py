@@ -69,7 +69,8 @@ class Grouping:
                 + (
                     "Declare it among the levels."
                     if self.kind is Kind.ACROSS
-                    else "`fb.predictions(..., new_groups=True)` draws the effects of new ones."
+                    else "`new_groups=True` of `fb.predictions`, or `--new-groups` of `fedbayes predict`, draws the "
+                    "effects of new ones."
                 )
             )
         return np.asarray([place[label] for label in labels], dtype=np.int64)

@@ -44,12 +44,15 @@ class Reader:
         For the effects of a new site, which are the same whenever the reader is asked.
     new_groups
         Whether rows of a client may be of groups within it that were not in the fit.
+    of
+        The table whose groups are numbered, where the rows that are read are a part of it; ``None``: they are all.
     """
 
     reg: Regression
     place: Place
     key: Array
     new_groups: bool = False
+    of: Table | None = None
 
     def table(self, rows: Any) -> Table:
         """Rows of this place, with all columns that the formula reads.
@@ -74,7 +77,7 @@ class Reader:
     def arguments(self, table: Table) -> dict[str, Any]:
         """The program's arguments of these rows; trials, weights and known standard errors are one."""
         parts, ones = self.reg.parts, np.ones(table.num_rows)
-        groups = self._groups(table)
+        groups = self.groups(table)
         found: dict[str, Any] = {}
         for predictor in parts.predictors:
             found |= predictor.arrays(table, groups)
@@ -85,9 +88,9 @@ class Reader:
         found |= {"weights": ones} if parts.outcome.weights else {}
         return found | {"y": np.ones(table.num_rows, int) if parts.family.integers else ones}
 
-    def _groups(self, table: Table) -> Mapping[str, tuple[str, ...]]:
+    def groups(self, table: Table) -> Mapping[str, tuple[str, ...]]:
         """Names of the groups within the site: a client's own first, and those of the rows where they may be new."""
-        known, there = self.place.groups, groups_of(self.reg.parts.predictors, table)
+        known, there = self.place.groups, groups_of(self.reg.parts.predictors, self.of or table)
         if known is None or not self.new_groups:
             return there if known is None else known
         return {name: (*known[name], *(label for label in there[name] if label not in known[name])) for name in there}
@@ -151,6 +154,12 @@ class Outcomes:
         which = f" = '{reg.parts.outcome.levels[1]}'" if two else ""
         return f"{what} of `{reg.parts.outcome.name}`{which}"
 
+    @property
+    def title(self) -> str:
+        """What is expected, and where, as a title."""
+        words = self.words
+        return f"{words[0].upper()}{words[1:]} {self.reader.place.words}"
+
     def at(self, table: Table, average: bool = False) -> np.ndarray:
         """Shape ``(chain, draw, n)``, or ``(chain, draw, n, levels)``; of the mean over the rows without ``n``."""
         reading = self.reader.reg.parts.family.reading
@@ -171,9 +180,20 @@ def outcomes_of(reg: Regression, fit: Any, where: Any, scale: Any, key: Array | 
     FormulaError
         There is no such scale.
     """
+    return Outcomes(reader_of(reg, fit, where, key, new_groups), check_scale(scale))
+
+
+def check_scale(scale: Any) -> str:
+    """The scale, if it is one.
+
+    Raises
+    ------
+    FormulaError
+        There is no such scale.
+    """
     if scale not in ("response", "link"):
         raise FormulaError(f"`scale` is {scale!r}; write 'response' for expected outcomes, or 'link'.")
-    return Outcomes(reader_of(reg, fit, where, key, new_groups), scale)
+    return str(scale)
 
 
 def _one_row(rows: Any) -> Any:

@@ -314,12 +314,17 @@ def test_a_site_predicts_new_rows_with_its_own_effects(project, tmp_path):
 
     rows, written = pd.DataFrame({"age": [40.0, 60.0]}), tmp_path / "new" / "found.csv"
     rows.to_csv(tmp_path / "rows.csv", index=False)
+    written.parent.mkdir()
+    written.write_text("an older file, which everybody may read")
+    written.chmod(0o644)
     words = ["predict", tmp_path / "rows.csv", "--project", project, "--output", written]
     code, told = run(*words, "--config", as_text(config_of("budapest", project)), "--level", "0.8")
     assert code == 0, told
     assert "Mean of `disease` at 'budapest', 80% intervals" in told
     assert "A new `disease` at 'budapest', 80% intervals" in told
+    assert re.search(r"row mean sd median lower upper 1 \S+ \S+ \S+ \S+ \S+ 2 ", told)
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    assert list(written.parent.iterdir()) == [written]
     found = pd.read_csv(written)
     draws = SimpleNamespace(
         idata=there.idata, client_names=tuple(SITES), client_posterior=lambda _: client_posterior(sites[0])
@@ -335,10 +340,40 @@ def test_a_site_predicts_new_rows_with_its_own_effects(project, tmp_path):
     assert (np.abs(found["mean"] - mean["mean"].to_numpy()) < 6.0 * sd * np.sqrt(2 / 1000)).all()
     assert (np.abs(found["new_sd"] / np.hypot(sd, 1.0) - 1.0) < 6.0 / np.sqrt(2 * 1000)).all()
 
+    config = as_text(config_of("budapest", project))
+    code, told = run(*words, "--config", config, "--scale", "link", "--seed", "1")
+    assert code == 0, told
+    assert "Linear predictor of `disease` at 'budapest'" in told
+    assert "There are no new outcomes on the scale of the link." in told
+    assert "new_mean" not in written.read_text()
+
+    before = written.read_text()
     pd.DataFrame({"years": [40.0]}).to_csv(tmp_path / "rows.csv", index=False)
-    code, told = run(*words, "--config", as_text(config_of("budapest", project)))
+    code, told = run(*words, "--config", config)
     assert code == 1
     assert "age" in told
+    assert written.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("output", "what"),
+    [
+        ("rows.csv", "the rows to predict"),
+        ("own.csv", "`--own`"),
+        ("data/cleveland.csv", "the site's data"),
+        ("link.csv", "the rows to predict"),
+    ],
+)
+def test_predictions_replace_no_file_that_is_read(output, what, project):
+    for name in ("rows.csv", "own.csv"):
+        (project / name).write_text("age\n50\n")
+    (project / "link.csv").symlink_to(project / "rows.csv")
+    before = (project / output).read_bytes()
+    words = ["predict", project / "rows.csv", "--own", project / "own.csv", "--output", project / output]
+    code, told = run(*words, "--project", project, "--config", as_text(config_of("cleveland", project)))
+    assert code == 1
+    assert f"is the file of {what}. Name another file." in told
+    assert (project / output).read_bytes() == before
 
 
 def test_a_study_with_a_model_of_its_own_has_no_regression_to_predict_by(project, tmp_path):

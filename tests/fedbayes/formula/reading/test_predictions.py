@@ -13,7 +13,6 @@ from scipy.special import expit
 
 import fedbayes as fb
 from fedbayes.formula.families import FAMILIES
-from fedbayes.formula.reading.predictions import own_predictions
 
 ROWS = {"x": [0.2, 1.0, 1.9], "sex": ["m", "f", "m"]}
 
@@ -355,45 +354,3 @@ def test_the_summary_and_what_is_printed(tables, made):
     assert html.startswith('<table><caption style="text-align: left">Mean of `y` at the average site, 90% intervals')
     assert (html.count("<tr>"), html.count("<td")) == (41, 41 * 6)
     assert html.endswith("<p>... and 59 more, in `.to_pandas()`</p>")
-
-
-def test_at_a_site_itself_its_draws_are_enough(tables, made):
-    """The regression is then one without rows, and the labels of groups are those of the site's own table."""
-    clients, rows = tables(np.arange(40.0) % 7), {**ROWS, "ward": ["2", "1", "2"]}
-    formula = "y ~ x + sex + (1 + x | site) + (1 | site:ward)"
-    reg = fb.regression(formula, clients=clients)
-    agreed, fit = fb.regression(formula, agreed=reg.agreed), made(reg)
-    posterior = fit.client_posterior("b").posterior
-    found, _ = own_predictions(agreed, "b", posterior, rows, own=clients["b"])
-    expected = fb.predictions(reg, fit, rows, where="b")
-    np.testing.assert_array_equal(found.draws, expected.draws)
-    assert found.title == expected.title
-    with pytest.raises(fb.FormulaError, match="groups 'site:ward' within a site, and their labels were not kept"):
-        own_predictions(agreed, "b", posterior, rows)
-    with pytest.raises(fb.ClientDataError, match="of a group of 'site:ward' that is not there, such as '3'"):
-        own_predictions(agreed, "b", posterior, {**rows, "ward": ["3"] * 3}, own=clients["b"])
-
-
-@pytest.mark.statistical(key=0, numbers=16, errors=6.0)
-def test_new_outcomes_vary_about_the_expected_ones_by_the_law(tables, made):
-    reg = fb.regression("y ~ x + (1 | site)", clients=tables(np.arange(40.0) % 7))
-    fit, num = made(reg), 4000
-    posterior = fit.client_posterior("a").posterior
-    expected, new = own_predictions(reg, "a", posterior, {"x": np.linspace(0.0, 2.0, num)})
-    standard = (new.draws.values - expected.draws.values) / posterior["sigma"].values[..., None]
-    np.testing.assert_allclose(standard.mean(axis=-1), 0.0, atol=6.0 / np.sqrt(num))
-    np.testing.assert_allclose(standard.std(axis=-1), 1.0, atol=6.0 / np.sqrt(2.0 * num))
-
-
-def test_there_are_no_new_outcomes_of_levels_nor_without_trials(outcomes, tables, made):
-    reg, _ = regression("categorical", outcomes, tables)
-    fit = made(reg)
-    found, new = own_predictions(reg, "a", fit.client_posterior("a").posterior, ROWS)
-    assert (found.draws.sizes["level"], new) == (3, None)
-    reg, _ = regression("binomial", outcomes, tables)
-    posterior = made(reg).client_posterior("a").posterior
-    assert own_predictions(reg, "a", posterior, ROWS)[1] is None
-    trials = [1, 50, 1000]
-    drawn = own_predictions(reg, "a", posterior, {**ROWS, "n": trials})[1].draws.values
-    assert (drawn <= trials).all()
-    assert (drawn.max(axis=(0, 1))[1:] > 1).all()
