@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _PRIOR = re.compile(r"(.+?)=\s*(\w+(?:\.\w+)*\(.*)", re.DOTALL)  # a parameter, and what looks like a call
+_ARGUMENT = re.compile(r"`priors(?:\[(.+?)\])?`")  # as Python calls them
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,19 @@ def formula_job(asked: Asked) -> FormulaJob:
     reads = reads_of_formulas(formulas, family, site, asked.levels)
     clients = read_clients(asked.data, asked.by, asked.encoding)
     check_columns(of_files(asked.data, clients, asked.by), reads, "The formula", dropped=asked.drop_missing)
-    reg = regression(
-        formulas,
-        family=family,
-        clients=clients,
-        levels=asked.levels,
-        priors=asked.priors,
-        site=site,
-        missing="drop" if asked.drop_missing else "refuse",
-    )
+    try:
+        reg = regression(
+            formulas,
+            family=family,
+            clients=clients,
+            levels=asked.levels,
+            priors=asked.priors,
+            site=site,
+            missing="drop" if asked.drop_missing else "refuse",
+        )
+    except FormulaError as error:
+        option = _ARGUMENT.sub(lambda found: f"`--prior` of {found[1]}" if found[1] else "`--prior`", str(error))
+        raise FormulaError(option) from None
     return FormulaJob(reg, chosen)
 
 
@@ -126,7 +131,7 @@ def priors_of(texts: Sequence[str] | None) -> dict[str, Any]:
     Raises
     ------
     FormulaError
-        A text has no equals sign, or no distribution behind it.
+        A text has no equals sign, or no distribution behind it; or two are of one parameter.
     """
     from fedbayes.formula.program.typed import prior_of
 
@@ -134,5 +139,7 @@ def priors_of(texts: Sequence[str] | None) -> dict[str, Any]:
     for text in texts or ():
         if (parts := _PRIOR.fullmatch(text)) is None:
             raise FormulaError(f"`--prior {text}` gives no prior. Write `--prior 'age=Normal(0, 1)'`.")
-        found[parts[1].strip()] = prior_of(parts[2])
+        if (name := parts[1].strip()) in found:
+            raise FormulaError(f"`--prior {name}` is given twice. Leave one of them out.")
+        found[name] = prior_of(parts[2], f"`--prior` of '{name}'")
     return found

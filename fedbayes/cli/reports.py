@@ -56,7 +56,7 @@ def whole_fit(folder: Path, data: Sequence[Path], by: str | None, encoding: str)
         family=agreed.family,
         agreed=agreed,
         clients=read_clients(data, by, encoding),
-        priors={name: prior_of(text) for name, text in agreed.priors.items()},
+        priors={name: prior_of(text, f"'{file}', the prior of '{name}'") for name, text in agreed.priors.items()},
         site=agreed.site,
         missing="drop" if agreed.drop else "refuse",
         **agreed.options,

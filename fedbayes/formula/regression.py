@@ -467,5 +467,7 @@ def _regression(
         program.dims, program.priors.distributions(), terms, groups, notes, agreed, found.predictors,
         found.outcome, found.family, program.priors.all, program.needs_rows, found.reads, found.gaps,
     )  # fmt: skip
-    carry(reg.model, reg.carried)
-    return replace(reg, clients={name: reg.arguments(name, table, outcome=True) for name, table in tables.items()})
+    clients = {name: reg.arguments(name, table, outcome=True) for name, table in tables.items()}
+    whole = replace(reg, clients=clients)
+    carry(whole.model, whole.carried)
+    return whole

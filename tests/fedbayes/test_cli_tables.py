@@ -82,6 +82,17 @@ REFUSED = {
     "levels of nothing": (["GP.csv"], ["--levels", "sex"], "names no levels"),
     "a prior of nothing": (["GP.csv"], ["--prior", "Normal(0, 1)"], "gives no prior. Write `--prior 'age=Normal"),
     "a prior that is none": (["GP.csv"], ["--prior", "age=Norml(0, 1)"], "names no distribution.*mean 'Normal'"),
+    "a prior twice": (
+        ["GP.csv"],
+        ["--prior", "age=Normal(0, 1)", "--prior", "age = Normal(0, 2)"],
+        "`--prior age` is given twice",
+    ),
+    "a prior of no parameter": (
+        ["GP.csv"],
+        ["--prior", "agee=Normal(0, 1)"],
+        "`--prior` names 'agee', which is no parameter",
+    ),
+    "a prior of other values": (["GP.csv"], ["--prior", "sigma=Normal(0, 1)"], "`--prior` of 'sigma' is of the law"),
     "a missing column": (["GP.csv"], ["--formula", "grade3 ~ sexx"], "no such column.*Did you mean 'sex'"),
     "a group of no column": (
         ["GP.csv"],

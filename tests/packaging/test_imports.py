@@ -366,6 +366,7 @@ MAY_NAME = {
     "fedbayes.privacy": {"fald"},  # passes on what is known of the privacy of this one method
     "fedbayes.plots": {"correlated", "ep", "merging"},  # passes on the pictures that stand beside their methods
     "fedbayes.cli.demo": {"ep", "expectationpropagation"},  # a user like any other: it chooses a method and says which
+    "fedbayes.formula.program.typed": {"laplace"},  # the law of a prior, which is no method
 }
 
 

@@ -60,9 +60,10 @@ def known(regression: Regressed | None, asked: str = "summary_table") -> Regress
         Nothing.
     """
     if regression is None:
+        globals_alone = ", or `arviz.summary(fit.idata)` where there is none" if asked == "summary_table" else ""
         raise FormulaError(
             f"This fit knows of no regression: its model is no `reg.model`. Write `fb.{asked}(reg, fit)` with its "
-            "regression, or `arviz.summary(fit.idata)` where there is none."
+            f"regression{globals_alone}."
         )
     return regression
 

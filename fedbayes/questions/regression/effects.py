@@ -18,8 +18,8 @@ from fedbayes.results.saved.regression import Carried, Effects, effect_in_words
 
 _KEYS = ("term", "site", "group", "effect")
 _AT_SITES = (
-    "They are computed at the sites, where the rows are: there `fedbayes client-posterior` writes them. How much sites "
-    "differ is known here, by `fb.heterogeneity(reg, fit)`."
+    "They are computed at the sites, where the rows are: there `fedbayes client-posterior` writes them, and `fedbayes "
+    "predict` predicts new rows with them. How much sites differ is known here, by `fb.heterogeneity(reg, fit)`."
 )
 
 

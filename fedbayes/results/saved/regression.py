@@ -209,7 +209,8 @@ class Carried(NamedTuple):
     unconstrained
         From draws of the posterior to those of the globals without their bounds, shape ``(draws, d)``.
     whole
-        The :class:`fedbayes.Regression` itself, for the rooms above that know it.
+        The :class:`fedbayes.Regression` itself, for the rooms above that know it; ``whole.model`` is the program that
+        carries this.
     """
 
     regression: Regressed
@@ -225,6 +226,6 @@ def carry(model: Callable[..., Any], carried: Carried) -> None:
 
 
 def carried_by(model: Any) -> Carried | None:
-    """What a program carries; ``None``: it is a user's own."""
+    """What a program carries; ``None``: it is a user's own, which may wrap a regression's with its attributes."""
     found = getattr(model, _CARRIED, None)
-    return found if isinstance(found, Carried) else None
+    return found if isinstance(found, Carried) and found.whole.model is model else None

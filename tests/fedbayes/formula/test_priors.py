@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedbayes as fb
-from fedbayes.formula.program.typed import prior_of
+from fedbayes.formula.program.typed import NAMES, prior_of
 from fedbayes.formula.program.written import made, written
 
 RNG = np.random.default_rng(5)
@@ -203,6 +203,8 @@ def test_numbers_of_32_bits_are_written_as_they_were_meant():
         (" dist.StudentT(3.0, -1, scale=2.5) ", dist.StudentT(3.0, -1.0, 2.5)),
         ("FoldedDistribution(StudentT(4.0, 0.0, 2.0))", dist.FoldedDistribution(dist.StudentT(4.0, 0.0, 2.0))),
         ("LKJCholesky(2, 1.0)", dist.LKJCholesky(2, 1.0)),
+        ("TruncatedNormal(0, 1, low=0)", dist.TruncatedNormal(0.0, 1.0, low=0.0)),
+        ("TruncatedCauchy(0, 2.5, low=0)", dist.TruncatedCauchy(0.0, 2.5, low=0.0)),
         ("dist.Normal(0.0, 0.1).expand([2]).to_event(1)", dist.Normal(0.0, 0.1)),
     ],
 )
@@ -229,8 +231,23 @@ def test_priors_as_they_are_typed(text, expected):
         ("Normal(0, -1)", "is no distribution: .*scale"),
         ("Normal(0, 1, 2, 3)", "is no distribution"),
         ("Normall(0, 1)", "Did you mean 'Normal'"),
+        ("Normal(0, 1e400)", "a number above 3.4e[+]38"),
+        ("Normal(0, -1e39)", "a number above 3.4e[+]38"),
+        (f"Normal(0, {10**400})", "a number above 3.4e[+]38"),
+        ("LKJCholesky(100000, 1)", "a number above 1e[+]03"),
+        ("LKJCholesky(2, 'cvine')", "is no prior"),
+        ("Normal(Normal(0, 1), 1)", "is no distribution"),
+        ("LeftTruncatedDistribution(1, 0)", "is no distribution"),
+        ("Normal(0, 1" + " " * 500 + ")", "has 512 characters, and may have 500"),
+        ("Normal(0, " + "(" * 100 + "1" + ")" * 101, "has more than 5 brackets within each other"),
+        ("Distribution()", "names no distribution"),
+        ("Bernoulli(0.5)", "names no distribution"),
     ],
 )
 def test_what_is_typed_is_read_and_never_run(text, told):
-    with pytest.raises(fb.FormulaError, match=told):
-        prior_of(text)
+    with pytest.raises(fb.FormulaError, match=f"`--prior` of 'age': .*{told}"):
+        prior_of(text, "`--prior` of 'age'")
+
+
+def test_every_name_that_is_listed_is_a_law_of_numpyro():
+    assert [name for name in NAMES if name not in dist.__all__] == []

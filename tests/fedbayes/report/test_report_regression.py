@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from functools import wraps
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,6 +148,18 @@ def test_the_program_of_a_regression_carries_it_to_its_fits(fit, reg):
     assert found.regression.source == reg.source
     assert fit.fitted.regression is None
     assert carried_by(lambda **_: None) is None
+    assert carried_by(reg.model).whole is reg
+
+
+def test_a_program_that_wraps_that_of_a_regression_is_none_itself(reg):
+    """`functools.wraps` gives it the attributes of what it wraps, whose likelihood it need not have."""
+
+    @wraps(reg.model)
+    def other(**arguments):
+        return reg.model(**{**arguments, "y": 1 - arguments["y"]})
+
+    assert vars(other).keys() >= vars(reg.model).keys()
+    assert carried_by(other) is None
 
 
 def test_options_are_saved_in_the_methods_own_order():
@@ -185,6 +198,13 @@ def test_priors_that_were_given_are_those_of_the_regression_made_again(result, m
     monkeypatch.setattr("fedbayes.fit.load_fit", lambda *arguments: asked.update(given=arguments))
     whole_fit(result / "fit", [result / f"{name}.csv" for name in CLIENTS], None, "utf-8")
     assert carried_by(asked["given"][1]).regression.source == reg.source
+
+
+def test_a_prior_that_can_not_be_read_again_names_the_file(result, reg):
+    agreed = replace(reg.agreed, priors={"age": "dist.Normall(0.0, 0.1)"})
+    agreed.save(result / "agreed.json")
+    with pytest.raises(fb.FormulaError, match=r"agreed.json', the prior of 'age': .* Did you mean 'Normal'"):
+        whole_fit(result / "fit", [result / f"{name}.csv" for name in CLIENTS], None, "utf-8")
 
 
 def test_the_same_formula_is_the_same_program_from_shell_and_python(result, reg, monkeypatch):

@@ -229,7 +229,9 @@ def test_a_fit_has_them_by_itself(balanced, tmp_path):
     assert read.random_effects(0.5).draws["unit"].values.tolist() == ["a", "b", "c"]
     by_its_text = fb.load_fit(tmp_path / "fit", compiled(reg.source), reg.clients)
     assert by_its_text.summary_table().draws.sizes["coefficient"] == 3
-    with pytest.raises(fb.FormulaError, match=r"is no `reg.model`.*Write `fb.random_effects\(reg, fit\)`"):
+    with pytest.raises(
+        fb.FormulaError, match=r"is no `reg.model`.*`fb.random_effects\(reg, fit\)` with its regression.$"
+    ):
         by_its_text.random_effects()
 
 
