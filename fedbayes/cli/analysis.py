@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -131,8 +131,20 @@ def fit(
 
         _check_folder(out)
         cache_programs()
-        rest = levels_of(levels), priors_of(prior), drop_missing, method, options_of(option), encoding
-        job = _job(Asked(data, formula or [], family, by, *rest))
+        job = _job(
+            _asked(
+                data,
+                formula,
+                family=family,
+                by=by,
+                levels=levels,
+                priors=prior,
+                drop_missing=drop_missing,
+                method=method,
+                options=option,
+                encoding=encoding,
+            )
+        )
         typer.echo(f"{job}\n")
         found = _fitted(job, seed, draws, checkpoint)
         typer.echo(f"{found}\n")
@@ -232,8 +244,20 @@ def check(
     Example: fedbayes check app/study.py data/cleveland.csv data/budapest.csv
     """
     with plain_errors(BAD_INPUT):
-        rest = levels_of(levels), priors_of(prior), drop_missing, method, options_of(option), encoding
-        job = _job(Asked(data, formula or [], family, by, *rest))
+        job = _job(
+            _asked(
+                data,
+                formula,
+                family=family,
+                by=by,
+                levels=levels,
+                priors=prior,
+                drop_missing=drop_missing,
+                method=method,
+                options=option,
+                encoding=encoding,
+            )
+        )
         typer.echo(f"{job}\n")
         found = job.disclosure()
     rows = [(name, f"{rows:,}", _in_words(found.counts(name))) for name, rows in found.rows.items()]
@@ -249,6 +273,26 @@ def check(
 
 def _in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{what} ({times})" for what, times in counts.items()) or "nothing"
+
+
+def _asked(
+    data: list[Path],
+    formula: list[str] | None,
+    *,
+    levels: list[str] | None,
+    priors: list[str] | None,
+    options: list[str] | None,
+    **others: Any,
+) -> Asked:
+    """What the command was given, its texts read."""
+    return Asked(
+        data=data,
+        formula=formula or [],
+        levels=levels_of(levels),
+        priors=priors_of(priors),
+        options=options_of(options),
+        **others,
+    )
 
 
 def _job(asked: Asked) -> FormulaJob | StudyJob:
