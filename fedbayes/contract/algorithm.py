@@ -318,6 +318,14 @@ class Method(ABC):
         return False
 
     @property
+    def ends_in_chains(self) -> bool:
+        """Whether the draws of the globals are Markov chains of the posterior as the program and all rows make it.
+
+        A client's site then compares these with its own rows, and knows by its own copy of the method whether it may.
+        """
+        return False
+
+    @property
     @abstractmethod
     def diagnostics(self) -> Mapping[str, Diagnostic]:
         """What ``info`` may hold in any of its phases: names, dimensions, meaning, unit."""

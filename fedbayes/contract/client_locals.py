@@ -136,14 +136,12 @@ class FromRecord(LocalsFrom):
     ----------
     start
         A Gaussian that is wide enough to look for locals in, leading axes replicate and client.
-    is_sampled
-        See :class:`LocalsFrom`: not where the chains are of another density than the posterior.
     """
 
     kind = "recorded"
 
-    def __init__(self, start: Gaussian, *, is_sampled: bool = False) -> None:
-        self._start, self.is_sampled = start, is_sampled
+    def __init__(self, start: Gaussian) -> None:
+        self._start = start
 
     def told(self) -> Any:
         """See :class:`LocalsFrom`."""

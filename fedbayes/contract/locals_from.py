@@ -90,9 +90,6 @@ class LocalsFrom(ABC):
     has_cavities
         Whether each client has a cavity: the posterior without its site. Then a Gaussian answer is checked and
         corrected, and a corrected client's posterior is made of weighted draws: :meth:`draws` is not asked.
-    is_sampled
-        Whether the draws of the globals are Markov chains of the posterior as the program and all rows make it. Then
-        a client can take its own factor out of their moments.
     others
         These cavities where the server knows them, leading axes replicate and client; else ``None``.
     variables
@@ -104,7 +101,6 @@ class LocalsFrom(ABC):
     kind: ClassVar[str]
     by_locals: ClassVar[bool] = True
     has_cavities: ClassVar[bool] = False
-    is_sampled: bool = False
     others: Gaussian | None = None
     variables: Variables = MappingProxyType({})
     coords: Mapping[str, Sequence] = MappingProxyType({})

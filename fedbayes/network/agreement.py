@@ -23,8 +23,10 @@ import numpy as np
 from scipy import stats
 
 from fedbayes.contract.answer import shortened
+from fedbayes.network.client.policy import Policy
 from fedbayes.network.client.session import Session
 from fedbayes.network.messages import Message
+from fedbayes.numerics.chains import worst_mixing
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked
 from fedbayes.numerics.host import normal_from_moments, whiteners
 from fedbayes.questions.conflict import LEVEL, compared, usual_parts
@@ -108,13 +110,6 @@ def own_test(
     return OwnTest(z[0], np.minimum(p, 1.0), float(np.minimum(found.p_overall[0] * num_clients, 1.0)))
 
 
-def by_draws(fitted: Fitted) -> bool:
-    """Whether clients compare the draws with their own rows: chains that have mixed, of the posterior itself."""
-    if not fitted.answer.locals_from.is_sampled or fitted.is_closed or fitted.roster.num_clients == 1:
-        return False
-    return 0 < fitted.roster.globals.size**2 <= _MOST and verdict(fitted).converged
-
-
 def own_factor(theta: np.ndarray, values: np.ndarray) -> Gaussian | None:
     """The Gaussian function of the globals that is nearest to a client's likelihood over draws of the posterior.
 
@@ -131,10 +126,11 @@ def own_factor(theta: np.ndarray, values: np.ndarray) -> Gaussian | None:
         ``None``: there are fewer than two draws for each coefficient, they don't vary, or a value is not finite.
     """
     size = theta.shape[1]
+    if len(theta) < _fewest(size):
+        return None
     rows, columns = np.tril_indices(size)
     white = whiteners(np.reshape(np.cov(theta.T), (1, size, size)))[0]
-    known = np.all(np.isfinite(white)) and np.all(np.isfinite(values))
-    if len(theta) < 2 * (1 + size + len(rows)) or not known:
+    if not (np.all(np.isfinite(white)) and np.all(np.isfinite(values))):
         return None
     mean = theta.mean(axis=0)
     at = (theta - mean) @ white.T
@@ -149,6 +145,8 @@ def own_factor(theta: np.ndarray, values: np.ndarray) -> Gaussian | None:
 def without_factor(draws: np.ndarray, values: np.ndarray) -> tuple[Gaussian, Gaussian] | None:
     """The chains' Gaussians, and what is left of these without a client's factor; leading axis of chains.
 
+    Each chain shows a factor of its own, so that how far these differ tells their Monte Carlo error.
+
     Parameters
     ----------
     draws
@@ -157,30 +155,70 @@ def without_factor(draws: np.ndarray, values: np.ndarray) -> tuple[Gaussian, Gau
         The client's log-likelihood there.
     """
     size = draws.shape[2]
-    site = own_factor(draws.reshape(-1, size), values.reshape(-1))
-    if site is None or draws.shape[1] <= 2 * size:
+    found = (own_factor(*each) for each in zip(draws, values, strict=True))
+    sites = [site for site in found if site is not None]
+    if len(sites) < len(draws):
         return None
     covariances = np.stack([np.reshape(np.cov(chain.T), (size, size)) for chain in draws])
     whole = normal_from_moments(draws.mean(axis=1), covariances)
-    return whole, replace(whole, shift=whole.shift - site.shift, precision=whole.precision - site.precision)
+    shift, precision = (np.stack([getattr(site, name) for site in sites]) for name in ("shift", "precision"))
+    return whole, replace(whole, shift=whole.shift - shift, precision=whole.precision - precision)
 
 
-def asks_for_test(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
-    """Whether the last message of a run has what the test needs."""
-    return header.get("by_draws") is True or any(name.startswith("posterior/") for name in arrays)
+def _fewest(size: int) -> int:
+    """Draws of so many globals from which a factor is taken: two for each coefficient."""
+    return 2 * (1 + size + size * (size + 1) // 2)
 
 
-def told_for_test(fitted: Fitted) -> Mapping[str, Any]:
-    """What clients are told beside the draws: the posterior of the rounds, where it is a Gaussian that has cavities."""
+def are_enough(draws: np.ndarray) -> bool:
+    """Whether each of the chains ``(chain, draw, d)`` has as many effective draws as :func:`own_factor` needs."""
+    num_chains, num, size = draws.shape
+    fewest = _fewest(size)
+    return size > 0 and num >= fewest and worst_mixing(draws)[1] >= num_chains * fewest  # false for NaN
+
+
+def told_for_test(fitted: Fitted) -> tuple[bool, Mapping[str, Any]]:
+    """What clients are told for their test: whether by the draws, and what beside these.
+
+    The draws will do where they are chains that have mixed, of the posterior itself. Else it takes the posterior of the
+    rounds, a Gaussian that has cavities.
+    """
+    if fitted.is_closed or fitted.roster.num_clients == 1:
+        return False, {}
+    if fitted.method.ends_in_chains:
+        return verdict(fitted).converged, {}
     posterior = fitted.posterior
-    if not isinstance(posterior, Gaussian) or not fitted.answer.locals_from.has_cavities or fitted.is_closed:
-        return {}
-    if posterior.precision.size > _MOST or fitted.roster.num_clients == 1:
-        return {}
-    return {"posterior": jax.tree.map(np.asarray, packed(posterior))}
+    if not isinstance(posterior, Gaussian) or not fitted.answer.locals_from.has_cavities:
+        return False, {}
+    if posterior.precision.size > _MOST:
+        return False, {}
+    return False, {"posterior": jax.tree.map(np.asarray, packed(posterior))}
 
 
-def agrees(session: Session, message: Message, draws: np.ndarray) -> bool | None:
+def asks_for_test(session: Session, message: Message, told: Mapping[str, Any], policy: Policy) -> bool:
+    """Whether the last message of a run has what the test needs, and asks where the client answers.
+
+    It is read off the message and the client's own copy of the study, before anything is computed from data. A server
+    of a method without chains could else have a client's log-likelihood compared at any points.
+
+    Parameters
+    ----------
+    session, message
+        The client, and that message.
+    told
+        Its arrays, with the draws.
+    policy
+        Of the client's owner.
+    """
+    if not session.study.configured.ends_in_chains:
+        return any(name.startswith("posterior/") for name in told)
+    draws = told["shared"]
+    if message.header.get("by_draws") is not True or np.shape(draws)[2:] != (session.roster.size,):
+        return False
+    return not session.is_beyond(draws, policy) and are_enough(draws)
+
+
+def agrees(session: Session, message: Message, draws: np.ndarray, policy: Policy) -> bool | None:
     """Whether the client's data agree with the posterior that the last message of a run tells of.
 
     Parameters
@@ -189,17 +227,17 @@ def agrees(session: Session, message: Message, draws: np.ndarray) -> bool | None
         The client, and that message.
     draws
         Of the posterior, shape ``(chain, draw, d)``.
+    policy
+        Of the client's owner.
 
     Returns
     -------
     bool | None
-        ``None``: the server has not told what the test needs, the client's site of this run is lost, or there is
-        nothing to compare. The client's log says about what it disagrees.
+        ``None``: the client has taken part in no round, its site of this run is lost, its data find draws of chains
+        implausible, or there is nothing to compare. The client's log says about what it disagrees.
     """
-    arrays, roster = arrays_of(message.body), session.roster
-    if not (message.header["begun"] and asks_for_test(message.header, arrays)):
-        return None
-    known = _compared_with(session, message, draws)
+    roster = session.roster
+    known = _compared_with(session, message, draws, policy) if message.header["begun"] else None
     if known is None:
         return None
     part, mean = usual_parts(roster)[session.place], np.mean(draws, axis=(0, 1))
@@ -215,10 +253,13 @@ def agrees(session: Session, message: Message, draws: np.ndarray) -> bool | None
     return found.agrees
 
 
-def _compared_with(session: Session, message: Message, draws: np.ndarray) -> tuple[Gaussian, Gaussian] | None:
+def _compared_with(
+    session: Session, message: Message, draws: np.ndarray, policy: Policy
+) -> tuple[Gaussian, Gaussian] | None:
     """The posterior, and what all others say: from the client's own site, or from its likelihood at the draws."""
-    if message.header.get("by_draws") is True:
-        return without_factor(draws, session.own_values(message))
+    if session.study.configured.ends_in_chains:
+        values = session.own_values(message, policy.points)
+        return None if values is None else without_factor(draws, values)
     arrays = arrays_of(message.body)
     told: Any = [arrays[f"posterior/{name}"] for name in ("shift", "precision", "log_scale")]
     return unpacked(Gaussian(*told)), session.own_cavity(message)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbayes.contract.client_locals import at_site, kind_of
 from fedbayes.errors import FederatedError
-from fedbayes.network.agreement import by_draws, told_for_test
+from fedbayes.network.agreement import told_for_test
 from fedbayes.network.client.session import Session
 from fedbayes.network.draws import by_recipe
 from fedbayes.network.messages import Message, unpack
@@ -30,8 +30,8 @@ def telling(fitted: Fitted) -> Tell:
     draws = source.for_sites(of_globals, fitted.shown.num_draws)
     making = recipes(fitted) if draws is of_globals else None
     plain = {name: value for name, value in attrs(fitted).items() if isinstance(value, str | int | float)}
-    key, for_test = jax.random.key_data(key_for(fitted.key, Purpose.TOLD)), told_for_test(fitted)
-    tested = by_draws(fitted)
+    key = jax.random.key_data(key_for(fitted.key, Purpose.TOLD))
+    tested, for_test = told_for_test(fitted)
 
     def tell(place: int, made: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         kind = kind_of(source, int(fitted.roster.num_locals[place]))

@@ -191,17 +191,18 @@ class Site(AnsweringSite):
         log.info("The run has ended. `fedbayes client-posterior` writes the posterior of site %s.", self.name)
         if policy.privacy is not None or not policy.answers.agreement:
             return self._reply(message.header, {})
-        return self._reply(message.header, {"agrees": session.vault.once(lambda: self._agrees(session, message, told))})
+        found = session.vault.once(lambda: self._agrees(session, message, told, policy))
+        return self._reply(message.header, {"agrees": found})
 
-    def _agrees(self, session: Session, message: Message, told: Mapping[str, Any]) -> bool | None:
+    def _agrees(self, session: Session, message: Message, told: Mapping[str, Any], policy: Policy) -> bool | None:
         """Whether the site's data agree with the posterior; the end of a run does not fail on that."""
-        if not asks_for_test(message.header, told):
-            return None
-        if not self.vault.count_run(self._digest, _MOST_AGREEMENTS):
-            log.warning("Of %d runs the server knows whether these data agree: of no more.", _MOST_AGREEMENTS)
-            return None
         try:
-            return agrees(session, message, told["shared"])
+            if not asks_for_test(session, message, told, policy):
+                return None
+            if not self.vault.count_run(self._digest, _MOST_AGREEMENTS):
+                log.warning("Of %d runs the server knows whether these data agree: of no more.", _MOST_AGREEMENTS)
+                return None
+            return agrees(session, message, told["shared"], policy)
         except Exception:
             log.exception("The site could not compare the posterior with its own data.")
             return None

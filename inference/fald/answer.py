@@ -112,8 +112,7 @@ class ChainsAnswer:
         def for_each(leaf: np.ndarray) -> np.ndarray:
             return np.broadcast_to(leaf[:, None], (len(leaf), self._roster.num_clients, *leaf.shape[1:]))
 
-        is_sampled = self._temperature == 1.0 and self._options.clip is None
-        return FromRecord(jax.tree.map(for_each, self.posterior), is_sampled=is_sampled)
+        return FromRecord(jax.tree.map(for_each, self.posterior))
 
     def sample_stats(self, theta: np.ndarray, log_likelihood: np.ndarray) -> dict[str, np.ndarray]:
         """``lp`` and ``energy = -lp`` of the joint posterior, unnormalised, in unconstrained space."""

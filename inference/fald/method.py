@@ -151,6 +151,11 @@ class FALD(Options, Method):
         """Whether the chains begin where no record counts, and hide records in their steps."""
         return self.init == "zero" and is_private(self)
 
+    @property
+    def ends_in_chains(self) -> bool:
+        """Not of another temperature than one, and not with clipped gradients."""
+        return self.temperature == 1.0 and self.clip is None
+
     def phases(self, roster: Roster) -> list[Phase]:
         """Newton rounds to the federated mode where the start asks for them, then the chains."""
         weights = client_weights(self.weights, roster)

@@ -284,7 +284,11 @@ class Session:
 
     def _is_far(self, phase: int, told: Mapping[str, Any], policy: Policy) -> bool:
         """Whether an order asks about values of the globals at which this site does not answer."""
-        return bool(np.any(self._beyond(self._asked_at(phase, told), policy)))
+        return self.is_beyond(self._asked_at(phase, told), policy)
+
+    def is_beyond(self, points: np.ndarray, policy: Policy) -> bool:
+        """Whether any of the points is too far from the prior's centre."""
+        return bool(np.any(self._beyond(points, policy)))
 
     def _asked_at(self, phase: int, told: Mapping[str, Any]) -> np.ndarray:
         """The values of the globals at which an order asks, shape ``(n, d)``; none where the site chooses them."""
@@ -315,10 +319,18 @@ class Session:
         """The same for the client itself: what never leaves it."""
         return self.executor.reply(self._after(message, name)).each
 
-    def own_values(self, message: Message) -> np.ndarray:
-        """The client's log-likelihood, its locals integrated out, at the draws of which a message tells."""
-        values, _ = self.executor.reply(self._after(message, "log_likelihood_sum")).total
-        return np.asarray(values)
+    def own_values(self, message: Message, rules: PointRules) -> np.ndarray | None:
+        """The client's log-likelihood, its locals integrated out, at the draws of which a message tells.
+
+        ``None``: the client's own data find one of them implausible.
+        """
+        order = self._after(message, "log_likelihood_sum")
+        values = np.asarray(self.executor.reply(order).total[0])
+        joint = np.asarray(values + self._log_prior(order.shared))
+        if not np.any(self._view.implausible(order.shared, rules.nats_per_row, joint)):
+            return values
+        log.warning(_NOT_COMPARED, rules.nats_per_row)
+        return None
 
     def own_cavity(self, message: Message) -> Gaussian:
         """What all others say of the globals, leading axis of replicates, by the last message of a run."""
@@ -392,6 +404,10 @@ _IMPLAUSIBLE = (
 _LOW = (
     "The server asks for log-likelihoods at %d draws that this site's data find less likely than the likeliest by more "
     "than %g nats a row, as a fit does that looks for other modes: it is told minus infinity there."
+)
+_NOT_COMPARED = (
+    "Among the draws that the server tells are some that this site's data find less likely than the likeliest by more "
+    "than %g nats a row: it does not say whether its data agree with them."
 )
 
 
