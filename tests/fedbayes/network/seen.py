@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for the helpers above, where 
 from permissive import PERMISSIVE
 
 import fedbayes as fb
+from fedbayes.correction.correct import num_first
 from fedbayes.errors import NotConvergedWarning, UnreliableWarning
 from fedbayes.network.fit import fit_over
 from fedbayes.network.messages import unpack
@@ -54,7 +55,7 @@ METHODS = {
     "one shot": (model, fb.OneShot(combine="consensus")),
 }
 METHODS |= {which + HIDDEN: METHODS[which] for which in METHODS if which != "EP with draws"}
-ROWS, D = 20, 5
+ROWS, D, DRAWS = 20, 5, 8
 
 
 def data(rows=ROWS, dim=D):
@@ -76,7 +77,7 @@ def rehearse(folder, clients, which="EP", site=Site):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
         warnings.simplefilter("ignore", UnreliableWarning)
-        options = {"num_rounds": None if which.startswith("FA-LD") else 3, "num_draws": 8}
+        options = {"num_rounds": None if which.startswith("FA-LD") else 3, "num_draws": DRAWS}
         options |= {"secure_sums": which.endswith(HIDDEN), "progress": False}
         fit_over(network, study, key=jax.random.key(0), num_clients=len(clients), **options)
     return network
@@ -108,23 +109,34 @@ class Seen(NamedTuple):
         How many numbers it has, and how many of these are uniform bits, as terms of a secure sum.
     size
         Bytes, see :func:`size_of`.
-    replicates, draws
-        In whose result codes, and at how many draws it has log-likelihoods.
+    kind
+        Of the message, as its header says.
     """
 
     numbers: int
     hidden: int
     size: int
-    replicates: int
-    draws: int
+    kind: str
 
 
 def seen(answer) -> Seen:
-    body = unpack(answer).body
-    arrays = arrays_of(body) if body else {}
+    message = unpack(answer)
+    arrays = arrays_of(message.body) if message.body else {}
     hidden = len(arrays.get("masked", ()))
     numbers = sum(array.size for array in arrays.values()) - hidden  # each hidden number is two words
-    return Seen(numbers, hidden, size_of(answer), len(arrays.get("code", ())), np.size(arrays.get("total/0", ())))
+    return Seen(numbers, hidden, size_of(answer), message.header["kind"])
+
+
+def counts(which, formula) -> dict[str, int]:
+    """The letters of a formula, by the options of the fit; a formula without replicates is that of a search with one.
+
+    Where rounds are draws, the check is at so many of each chain.
+    """
+    method = METHODS[which][1]
+    replicates = method.num_replicates if "R" in formula else 1
+    are_draws = isinstance(method, fb.FALD)
+    of_one = DRAWS if are_draws else sum(num_first(DRAWS, replicates))
+    return {"d": D, "R": replicates, "N": replicates * of_one}
 
 
 def by_question(network) -> dict[str, set[Seen]]:
@@ -140,13 +152,14 @@ GAUSSIAN = "d + d*(d+1)/2"
 SEARCH = {"newton": ("its expansion, for the search for the mode", f"{GAUSSIAN} + 3")}
 CHANGE = ("how its Gaussian site should change", f"R*({GAUSSIAN} + 4)")
 CHECK = "its log-likelihoods at the check's draws"
-AFTER = {"log_likelihood_sum": (CHECK, "N + 3*R")}
+NOUGHTS = "and two noughts a replicate, as without locals they have no noise"
+AFTER = {"log_likelihood_sum": (f"{CHECK}, {NOUGHTS}", "N + 3*R")}
 TABLE = {  # what is asked of whom, by the updates' names, and how many numbers are answered
     "EP": {"laplace": CHANGE} | AFTER,
     "EP with locals": {
         "newton": ("its expansion, and the convex part of it, for the search for the mode", f"2*({GAUSSIAN} + 2)"),
         "nested": CHANGE,
-        "log_likelihood_sum": (f"{CHECK}, and two numbers of their noise", "3*N + R"),
+        "log_likelihood_sum": (f"{CHECK}, and for each two numbers of its noise", "3*N + R"),
     },
     "FA-LD": SEARCH
     | {
@@ -175,7 +188,8 @@ def table(network_of) -> str:
     Raises
     ------
     AssertionError
-        A message was recorded that the table does not know, or has other numbers than its formula says.
+        A message was recorded that the table does not know, or has other numbers than its formula says, or in secure
+        sums others are seen than result codes, one for each replicate, and a merge's single messages.
     """
     fits = {which: [by_question(network_of(which + form)) for form in ("", HIDDEN)] for which in TABLE}
     lines = [COLUMNS, ["---"] * 4 + ["---:"] * 4]
@@ -186,9 +200,12 @@ def table(network_of) -> str:
         assert [set(fit) for fit in forms] == [set(TABLE[which])] * 2, which
         for update, (words, formula) in TABLE[which].items():
             opened, hidden = (fit[update] for fit in forms)
-            for one in opened:
-                assert one.numbers == eval(formula, {}, {"d": D, "R": one.replicates, "N": one.draws}), (which, update)
-            kind = "after" if update == "log_likelihood_sum" else "round"
+            letters = counts(which, formula)
+            (kind,) = {one.kind for one in opened | hidden}
+            numbers = eval(formula, {}, letters)
+            is_single = bool(METHODS[which][1].single_messages) and kind == "round"
+            assert {one.numbers for one in opened} == {numbers}, (which, update)
+            assert {one.hidden for one in hidden} == {0 if is_single else numbers - letters["R"]}, (which, update)
             lines.append((which, f"`{kind}`", words, f"`{formula}`", *cells(opened, hidden)))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

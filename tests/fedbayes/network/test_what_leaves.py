@@ -274,6 +274,11 @@ def test_a_number_more_is_not_what_the_page_s_table_says(rehearsed):
         table(lambda which: network if which == "EP" else rehearsed(which)[0])
 
 
+def test_nor_is_a_number_that_was_to_be_hidden(rehearsed):
+    with pytest.raises(AssertionError, match="laplace"):
+        table(lambda which: rehearsed("EP" if which == "EP, hidden" else which)[0])
+
+
 def test_nor_is_a_byte_more(rehearsed):
     network = planted(rehearsed("EP")[0], "join", lambda answer: pack({**answer.header, "more": 1}, answer.body))
     found = table(lambda which: network if which == "EP" else rehearsed(which)[0])
