@@ -19,7 +19,7 @@ import typer
 from hierarchies_programs import HIERARCHIES, rows
 
 import fedbayes as fb
-from fedbayes import fit as fitting
+from fedbayes.correction import foretold as making
 from fedbayes.rounds.forecast import Forecast, Part
 
 PAGE = Path(__file__).with_name("FORETOLD.md")
@@ -50,7 +50,7 @@ class Heard(Forecast):
 
     def after_round(self, current: Any, waited: float, progress: Any) -> None:
         """See :class:`Forecast`."""
-        found = self.left(current, float(current.history[-1]["seconds"]) - waited)
+        found = self.left(current, max(0.0, float(current.history[-1]["seconds"]) - waited))
         name = self._programs.phases[current.phase].algorithm.name
         self.said.append(Said(f"{name}, round {current.rounds_in_phase}", time.perf_counter(), found))
 
@@ -85,7 +85,7 @@ def lines(name: str, program: Program) -> list[list[str]]:
     of_last = [i for i, each in enumerate(said) if each.after.split()[0] == last.after.split()[0]]
     found = []
     for i in sorted({0, *of_last[:2]}):
-        of_check = [part.seconds for part in said[i].left if part.words.startswith("the check")]
+        of_check = [part.seconds for part in said[i].left if part.of_check]
         method = program.method if isinstance(program.method, str) else repr(program.method)
         total = sum(part.seconds for part in said[i].left)
         cells = [name, method, said[i].after, *_compared(total, end - said[i].at)]
@@ -97,16 +97,21 @@ def _compared(said: float, took: float) -> list[str]:
     return [f"{said:.1f}", f"{took:.1f}", f"{said / took:.2f}"]
 
 
+def _range(found: list[list[str]], column: int) -> str:
+    ratios = [row[column] for row in found if row[column]]
+    return f"{min(ratios, key=float)} to {max(ratios, key=float)}"
+
+
 def main(names: Annotated[list[str], typer.Argument(help="Programs.")] = []) -> None:  # noqa: B006
     """Fit the programs, and write the page if it was all of them."""
-    fitting.Forecast = Heard  # type: ignore[misc]
+    making.Forecast = Heard  # type: ignore[misc]
     found: list[list[str]] = []
     for name in names or PROGRAMS:
         found += lines(name, PROGRAMS[name])
         print(name, flush=True)
     words = f"""Written by `foretold.py`. What a fit says of its time after a round, whether or not it is long enough
 for a user to be told, and what it took from there on, the check included, in a process that had compiled all its
-programs. {pages.machine()}"""
+programs. The ratios are {_range(found, 5)}, and those of the check alone {_range(found, 8)}. {pages.machine()}"""
     page = "\n".join(["# How long a fit says that it will take\n", pages.wrapped(words), *pages.table(COLUMNS, found)])
     print(page)
     if not names:

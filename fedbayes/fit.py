@@ -13,10 +13,9 @@ from jax import Array
 
 import fedbayes.inference as inference
 from fedbayes.contract.algorithm import Method, Update
-from fedbayes.contract.answer import Answer
 from fedbayes.contract.renamed import present_names
 from fedbayes.contract.state import RunState
-from fedbayes.correction.correct import correctable, num_first
+from fedbayes.correction.foretold import answer_so_far, forecast_of
 from fedbayes.errors import NotConvergedWarning, SiteLeftOutWarning, UnreliableWarning
 from fedbayes.inference.local.after import AFTER, forming_cavities, in_sum
 from fedbayes.problem.checks import batches_stand_for_all_rows
@@ -36,9 +35,8 @@ from fedbayes.results.saved.regression import carried_by
 from fedbayes.rounds.ahead import tried_once
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
-from fedbayes.rounds.forecast import Asked, Forecast
 from fedbayes.rounds.loop import Participation, Run
-from fedbayes.rounds.programs import Programs, programs_for
+from fedbayes.rounds.programs import programs_for
 from fedbayes.rounds.progress import show
 from fedbayes.runtime.compiling import stop_compiling
 from fedbayes.runtime.keys import typed_key
@@ -179,27 +177,16 @@ def fit_federated(
         if checkpoint is not None:
             saved = Checkpoint(checkpoint, fingerprint(problem.description(), configured, jax.random.key_data(key)))
 
-        def answer_so_far(current: RunState) -> Answer:
-            with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")  # of a state that is no answer yet; its shapes are
-                return configured.answer(problem.roster, current)
-
         roster = problem.roster
-        check = _check_to_come(configured, programs, roster, num_draws) if correct else None
-        forecast = Forecast(
-            programs,
-            problem,
-            roster,
-            check,
-            lambda current: correctable(answer_so_far(current)),
-            configured.cheaper(roster),
-        )
-        forecast.before_rounds(stacklevel=2)
+        forecast = forecast_of(configured, problem, programs, num_draws if correct else None)
+        forecast.before_rounds(num_rounds)
         runner.connect(programs, problem, key)
 
         def check_ahead(current: RunState) -> None:
             def compile_() -> None:
-                Clients(problem, answer_so_far(current), current, runner, key).compile_ahead(num_draws)
+                Clients(problem, answer_so_far(configured, roster, current), current, runner, key).compile_ahead(
+                    num_draws
+                )
 
             tried_once(programs, runner, ("check", num_draws), compile_)
 
@@ -215,16 +202,6 @@ def fit_federated(
     carried = carried_by(model)
     fitted = fitted_by(configured, problem, current, programs, runner, key, shown, carried=carried)
     return concluded(fitted, stacklevel=3)
-
-
-def _check_to_come(method: Method, programs: Programs, roster: Roster, num_draws: int) -> Asked | None:
-    """What clients will be asked after the rounds; nothing where rounds are draws."""
-    if programs.phases[-1].recording is not None:
-        return None
-    chains = method.num_replicates
-    draws, least = (sum(num_first(number, chains)) for number in (num_draws, 1))
-    fewer = [f"`num_draws={num_first(1, chains)[0]}`"] if draws > least else []
-    return Asked(jax.ShapeDtypeStruct((draws, roster.size), np.float64), fewer)
 
 
 def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet
+from fedbayes.cli.errors import BAD_INPUT, NOT_USABLE, plain_errors, quiet, told_plainly
 from fedbayes.cli.files import Asked
 from fedbayes.cli.formulas import FormulaJob, formula_job, levels_of, priors_of
 from fedbayes.cli.methods import check_method, options_of
@@ -313,9 +313,9 @@ def _job(asked: Asked) -> FormulaJob | StudyJob:
 def _fitted(job: FormulaJob | StudyJob, seed: int, draws: int, checkpoint: Path | None) -> "FederatedFit":
     import jax
 
-    from fedbayes.errors import NotConvergedWarning, UnreliableWarning
+    from fedbayes.errors import NotConvergedWarning, SlowFitWarning, UnreliableWarning
 
-    with quiet():
+    with quiet(), told_plainly(SlowFitWarning):
         warnings.simplefilter("ignore", NotConvergedWarning)  # told at the end, when all is written
         warnings.simplefilter("ignore", UnreliableWarning)
         return job.fit(

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -43,6 +44,22 @@ def quiet() -> Iterator[None]:
     """Without ArviZ's announcement of its next version."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing", category=FutureWarning)
+        yield
+
+
+@contextmanager
+def told_plainly(kind: type[Warning]) -> Iterator[None]:
+    """Warnings of this kind are sentences for the user, without the line of a program."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, kind):
+                typer.secho(str(message), fg="yellow", err=True)
+            else:
+                others(message, category, *where)
+
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
 
 

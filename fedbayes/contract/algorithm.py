@@ -249,7 +249,7 @@ class Phase:
     check
         Raises where the phase can't start from the end of the phase before; it is called with that.
     usual_rounds
-        How many it takes most often, for what is said of the time; ``None``: all of its budget.
+        How many it takes most often, for what is said of the time; ``None``: not known.
     """
 
     algorithm: Algorithm
@@ -358,9 +358,12 @@ class Method(ABC):
         """The same method for a single client: without options that only several clients give a meaning."""
         return self
 
-    def cheaper(self, roster: Roster) -> Sequence[str]:
-        """What would take less time in the place of this method: code, from the one that changes the answer least."""
-        return ()
+    def cheaper(self, roster: Roster) -> Mapping[str, "Method"]:
+        """What may compute less in the place of this method, by its words; first what changes the answer least.
+
+        Whether one does for these clients is counted (:class:`~fedbayes.contract.work.Work`) before it is offered.
+        """
+        return {}
 
     def told_at_end(self, roster: Roster) -> Any:
         """The structure of what a client forms its cavity from (:meth:`own_cavity`), whatever the leaves."""

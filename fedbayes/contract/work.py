@@ -16,19 +16,26 @@ class Work(NamedTuple):
         Of the client's log density with all its rows.
     operations
         On matrices of locals by locals.
-    numbers
-        Of these matrices, and of draws of all locals, that are held at once: so many at least.
+    matrices, draws
+        Numbers in such matrices, and in draws of all locals, that are held at once: so many at least.
     """
 
     evaluations: float
     operations: float = 0.0
-    numbers: float = 0.0
+    matrices: float = 0.0
+    draws: float = 0.0
+
+    @property
+    def numbers(self) -> float:
+        """That are held at once, so many at least: matrices and draws need not be there at the same time."""
+        return max(self.matrices, self.draws)
 
     def times(self, number: float, at_once: float = 1.0) -> Self:
         """So many times as much, of which ``at_once`` are held side by side."""
-        return type(self)(number * self.evaluations, number * self.operations, at_once * self.numbers)
+        evaluations, operations = number * self.evaluations, number * self.operations
+        return type(self)(evaluations, operations, at_once * self.matrices, at_once * self.draws)
 
     def and_then(self, other: "Work") -> Self:
         """One after the other."""
         evaluations, operations = self.evaluations + other.evaluations, self.operations + other.operations
-        return type(self)(evaluations, operations, max(self.numbers, other.numbers))
+        return type(self)(evaluations, operations, max(self.matrices, other.matrices), max(self.draws, other.draws))

@@ -4,10 +4,14 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 
 from fedbayes.errors import FederatedError
+
+# of a container, by version 2 and version 1 of Linux's control groups
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def memory_here() -> float:
@@ -15,9 +19,19 @@ def memory_here() -> float:
     if jax.default_backend() != "cpu":
         return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", float("inf")))
     try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        physical = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, OSError, ValueError):  # of other systems
+        physical = float("inf")
+    return min(physical, *map(_limit, _LIMITS))
+
+
+def _limit(path: Path) -> float:
+    """Bytes that a container may take; infinite where nothing limits it."""
+    try:
+        written = path.read_text().strip()
+    except OSError:
         return float("inf")
+    return float("inf") if written == "max" else float(written)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ whole. Which of its replies counted, and how far, a client learns with the next 
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -29,6 +29,7 @@ from fedbayes.inference.ep.answer import DIAGNOSTICS, EPAnswer
 from fedbayes.inference.ep.client import Own
 from fedbayes.inference.ep.options import Options
 from fedbayes.inference.ep.server import algorithm, startable
+from fedbayes.inference.laplace import Laplace
 from fedbayes.inference.mode import Needs, mode_phase
 from fedbayes.inference.own_site import EVERYBODY, Everybody, own_cavity
 from fedbayes.inference.starts import with_starts
@@ -133,11 +134,18 @@ class EP(Options, Method):
         has_locals = bool(np.any(roster.num_locals))
         return EPAnswer(run, self.tolerance, has_locals=has_locals, prior=roster.prior)
 
-    def cheaper(self, roster: Roster) -> Sequence[str]:
+    def cheaper(self, roster: Roster) -> Mapping[str, Method]:
         """See :class:`~fedbayes.contract.algorithm.Method`."""
-        replicates = ["`EP(num_replicates=1)`"] if self.num_replicates > 1 else []
-        solvers = [] if self.solver == "laplace" else ['`EP(solver="laplace")`']
-        return [*replicates, *solvers, '`method="laplace"`']
+        found: dict[str, Method] = {}
+        if self.num_replicates > 1:
+            found["`num_replicates=1` of EP"] = replace(self, num_replicates=1)
+        if self.solver != "auto":
+            single = all(each.group_size <= 1 for each in roster.locals)
+            memory = " (the default solver takes memory in proportion to the locals)" if single else ""
+            found[f'`solver="auto"` of EP{memory}'] = replace(self, solver="auto")
+        if self.solver != "laplace":
+            found['`solver="laplace"` of EP'] = replace(self, solver="laplace")
+        return {**found, '`method="laplace"`': Laplace()}
 
     def told_at_end(self, roster: Roster) -> Everybody:
         """See :class:`~fedbayes.contract.algorithm.Method`."""

@@ -94,7 +94,7 @@ def work_of_marginal(client: Client, num_samples: int) -> Work:
     if client.groups.shape[1] == 1:
         return search.and_then(Work(quadrature.NODES * GIVEN * GRADIENT))
     num = _num_draws(client.num_locals, num_samples)
-    return search.and_then(Work(num * GIVEN * GRADIENT, numbers=float(num) * client.num_locals))
+    return search.and_then(Work(num * GIVEN * GRADIENT, draws=float(num) * client.num_locals))
 
 
 def _num_draws(size: int, num_samples: int) -> int:

@@ -1,4 +1,5 @@
 import sys
+import warnings
 from types import SimpleNamespace
 
 import jax
@@ -10,9 +11,9 @@ from typer.testing import CliRunner
 
 import fedbayes
 from fedbayes.cli import demo
-from fedbayes.cli.errors import plain_errors
+from fedbayes.cli.errors import plain_errors, told_plainly
 from fedbayes.cli.main import app, comparison_table, rounds_table, summary_table
-from fedbayes.errors import ClientDataError
+from fedbayes.errors import ClientDataError, SlowFitWarning
 from fedbayes.models import linear
 from fedbayes.network.messages import Refusal, Refused
 from fedbayes.questions.comparison import compare
@@ -59,6 +60,16 @@ def test_what_a_site_keeps_from_the_server_is_told_to_its_owner(capsys):
     with pytest.raises(typer.Exit), plain_errors():
         raise Refused(Refusal.DATA) from ClientDataError("'cleveland.csv' is not there")
     assert capsys.readouterr().err == "'cleveland.csv' is not there\n"
+
+
+def test_a_warning_during_a_fit_is_a_sentence_and_others_stay_as_they_are(capsys):
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        with told_plainly(SlowFitWarning):
+            warnings.warn("This fit will go on for about an hour.", SlowFitWarning, stacklevel=1)
+            warnings.warn("Two clients hold the same rows.", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "This fit will go on for about an hour.\n"
+    assert [str(each.message) for each in others] == ["Two clients hold the same rows."]
 
 
 def test_without_matplotlib_the_demo_says_what_to_install(monkeypatch, tmp_path):

@@ -5,13 +5,14 @@ import logging
 import numpy as np
 
 from fedbayes.errors import usable
+from fedbayes.rounds.progress import Progress
 
 log = logging.getLogger(__name__)
 
 _LONG = 1800.0  # seconds that are worth a warning
 
 
-class Terminal:
+class Terminal(Progress):
     """Tells of rounds in the log.
 
     Parameters
@@ -56,10 +57,6 @@ class Terminal:
             float(record["seconds"]),
             change,
         )
-
-    def say(self, words: str) -> None:
-        """See :class:`~fedbayes.rounds.progress.Progress`."""
-        log.info("%s", words)
 
     def close(self) -> None:
         """See :class:`~fedbayes.rounds.progress.Progress`."""

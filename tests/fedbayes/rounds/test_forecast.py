@@ -1,5 +1,7 @@
 """What is said of a fit's time: by shapes before its rounds, and by the clock after each."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.contract.state import RunState
-from fedbayes.fit import _check_to_come, problem_for, updates_after
+from fedbayes.correction.foretold import forecast_of as forecast_for
+from fedbayes.fit import problem_for, updates_after
 from fedbayes.models import linear
 from fedbayes.rounds import forecast as module
 from fedbayes.rounds.forecast import Forecast, spoken
@@ -43,9 +46,9 @@ def forecast_of(model, clients, method, *, checked: bool = True) -> Forecast:
     with computing():
         problem = problem_for(method, model, clients, (), np.float64)
         programs = programs_for(method, problem.roster, problem.programs, updates_after(method, problem.roster))
-    roster = problem.roster
-    check = _check_to_come(method, programs, roster, 1000) if checked else None
-    return Forecast(programs, problem, roster, check, lambda current: checked, method.cheaper(roster))
+    forecast = forecast_for(method, problem, programs, 1000 if checked else None)
+    forecast._is_checked = lambda current: checked
+    return forecast
 
 
 def after_round(update: str, *, seconds: float, phase: int = 0, done: int = 1, num: int = 2, settled=False) -> RunState:
@@ -65,7 +68,8 @@ class Log(Silent):
 def test_locals_that_no_memory_holds_are_refused_before_the_fit(monkeypatch) -> None:
     monkeypatch.setattr(module, "memory_here", lambda: 2.0**34)
     words = (
-        r"locals of client 'north' \(10,000 rows, 10,000 locals that depend on each other\) ask for .* GiB .*first axis"
+        r"locals of client 'north' \(10,000 rows, 10,000 locals that depend on each other\) ask for .* GiB .*"
+        r"for draws of all of them in the phase 'mode' by the solver 'newton', .*first axis"
     )
     with pytest.raises(fb.FederatedError, match=words):
         fb.fit_federated(walk, clients_of(MANY), key=jax.random.key(0), progress=False)
@@ -73,14 +77,39 @@ def test_locals_that_no_memory_holds_are_refused_before_the_fit(monkeypatch) -> 
 
 def test_matrices_that_take_long_are_told_before_the_fit(monkeypatch) -> None:
     monkeypatch.setattr(module, "memory_here", lambda: np.inf)
-    with pytest.warns(fb.SlowFitWarning, match=r"hours or more, for matrices .*10,000 locals.*`method=\"laplace\"`"):
-        forecast_of(walk, clients_of(MANY), fb.EP()).before_rounds(stacklevel=1)
+    forecast = forecast_of(walk, clients_of(MANY), fb.EP())
+    with pytest.warns(fb.SlowFitWarning, match=r"weeks or more, for matrices .*10,000 locals.*`method=\"laplace\"`"):
+        forecast.before_rounds(None)
+    monkeypatch.setattr(module.jax, "default_backend", lambda: "gpu")  # whose speed is not known
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forecast.before_rounds(None)
+
+
+def test_a_dense_solver_of_single_locals_is_told_of_the_default(monkeypatch) -> None:
+    monkeypatch.setattr(module, "memory_here", lambda: 2.0**32)
+    words = (
+        r"for matrices of locals by locals in the phase 'EP' by the solver 'laplace', .* Locals can be fewer, .*"
+        r"asks for less: `solver=\"auto\"` of EP \(the default solver takes memory in proportion to the locals\);"
+    )
+    with pytest.raises(fb.FederatedError, match=words) as refused:
+        forecast_of(persons, clients_of(MANY), fb.EP(solver="laplace")).before_rounds(None)
+    assert "num_replicates" not in str(refused.value)
+
+
+def test_only_what_counts_less_is_offered() -> None:
+    """Of many single locals nested draws are linear, and joint searches dense; of a few the search is less."""
+    for num, is_offered in ((MANY, False), (20, True)):
+        advice = forecast_of(persons, clients_of(num), fb.EP(num_replicates=2), checked=False)._advice(())
+        assert ('`solver="laplace"` of EP' in advice) == is_offered
+        assert "`num_replicates=1` of EP" in advice
+    assert forecast_of(persons, clients_of(20), fb.Laplace(), checked=False)._advice(()) == ""
 
 
 @pytest.mark.parametrize(("model", "num"), [(persons, MANY), (walk, 60)])
 def test_single_locals_and_a_few_that_are_not_need_no_words(model, num, monkeypatch) -> None:
     monkeypatch.setattr(module, "memory_here", lambda: 2.0**32)
-    forecast_of(model, clients_of(num), fb.EP()).before_rounds(stacklevel=1)
+    forecast_of(model, clients_of(num), fb.EP()).before_rounds(None)
 
 
 def test_what_is_left_is_rounds_and_check_by_their_evaluations() -> None:
@@ -115,12 +144,37 @@ def test_it_is_told_once_and_again_only_if_it_gets_worse() -> None:
     clients, _ = linear.simulate(jax.random.key(0), rows=(20, 50), dim=2)
     forecast, log = forecast_of(linear.model, clients, fb.EP(), checked=False), Log()
     forecast.begin(0, 30)
-    for done, (seconds, waited) in enumerate([(0.5, 0.0), (99.0, 80.0), (89.0, 1.0), (30.0, 0.0), (170.0, 0.0)], 1):
+    clock = [(0.5, 0.0), (99.0, 80.0), (89.0, 1.0), (30.0, 40.0), (170.0, 0.0), *[(60.0, 0.0)] * 24]
+    for done, (seconds, waited) in enumerate(clock, 1):
         forecast.after_round(after_round("importance", seconds=seconds, done=done), waited, log)
     assert [words.split(".")[0] for words in log.said] == [
-        "This fit will go on for about 88 seconds: 88 seconds for 1 round of EP",
-        "This fit will go on for about 3 minutes: 3 minutes for 1 round of EP",
+        "This fit will go on for about a minute: a minute for 1 round of EP",
+        "This fit will go on for at most an hour: an hour for 25 rounds of EP, if it takes them all",
     ]
+
+
+def test_a_budget_is_no_warning() -> None:
+    """Of FedAvg nobody knows how many rounds it takes."""
+    clients, _ = linear.simulate(jax.random.key(0), rows=(20, 50), dim=2)
+    forecast, log = forecast_of(linear.model, clients, fb.FedAvg(), checked=False), Log()
+    [update, *_] = forecast._programs.phases[0].algorithm.updates
+    forecast.begin(0, 100)
+    for done in (1, 2, 3):
+        forecast.after_round(after_round(update, seconds=60.0, done=done), 0.0, log)
+    [words] = log.said
+    assert words.startswith("This fit will go on for at most a few hours: a few hours for 99 rounds of ")
+    assert "about" not in words
+
+
+def test_a_warning_is_at_the_line_that_began_the_fit(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_VERY_LONG", 0.0)
+    monkeypatch.setattr(module, "_LONG", 0.0)
+    monkeypatch.setattr(module, "_LEAST", 0.0)
+    monkeypatch.setattr("fedbayes.rounds.loop.waited", lambda: 0.0)
+    clients, _ = linear.simulate(jax.random.key(0))
+    with pytest.warns(fb.SlowFitWarning, match="go on") as found:
+        fb.fit_federated(linear.model, clients, method="laplace", key=jax.random.key(1), progress=False)
+    assert {each.filename for each in found} == {__file__}
 
 
 def test_more_than_ten_minutes_are_a_warning_and_once() -> None:
@@ -143,9 +197,11 @@ def test_a_fit_tells_by_its_progress_and_in_silence_does_not(monkeypatch, capsys
     clients, _ = linear.simulate(jax.random.key(0))
     for progress in (True, False):
         fb.fit_federated(linear.model, clients, method="laplace", key=jax.random.key(1), progress=progress)
-        assert ("This fit will go on for about" in capsys.readouterr().err) == progress
+        assert ("This fit will go on for" in capsys.readouterr().err) == progress
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(61.0, "61 seconds"), (600.0, "10 minutes"), (9000.0, "2 hours")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(61.0, "a minute"), (600.0, "ten minutes"), (9e3, "a few hours"), (1e9, "weeks")]
+)
 def test_times_are_spoken(seconds: float, words: str) -> None:
     assert spoken(seconds) == words

@@ -1,12 +1,14 @@
 """What a round holds at once: few clients with many rows, and few calls under way."""
 
+import os
+
 import numpy as np
 import pytest
 
 from fedbayes.contract.algorithm import Reply
 from fedbayes.models import linear
 from fedbayes.problem.problem import make_problem
-from fedbayes.rounds import exchange, executors
+from fedbayes.rounds import exchange, executors, memory
 from fedbayes.rounds.exchange import Collected, Round
 from fedbayes.rounds.executors import Batched
 from fedbayes.runtime.precision import computing
@@ -46,3 +48,16 @@ def test_a_call_begins_once_few_others_are_under_way(most: int, waited_for, monk
 
 def test_at_least_two_calls_are_under_way() -> None:
     assert executors._UNDER_WAY >= 2
+
+
+@pytest.mark.parametrize(
+    ("written", "bytes_"), [({0: "1048576\n"}, 2.0**20), ({1: "2097152\n"}, 2.0**21), ({0: "max\n"}, None), ({}, None)]
+)
+def test_memory_is_that_of_the_machine_or_the_limit_of_its_container(written, bytes_, tmp_path, monkeypatch) -> None:
+    """By either version of Linux's control groups."""
+    limits = tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"
+    monkeypatch.setattr(memory, "_LIMITS", limits)
+    for place, words in written.items():
+        limits[place].write_text(words)
+    physical = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    assert memory.memory_here() == (physical if bytes_ is None else bytes_)
