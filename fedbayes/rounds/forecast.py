@@ -222,7 +222,8 @@ class Forecast:
         goes_on = done < self._budget and (now.recording is not None or not np.all(current.settled))
         expected = self._budget if now.recording else self._usual
         at_most = goes_on and (expected is None or done >= expected)
-        number = (self._budget if at_most else expected) - done if goes_on else 0
+        rounds = self._budget if at_most or expected is None else expected
+        number = rounds - done if goes_on else 0
         name = f"{now.algorithm.name}, if it takes them all" if at_most else now.algorithm.name
         of_one, took = seconds / int(record["rounds"]), self._of_round(current.phase, record["solver"].tolist())
         if took is None or not took[active].any():
@@ -347,7 +348,11 @@ class Forecast:
         left, of_check = (sum(part.seconds for part in some) for some in (parts, [p for p in parts if p.of_check]))
         check = [] if self._check is None else [*self._check.fewer, "`correct=False`, which leaves out the check"]
         now = self._total(self._programs.phases, self._programs.num_replicates)
-        others = [words for words, *other in self._others() if self._total(*other) < _LESS * now < np.inf]
+        others = [
+            words
+            for words, phases, replicates in self._others()
+            if self._total(phases, replicates) < _LESS * now < np.inf
+        ]
         return _offered("takes", [*(check if of_check > _MUCH * left else ()), *others])
 
     def _described(self, place: int) -> str:

@@ -27,6 +27,7 @@ class Progress(Protocol):
 
     def say(self, words: str) -> None:
         """What has to be said of the rounds to come; over a network nothing is."""
+        return
 
     def close(self) -> None:
         """The fit is over."""
