@@ -242,8 +242,8 @@ class Remote(Executor):
                 "comes out without it. Begin a new run."
             )
         log.warning(
-            "The sites %s add nothing to the sum, so there is none in this round: their numbers are not finite, or "
-            "their owners' limits keep them back.",
+            "The sites %s have nothing to add to the sum, so there is none in this round: their numbers are not "
+            "finite, or their owners' limits keep them back.",
             names,
         )
         if order.phase is None:
