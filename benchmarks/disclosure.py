@@ -238,9 +238,9 @@ def page(
             *table(columns, rows, right_from=2),
             wrapped(
                 """By default the owners let terms of secure sums leave, and single messages are refused before anything
-                is computed. They answer within 50 prior sds, and hardly ever where their own rows are on average more
-                than 2 nats less likely than at best: `farthest` and `nats_per_row` under `[points]` of the policy, of
-                which inf is no limit. A row that is found in a sum is one of a patient of some hospital: nothing says
+                is computed. They answer within 50 prior sds, and not where their own rows are on average more than 2
+                nats less likely than at best: `farthest` and `nats_per_row` under `[points]` of the policy, of which
+                inf is no limit. A row that is found in a sum is one of a patient of some hospital: nothing says
                 of which. Other attacks may find more; what is known not to be stopped is on the page
                 [What leaves a client](../docs/what-leaves-a-client.md)."""
             ),

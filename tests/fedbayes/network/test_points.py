@@ -66,7 +66,8 @@ BY_THE_PRIOR = "[points]\nnats_per_row = inf\n"  # the site's own data set no li
 def with_points(world, points: str) -> dict[str, str]:
     """What a site's configuration names as its owner's policy."""
     policy = world.folder / "policy.toml"
-    policy.write_text(f"{Path(PERMISSIVE['policy']).read_text()}\n{points}")
+    everything_else, _, _ = Path(PERMISSIVE["policy"]).read_text().partition("[points]")
+    policy.write_text(everything_else + points)
     return {"policy": str(policy)}
 
 

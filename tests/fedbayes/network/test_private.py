@@ -355,7 +355,7 @@ def test_one_row_moves_an_answer_by_no_more_than_is_charged(sites, monkeypatch, 
     fixed_noise(monkeypatch)
     request = changed(some.requests("round")[0], shared_position=np.full((2, 1), place))
     header = json.loads(json.dumps(unpack(request).header)) | {"run": "abcd"}
-    some.policy.write_text(some.policy.read_text() + "[points]\nfarthest = inf\n")
+    some.policy.write_text(some.policy.read_text().replace("implausible_answers = 50", "farthest = inf"))
     monkeypatch.setattr("fedbayes.network.client.vault.Vault.secret", lambda *_: "0" * 64)
     answers = []
     for run, last in (("aa", 0.5), ("bb", wild)):
@@ -489,7 +489,7 @@ def test_a_later_step_shows_no_bits_of_an_earlier_one(sites):
     arrays = {"shared_step_size": np.full(2, step), "shared_coordinates_white": np.full((2, 1), wide)}
     header = {"run": "abcd"}
     request = changed(some.requests("round")[0], header, shared_position=np.zeros((2, 1)), **arrays)
-    some.policy.write_text(some.policy.read_text() + "[points]\nfarthest = inf\n")
+    some.policy.write_text(some.policy.read_text().replace("implausible_answers = 50", "farthest = inf"))
     pull = step * wide**2 / 4.0  # of a prior with variance 4
     first = position(some.site().answer(request)) / (1.0 - pull)
     grid = 2.0 ** (np.floor(np.log2(np.sqrt(2.0 * step / weight))) - 20.0)
@@ -510,7 +510,7 @@ def test_a_code_tells_nothing_of_a_row_that_overflows(sites):
     )
     some.study = Study(poisson, METHOD)
     some.fit()
-    some.policy.write_text(some.policy.read_text() + "[points]\nfarthest = inf\n")
+    some.policy.write_text(some.policy.read_text().replace("implausible_answers = 50", "farthest = inf"))
     site = some.site()
     for place in ([499.0, 499.0], [499.0, -499.0], [1e4, 0.0]):
         request = changed(some.requests("round")[0], {"run": "abcd"}, shared_position=np.tile(place, (2, 1)))

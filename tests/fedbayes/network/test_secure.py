@@ -43,7 +43,9 @@ from fedbayes.results.fit import FederatedFit
 from fedbayes.results.saved.folder import read_meta
 from fedbayes.rounds.wire import arrays_of, encode
 
-STRICT = "[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"
+STRICT = (  # but for the points, of which test_points is
+    "[points]\nimplausible_answers = 50\n[disclosure]\nsmallest_cell = 1\nglobals_per_row = 1e9\nseparation = false\n"
+)
 EP = fb.EP(solver="laplace", num_replicates=1, tolerance=1e-7)
 LAPLACE = Laplace(tolerance=1e-7)  # so that there are five rounds
 UNEQUAL = (4, 7, 9)  # numbers of rows: of sites that can be told apart by their cavities
