@@ -51,6 +51,7 @@ def quiet() -> Iterator[None]:
 def told_plainly(kind: type[Warning]) -> Iterator[None]:
     """Warnings of this kind are sentences for the user, without the line of a program."""
     with warnings.catch_warnings():
+        warnings.simplefilter("always", kind)
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,6 +50,8 @@ def client_posterior(
 
         cache_programs()
         settings = read_config(config)
+        if output is not None:
+            _check_output(output, {"the site's data": _data_of(settings)})
         site = open_site(project, settings)
         idata = own_posterior(site)
         path = output or Path(f"{site.name}.nc")
@@ -102,8 +104,8 @@ def predict(
 
         cache_programs()
         settings = read_config(config)
-        kept = Path(str(settings["data-path"])) if "data-path" in settings else None
-        _check_output(output, {"the rows to predict": data, "`--own`": own, "the site's data": kept})
+        inputs = {"the rows to predict": data, "`--own`": own, "the site's data": _data_of(settings)}
+        _check_output(output, inputs)
         site = open_site(project, settings)
         reg, rows = _regression_of(site), read_table(data, encoding)
         mine = None if own is None else read_table(own, encoding)
@@ -120,6 +122,11 @@ def predict(
             key=jax.random.key(seed),
         )
         _write_predictions(found, output)
+
+
+def _data_of(settings: Mapping[str, Any]) -> Path | None:
+    """The file of a site's data, where its configuration names one."""
+    return Path(str(settings["data-path"])) if "data-path" in settings else None
 
 
 def _check_output(output: Path, inputs: Mapping[str, Path | None]) -> None:

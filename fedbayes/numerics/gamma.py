@@ -1,7 +1,7 @@
 """The logarithm of the gamma function, by functions that are differentiated twice at the price of a logarithm.
 
-JAX differentiates its own ``gammaln`` by polygamma functions, which are series without end: a curvature takes some
-thirty times as long as one of these.
+JAX differentiates its own ``gammaln`` by polygamma functions, which are long series: a curvature takes many times as
+long as one of these.
 """
 
 from functools import partial

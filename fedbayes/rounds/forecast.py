@@ -159,10 +159,8 @@ class Forecast:
         SlowFitWarning
             Operations on such matrices alone will take more than ten minutes of this machine's CPU.
         """
-        begun, there = (
-            list(self._begun(self._programs.phases, self._programs.num_replicates, num_rounds)),
-            memory_here(),
-        )
+        begun = list(self._begun(self._programs.phases, self._programs.num_replicates, num_rounds))
+        there = memory_here()
         for each in begun:
             if _bytes(each.work) > there:
                 raise FederatedError(self._refusal(each, there))
@@ -192,17 +190,20 @@ class Forecast:
         Warns
         -----
         SlowFitWarning
-            More than ten minutes are left; once, and not where that is an upper bound.
+            More than ten minutes are left; once, and not where that is an upper bound, or is foretold by a phase that
+            only begins the fit, whose rounds take too little to tell of others.
         """
         seconds = max(0.0, float(current.history[-1]["seconds"]) - waited)
         if seconds < max(_LEAST, waited):
             return
         parts = self.left(current, seconds)
         left = sum(part.seconds for part in parts)
-        if left < max(_LONG, _AGAIN * self._said):
+        is_known = self._programs.phases[current.phase].main and not any(part.at_most for part in parts)
+        is_warned_of = left > _VERY_LONG and is_known and not self._warned
+        if not is_warned_of and left < max(_LONG, _AGAIN * self._said):
             return
         self._said, words = left, self._words(parts, left)
-        if left > _VERY_LONG and not self._warned and not any(part.at_most for part in parts):
+        if is_warned_of:
             self._warned = True
             self._warn(words)
         else:

@@ -51,7 +51,8 @@ def executed(path, optimised=None):
     environment["XLA_FLAGS"] = " ".join(flag for flag in flags if flag.partition("=")[0] not in left_out)
     if optimised is False:
         environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    environment["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm without Jupyter's widgets
+    # tqdm without Jupyter's widgets; and what hangs on the machine, and on what else it does
+    environment["PYTHONWARNINGS"] = "ignore:IProgress not found,ignore:This fit will go on for"
     with TemporaryDirectory() as empty:
         client = NotebookClient(
             notebook,

@@ -43,6 +43,7 @@ _SPENT = (
 )
 _MOST_IDLE = 20  # rounds in a row without a sum: a search that is damped needs a few
 _MOST_DAMAGED = 3  # times that a site's answer may be useless to a sum that needs it, or a refusal
+_NOTHING = "the numbers are not finite, or its owner's limits keep them back"
 # ``tell(place, made)``: a client's last message, header and arrays; ``made``: it makes the draws itself
 Tell = Callable[[int, bool], tuple[Mapping[str, Any], Mapping[str, Any]]]
 _CODES = {Failure.LATE: ResultCode.NO_REPLY, Failure.GONE: ResultCode.NO_REPLY, Failure.FAILED: ResultCode.FAILED}
@@ -241,22 +242,22 @@ class Remote(Executor):
                 f"The sites {lost} have lost what they kept of this run: it was in their state folders. No secure sum "
                 "comes out without it. Begin a new run."
             )
-        log.warning(
-            "The sites %s have nothing to add to the sum, so there is none in this round: their numbers are not "
-            "finite, or their owners' limits keep them back.",
-            names,
-        )
+        told = "The sites %s have nothing to add to the sum, so there is none in this round: of each %s."
+        log.warning(told, names, _NOTHING)
         if order.phase is None:
             return
         self._idle = set(names) & (self._idle if self._void else set(names))
         self._void.append(self._order)
         if len(self._void) >= _MOST_IDLE:
             num = len(self._void)
-            why = f"had nothing to add to the last {num} sums: its numbers are not finite, or its owner's limits keep "
             raise self._without(
-                f"There was no secure sum for {num} rounds, as the sites {names} have nothing to add: their numbers "
-                "are not finite, or their owners' limits keep them back; their own logs say which.",
-                dict.fromkeys([name for name in self._problem.names if name in self._idle], f"{why}them back"),
+                f"There was no secure sum for {num} rounds, as the sites {names} have nothing to add: of each "
+                f"{_NOTHING}; their own logs say which.",
+                {
+                    name: f"had nothing to add to the last {num} sums: {_NOTHING}"
+                    for name in self._problem.names
+                    if name in self._idle
+                },
             )
 
     def _without(self, said: str, sites: Mapping[str, str]) -> secure.NoSum:

@@ -376,6 +376,15 @@ def test_predictions_replace_no_file_that_is_read(output, what, project):
     assert (project / output).read_bytes() == before
 
 
+def test_a_client_posterior_does_not_replace_the_sites_data(project):
+    data = project / "data" / "cleveland.csv"
+    before, config = data.read_bytes(), as_text(config_of("cleveland", project))
+    code, told = run("client-posterior", "--output", data, "--project", project, "--config", config)
+    assert code == 1
+    assert "is the file of the site's data. Name another file." in told
+    assert data.read_bytes() == before
+
+
 def test_a_study_with_a_model_of_its_own_has_no_regression_to_predict_by(project, tmp_path):
     (project / "sites" / "cleveland").mkdir(parents=True)
     (tmp_path / "rows.csv").write_text("age\n50\n")

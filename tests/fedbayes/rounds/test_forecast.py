@@ -109,7 +109,9 @@ def test_only_what_counts_less_is_offered() -> None:
 @pytest.mark.parametrize(("model", "num"), [(persons, MANY), (walk, 60)])
 def test_single_locals_and_a_few_that_are_not_need_no_words(model, num, monkeypatch) -> None:
     monkeypatch.setattr(module, "memory_here", lambda: 2.0**32)
-    forecast_of(model, clients_of(num), fb.EP()).before_rounds(None)
+    forecast = forecast_of(model, clients_of(num), fb.EP())
+    forecast.before_rounds(None)
+    assert not forecast._warned
 
 
 def test_what_is_left_is_rounds_and_check_by_their_evaluations() -> None:
@@ -186,6 +188,19 @@ def test_more_than_ten_minutes_are_a_warning_and_once() -> None:
         forecast.after_round(after_round("newton", seconds=20.0), 0.0, log)
     forecast.after_round(after_round("newton", seconds=90.0, done=2), 0.0, log)
     assert len(log.said) == 1
+
+
+def test_a_search_before_the_rounds_foretells_and_warns_of_nothing() -> None:
+    """What it says of rounds of another kind was off by a factor of four; the first of these warns, however little."""
+    clients = {name: {"y": data["y"][:5], "num": 5} for name, data in clients_of(5).items()}
+    forecast, log = forecast_of(persons, clients, fb.EP(num_replicates=2)), Log()
+    [mode, rounds] = [next(iter(phase.algorithm.updates)) for phase in forecast._programs.phases]
+    forecast.begin(0, 50)
+    forecast.after_round(after_round(mode, seconds=500.0), 0.0, log)
+    assert len(log.said) == 1
+    forecast.begin(1, 30)
+    with pytest.warns(fb.SlowFitWarning, match="go on"):
+        forecast.after_round(after_round(rounds, seconds=400.0, phase=1), 0.0, log)
 
 
 def test_a_fit_tells_by_its_progress_and_in_silence_does_not(monkeypatch, capsys) -> None:
