@@ -14,7 +14,7 @@ from fedbayes.pictures.drawing import (
     set_title,
     shades,
 )
-from fedbayes.questions.conflict import LEVEL, told_z
+from fedbayes.questions.conflict import LEVEL
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -63,7 +63,7 @@ def plot_conflict(
     >>> ax.figure.savefig("conflict.png")  # doctest: +SKIP
     """
     found: Any = conflict if hasattr(conflict, "data_vars") else conflict.conflict()
-    z = told_z(found).values
+    z = found["z"].values
     names = beginnings(ax, [(labels or {}).get(str(name), str(name)) for name in found["coordinate"].values])
     clients = beginnings(ax, [str(name) for name in found["client"].values])
     width = max(4.0, 1.7 + 0.32 * len(names)) + inches(clients)  # the title needs some

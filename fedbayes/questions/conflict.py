@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 LEVEL = 0.05  # of the adjusted p-values
 _KNOWN = 1e-9  # share of the posterior's precision that the others hold: below it they know nothing of a direction
 _SAYS = 1e-6  # share of the cavity's variance that a client removes: below it the client says nothing
-_TYPICAL = 0.25  # of what a client says on average: a direction or a global of which it says less is left out
-_MATTERS = 0.1  # share of the posterior's precision that all clients bring: where it is less, nothing is compared
+_TYPICAL = 0.25  # of the information that a client has on average: a direction with less is left out of the joint test
+_AWAY = 5.0  # prior sds from what all others say: farther away no client is believed to have its likeliest values
+_ORDINARY = 2.0  # z that needs no limit
 _ERRORS = 3.0  # Monte Carlo standard errors by which both must exceed zero
 _JOINTLY = "jointly"  # about no global by itself, but in the test of all of them together
 _NAMED = 3  # globals of one client that are named in words
@@ -60,8 +61,8 @@ class Agreement(NamedTuple):
         Its variance under agreement, the diagonal of ``V_k - V``, shape ``(K, d)``.
     share
         ``variance`` over the diagonal of ``V_k``: what the client removes of the others' uncertainty, shape ``(K, d)``.
-    enough
-        Whether that is a quarter of what is usual, and all clients together say enough of the global, shape ``(K, d)``.
+    limit
+        What ``|z|`` can be at most, shape ``(K, d)``, see :func:`_limits`; infinite for most.
     chi2
         ``(m - m_k)' (V_k - V)^+ (m - m_k)`` over the directions in which client and others both know something, shape
         ``(K,)``.
@@ -72,7 +73,7 @@ class Agreement(NamedTuple):
     difference: np.ndarray
     variance: np.ndarray
     share: np.ndarray
-    enough: np.ndarray
+    limit: np.ndarray
     chi2: np.ndarray
     rank: np.ndarray
 
@@ -80,7 +81,8 @@ class Agreement(NamedTuple):
     def z(self) -> np.ndarray:
         """The difference in standard deviations; NaN where the client does not narrow what the others know."""
         informed = self.variance > 0.0
-        return np.where(informed, self.difference / np.sqrt(np.where(informed, self.variance, 1.0)), np.nan)
+        z = np.where(informed, self.difference / np.sqrt(np.where(informed, self.variance, 1.0)), np.nan)
+        return np.clip(z, -self.limit, self.limit)
 
     @property
     def p_overall(self) -> np.ndarray:
@@ -108,11 +110,11 @@ def agreement(
     cavities
         Leading axis of clients.
     part
-        What part of all clients' information each one has on average, shape ``(K,)``: those directions and globals are
-        left out in which it has less than a quarter of that, or all clients together a tenth of the posterior's. For
-        Gaussian factors information is a matter of design, and to leave some out is a choice of comparisons and no
-        more. For others it depends on the data. Where it is next to nothing by chance, so is ``V_k - V``, and any
-        difference would be taken for a large one.
+        What part of all clients' information each one has on average, shape ``(K,)``: from the overall test those
+        directions are left out in which it has less than a quarter of that. For Gaussian factors information is a
+        matter of design, and to leave some out is a choice of directions and no more. For others it depends on the
+        data. Where it is next to nothing by chance, so is ``V_k - V``, and any difference would be taken for a large
+        one.
     replicates
         Posteriors and cavities of which these are the means over a leading axis of replicates: a client, or the others,
         know something of a direction where their precision exceeds three Monte Carlo standard errors. ``None``: there
@@ -128,25 +130,19 @@ def agreement(
     known = share > np.maximum(_KNOWN, _ERRORS * noise)
     all_cavities = len(share) * np.asarray(posterior.precision) - np.sum(cavities.precision, axis=0)
     sites = all_cavities if information is None else information
-    everybody = np.swapaxes(axes, 1, 2) @ sites @ axes
-    typical = np.reshape(part, (-1, 1, 1)) * everybody
-    usual = np.einsum("kjj->kj", typical)
-    informed = known & (np.einsum("kjj->kj", everybody) > _MATTERS)
-    informed &= 1.0 - share > np.maximum(np.maximum(_SAYS, _TYPICAL * usual), _ERRORS * own_noise)
+    usual = np.reshape(part, (-1, 1)) * np.sum(axes * (sites @ axes), axis=1)
+    informed = known & (1.0 - share > np.maximum(np.maximum(_SAYS, _TYPICAL * usual), _ERRORS * own_noise))
     safe = np.where(known, share, 1.0)
     own = np.einsum("kij,i->kj", axes, np.asarray(posterior.shift))
     others = np.einsum("kij,ki->kj", axes, np.asarray(cavities.shift))
     gap, expected = own - others / safe, _expected(safe)
     lost = np.einsum("kij,kj->ki", axes**2, ~known) > 1e-6 * np.einsum("kij->ki", axes**2)
     variance = np.einsum("kij,kj->ki", axes**2, expected)
-    left = np.linalg.inv(np.einsum("kj,ij->kij", safe, np.eye(len(sites))) + typical)
-    removed = np.einsum("kij,kj->ki", axes**2, 1.0 / safe) - np.einsum("kij,kjl,kil->ki", axes, left, axes)
-    enough = (variance > _TYPICAL * removed) & _matters(np.asarray(posterior.precision), sites)
     return Agreement(
         np.where(lost, np.nan, np.einsum("kij,kj->ki", axes, np.where(known, gap, 0.0))),
         np.where(lost, np.nan, variance),
         np.where(lost, np.nan, variance / np.einsum("kij,kj->ki", axes**2, 1.0 / safe)),
-        enough,
+        _limits(posterior, cavities, np.einsum("kij,klj,kj->kil", axes, axes, 1.0 / safe), sites),
         np.sum(np.where(informed, gap**2 / np.where(informed, expected, 1.0), 0.0), axis=1),
         informed.sum(axis=1),
     )
@@ -157,14 +153,38 @@ def _expected(share: np.ndarray) -> np.ndarray:
     return (1.0 - share) / share
 
 
-def _matters(posterior: np.ndarray, sites: np.ndarray) -> np.ndarray:
-    """Of which globals all clients together say enough, by the precisions of posterior and sites; shape ``(d,)``."""
-    prior = posterior - sites
-    white = whiteners(prior[None])[0]
-    if not np.all(np.isfinite(white)):  # improper
-        return np.ones(len(posterior), bool)
-    left = np.diag(np.linalg.inv(posterior)) / np.sum(white**2, axis=0)
-    return left < 1.0 - _MATTERS
+def _limits(posterior: Gaussian, cavities: Gaussian, covariances: np.ndarray, sites: np.ndarray) -> np.ndarray:
+    """How large ``|z|`` can be by what the client's factor gains, shape ``(K, d)``.
+
+    Of data that obey the model, the likelihood at any other values is ``e^g`` times as high with probability at most
+    ``e^-g`` (Markov's inequality). ``g`` is taken along the cavity's regression on a global, to where the factor is
+    highest; there no p-value of a Gaussian factor is below ``e^-g``. A factor whose curvature is next to nothing by
+    chance, as Laplace's of a scale of locals that are close to each other, is highest nowhere that the prior knows. It
+    is followed to five prior sds from the cavity's mean, and the p-value of a ``z`` beyond two is no less than ``e^-g``
+    there.
+
+    Parameters
+    ----------
+    posterior, cavities
+        As for :func:`agreement`.
+    covariances
+        Of the cavities, ``(K, d, d)``.
+    sites
+        The precision of all clients' sites, ``(d, d)``: the rest is the prior's.
+    """
+    white = whiteners((np.asarray(posterior.precision) - sites)[None])[0]
+    if not np.all(np.isfinite(white)):  # an improper prior knows no bounds
+        return np.full(np.shape(cavities.shift), np.inf)
+    farthest = _AWAY * np.sqrt(np.sum(white**2, axis=0))
+    own = np.asarray(posterior.precision) - cavities.precision
+    means = np.einsum("kij,kj->ki", covariances, np.asarray(cavities.shift))
+    slope = np.asarray(posterior.shift) - cavities.shift - np.einsum("kij,kj->ki", own, means)
+    moves = covariances / np.einsum("kii->ki", covariances)[:, None, :]  # a column for a global that moves by one
+    pull = np.abs(np.einsum("kji,kj->ki", moves, slope))
+    curvature = np.einsum("kji,kjl,kli->ki", moves, own, moves)
+    gain = pull * farthest - 0.5 * curvature * farthest**2
+    limit = np.maximum(stats.norm.isf(0.5 * np.exp(-np.maximum(gain, 0.0))), _ORDINARY)
+    return np.where(pull > curvature * farthest, limit, np.inf)
 
 
 def _noises(posterior: Gaussian, cavities: Gaussian, axes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -200,12 +220,12 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     xarray.Dataset
         Over ``client`` and ``coordinate`` (``fit.global_labels``, in unconstrained space): ``difference`` (``m -
         m_k``), ``share`` (what the client removes of the variance that the others leave), ``z`` (positive where the
-        client pulls the global up), ``z_mcse`` (its Monte Carlo standard error, from the replicates), ``p``
-        (two-sided), ``p_adjusted`` (Holm, over all clients and those globals of which enough is said: at least a
-        quarter of what is usual for the client's rows, and by all clients together a tenth of the prior's variance;
-        with less, ``z`` and ``p`` are right for Gaussian sites alone, and nobody is named). Over ``client``: ``chi2``
-        and its ``rank``, of all directions together in which the client has at least a quarter of the information that
-        is usual for its rows, ``p_overall``, ``p_overall_adjusted`` (Holm, over clients).
+        client pulls the global up; limited by what the
+        client's data gain within five prior sds, which takes effect where its site has hardly any curvature),
+        ``z_mcse`` (its Monte Carlo standard error, from the replicates), ``p``
+        (two-sided), ``p_adjusted`` (Holm, over all clients and globals). Over ``client``: ``chi2`` and its
+        ``rank``, of all directions together in which the client has at least a quarter of the information that is
+        usual for its rows, ``p_overall``, ``p_overall_adjusted`` (Holm, over clients).
 
         NaN where there is nothing to compare: where the client says almost nothing of a global (``share`` below
         1e-6 or three Monte Carlo errors, or negative), and where the cavity is improper, as where nobody else says
@@ -244,7 +264,7 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
         "z": (each, z),
         "z_mcse": (each, error),
         "p": (each, p),
-        "p_adjusted": (each, holm(np.where(found.enough, p, np.nan))),
+        "p_adjusted": (each, holm(p)),
         "chi2": (overall, np.where(found.rank > 0, found.chi2, np.nan)),
         "rank": (overall, found.rank),
         "p_overall": (overall, p_overall),
@@ -381,19 +401,8 @@ def _by_weight(conflict: "xr.Dataset") -> np.ndarray:
     """Places of the clients, the clearest case first."""
     single, overall = conflict["p_adjusted"], conflict["p_overall_adjusted"]
     least = np.fmin(single.fillna(1.0).min(COORDINATE).values, overall.values)
-    farthest = abs(told_z(conflict)).fillna(0.0).max(COORDINATE).values  # where p is too small for a number
+    farthest = abs(conflict["z"]).fillna(0.0).max(COORDINATE).values  # where p is too small for a number
     return np.lexsort((-farthest, least))
-
-
-def told_z(conflict: "xr.Dataset") -> "xr.DataArray":
-    """The z of those globals of which enough is said; elsewhere NaN.
-
-    Parameters
-    ----------
-    conflict
-        From :meth:`fedbayes.FederatedFit.conflict`.
-    """
-    return conflict["z"].where(conflict["p_adjusted"].notnull())
 
 
 def disagreement(conflict: "xr.Dataset") -> str:
@@ -435,7 +444,7 @@ def _remarks(conflict: "xr.Dataset", *, proper: bool) -> list[str]:
         Whether the prior is: then no client knows alone what nobody else speaks of.
     """
     alone = np.isnan(conflict["share"].values)
-    unheard = np.isnan(told_z(conflict).values) & ~alone.any(axis=1, keepdims=True)
+    unheard = np.isnan(conflict["z"].values) & ~alone.any(axis=1, keepdims=True)
     silent = (conflict["rank"].values == 0) & ~alone.any(axis=1)
     without = (
         "client '{}' can't be compared about {}: the others' sites leave it an improper cavity, as where it is far "

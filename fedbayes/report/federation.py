@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbayes.questions.conflict import told_z
 from fedbayes.report.facts import Facts
 from fedbayes.report.markup import UNKNOWN, Markup, joined, pairs, paragraph, table
 from fedbayes.report.steps import number, todo
@@ -91,7 +90,7 @@ def _clients(found: "xr.Dataset") -> Markup:
     rows = []
     for place, client in enumerate(found["client"].values.tolist()):
         one = found.isel(client=place)
-        z, p = told_z(one).values, one["p_adjusted"].values
+        z, p = one["z"].values, one["p_adjusted"].values
         overall = number(float(one["p_overall_adjusted"]), 2)
         if np.isnan(z).all():
             rows.append([str(client), UNKNOWN, UNKNOWN, UNKNOWN, overall])
