@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.algorithm import Algorithm, Elsewhere, Info, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic
 from fedbayes.contract.modes import Modes
 from fedbayes.contract.work import COLUMN, GRADIENT, Work
@@ -247,7 +247,14 @@ def federated_mode(
         updates={"newton": Update(newton, no_inputs, work=lambda shared, client: work(client, num_samples))},
         aggregate=aggregate,
         asked_at=lambda shared: shared[0],
+        elsewhere=None if needs.single else Elsewhere(lambda shared, at: (at, shared[1]), _valued_at),
     )
+
+
+def _valued_at(total: ModeMessage, position: Array) -> ModeMessage:
+    """The message of an expansion that was made elsewhere, with its value at the position."""
+    assert isinstance(total.site, Gaussian)  # noqa: S101
+    return total._replace(value=unpacked(total.site).log_value(position))
 
 
 def convex_part(site: Gaussian, position: Array) -> Gaussian:

@@ -152,6 +152,24 @@ def everybody(state: State) -> Bool[Array, ""]:
     return jnp.ones((), bool)
 
 
+class Elsewhere(NamedTuple):
+    """How a client's answer at other values of the globals than the broadcast's stands for one there.
+
+    So a client over a network goes on where it would not answer. Only of expansions, which are functions of the globals
+    wherever they were made. A round with such an answer is not the last: the loop takes it for no convergence.
+
+    Attributes
+    ----------
+    shared
+        ``(shared, values) -> shared``: the broadcast with other values in the place of ``asked_at``'s.
+    total
+        ``(total, asked) -> total``: what a client adds to the sum, with the numbers that are of the values asked for.
+    """
+
+    shared: Callable[[Shared, Array], Shared]
+    total: Callable[[Any, Array], Any]
+
+
 class Algorithm(NamedTuple):
     """Both halves of a federated algorithm as pure functions.
 
@@ -185,6 +203,11 @@ class Algorithm(NamedTuple):
         ``(shared) -> (..., d)``: the values of the globals around which the broadcast has the clients evaluate their
         densities. A client over a network answers none that is farther from the prior than its owner allows, and few
         that its own data find implausible. ``None`` where a broadcast names no such values.
+    found_at
+        ``(shared, total) -> (..., d)``: where an answer to the first broadcast was expanded, if a client looks for that
+        itself; ``None``: where ``asked_at`` says.
+    elsewhere
+        How an answer at other values than these stands for one; ``None``: it does not.
     released
         ``(shared, client) -> releases``, on the host, leading axis of replicates: what the replies to a broadcast tell
         of the client's records, worked out at the client from what it is told. Raises ``ValueError`` where that can't
@@ -201,6 +224,8 @@ class Algorithm(NamedTuple):
     participants: Callable[[State], Array] = everybody
     continue_client: Callable[[Client, Shared, Key, Private], Private] | None = None
     asked_at: Callable[[Shared], Array] | None = None
+    found_at: Callable[[Shared, Any], Array] | None = None
+    elsewhere: Elsewhere | None = None
     released: Callable[[Shared, Client], Sequence[Release]] | None = None
 
 

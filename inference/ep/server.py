@@ -132,6 +132,7 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
         aggregate=partial(_aggregate, config, family, roster.prior, refine),
         choose=partial(_choose, config, roster.num_locals),
         asked_at=_asked_at,
+        found_at=None if has_locals or family.diagonal else _found_at,
     )
 
 
@@ -143,6 +144,13 @@ def _asked_at(shared: Shared) -> Array:
     """Where a client begins its search, and the mean of the Gaussian that it makes its cavity of."""
     everybody = unpacked(shared.global_)
     return jnp.stack([shared.mean, jnp.linalg.solve(everybody.precision, everybody.shift)])
+
+
+def _found_at(shared: Shared, total: Change) -> Array:
+    """In an opening a client's answer is an expansion at the mode of its cavity, the global, times its factor."""
+    everybody = unpacked(shared.global_) + unpacked(total.site)
+    mode = jnp.linalg.solve(everybody.precision, everybody.shift)
+    return jnp.where(shared.opening, jnp.broadcast_to(mode, (2, len(mode))), _asked_at(shared))
 
 
 def _own(client: Client, site: OwnSite) -> Own:
