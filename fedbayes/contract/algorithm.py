@@ -166,8 +166,8 @@ class Elsewhere(NamedTuple):
         ``(total, asked) -> total``: what a client adds to the sum, with the numbers that are of the values asked for.
     """
 
-    shared: Callable[[Shared, Array], Shared]
-    total: Callable[[Any, Array], Any]
+    shared: Callable[[Shared, Any], Shared]
+    total: Callable[[Any, Any], Any]
 
 
 class Algorithm(NamedTuple):

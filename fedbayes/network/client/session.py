@@ -349,9 +349,7 @@ class Session:
             points[place] = nearer
         shared = algorithm.elsewhere.shared(told["shared"], points.reshape(asked.shape))
         reply = self.executor.reply(self._round(phase, {**told, "shared": shared}, update))
-        code = np.where(reply.code == ResultCode.OK, int(ResultCode.MOVED), reply.code).astype(
-            np.asarray(reply.code).dtype
-        )
+        code = jnp.where(jnp.equal(reply.code, int(ResultCode.OK)), jnp.int32(ResultCode.MOVED), reply.code)
         log.warning(_ELSEWHERE, rules.nats_per_row)
         return jax.tree.map(np.asarray, reply._replace(total=algorithm.elsewhere.total(reply.total, asked), code=code))
 
