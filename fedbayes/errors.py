@@ -261,7 +261,6 @@ class ResultCode(IntEnum):
     LOST = 10
     NOT_SUMMED = 12
     IN_PART = 13
-    MOVED = 14
 
     @property
     def meaning(self) -> str:
@@ -283,7 +282,6 @@ def usable(codes: Any) -> Any:
         ResultCode.NOISY,
         ResultCode.LOST,
         ResultCode.IN_PART,
-        ResultCode.MOVED,
     ):
         found = found | (codes == code)
     return found
@@ -299,7 +297,6 @@ _MEANINGS = {
     ResultCode.LOST: "it has lost what it kept, with its disk or its process: the clients' sites are counted anew",
     ResultCode.NOT_SUMMED: "another site had nothing to add to the secure sum: dropped, its last message stays",
     ResultCode.IN_PART: "some modes' messages not finite: those are dropped, the others used",
-    ResultCode.MOVED: "used; of values nearer to those that suit its own rows, which find the round's implausible",
     ResultCode.NO_GRADIENT: "its gradient is not finite where the chains start: dropped",
     ResultCode.NO_REPLY: "did not answer before the deadline; its last message stays",
     ResultCode.FAILED: "its program failed, and its own log says why; its last message stays",

@@ -4,20 +4,25 @@ Each client expands its log factor to second order at the broadcast position, as
 the sum. Prior times sites is then the Newton model, its mean the Newton step, and at the mode it is the Laplace
 approximation of the posterior: the best start for EP. A client keeps its own expansions, and learns with the next
 broadcast which of them is in the model (:mod:`fedbayes.inference.own_site`).
+
+Where the first position is of no use, as where a site over a network does not answer so far from its data, all clients
+look for their own modes instead, once, and Newton's rounds begin at the mean of these.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from fedbayes.contract.algorithm import Algorithm, Elsewhere, Info, Phase, Replies, Reply, Update, no_inputs
+from fedbayes.contract.algorithm import OPENING, Algorithm, Info, Phase, Replies, Reply, Update, no_inputs
 from fedbayes.contract.answer import ERROR_LIMIT, REPLICATE, Diagnostic
 from fedbayes.contract.modes import Modes
 from fedbayes.contract.work import COLUMN, GRADIENT, Work
 from fedbayes.errors import ResultCode
+from fedbayes.inference.local.after import own_mode
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.marginal import integrate_locals, work_of_marginal
 from fedbayes.inference.own_site import NEVER, Counted, OwnSite
@@ -55,6 +60,8 @@ class ModeState(NamedTuple):
         Number of the present round, and of the one that brought the expansions.
     damping
         Levenberg-Marquardt damping of the next step.
+    opening
+        Of the clients' own modes: 0, not asked for; 1, asked for now; 2, they were.
     modes
         That searches from several starts have found (:mod:`fedbayes.inference.starts`), leading axis of
         searches; ``()`` without them.
@@ -71,6 +78,7 @@ class ModeState(NamedTuple):
     round: Array
     best_round: Array
     damping: Array
+    opening: Array
     modes: Modes | tuple[()] = ()
 
     def global_(self) -> Gaussian:
@@ -90,6 +98,7 @@ _NEAR, _HARDLY_DAMPED = 3.0, 0.2
 _POWER = 0.2  # of the precision: a step of central differences, 7e-4 in float64 and 0.04 in float32
 _AT_ONCE = 16  # points in one call: each holds all draws of the locals
 USUAL_ROUNDS = 6
+_NOT_YET, _NOW, DONE = 0.0, 1.0, 2.0
 
 
 class ModeMessage(NamedTuple):
@@ -180,7 +189,8 @@ def federated_mode(
         clients = Gaussian.neutral(size, (num_clients,)) if needs.single else ()
         nobody, zero, value = jnp.zeros(num_clients, bool), jnp.zeros(()), jnp.full((), -jnp.inf)
         return ModeState(
-            start, start, value, flat, prior.tangent(start), convex, clients, nobody, zero, zero, damping=zero
+            *(start, start, value, flat, prior.tangent(start), convex, clients, nobody),
+            *(zero, zero, zero, zero),
         )
 
     def accepted(state: ModeState, replies: Replies, value: Array) -> ModeState:
@@ -203,20 +213,31 @@ def federated_mode(
         fewer = jnp.any(state.heard & ~used)
         more = jnp.any(used & ~state.heard)
         higher = more | (value >= state.value - 1e-9 * jnp.abs(value))
-        improved = higher & ~fewer & jnp.any(used)
+        # a first position that tells nothing: then all begin at their own modes, whose values can't be compared
+        begins = ~jnp.isfinite(state.value) & ~jnp.any(used) & (state.opening == _NOT_YET)
+        opened = (state.opening == _NOW) & jnp.any(used)
+        improved = (higher | opened) & ~fewer & jnp.any(used)
         here = accepted(state, replies, value)
         state = jax.tree.map(lambda new, old: jnp.where(improved, new, old), here, state)
         damping = jnp.where(improved, 0.1 * state.damping, jnp.maximum(10.0 * state.damping, 1e-3))
         damping = jnp.where(damping < 1e-6, 0.0, damping)
         step, decrement, undamped, proper, damping = _newton_step(state, damping)
         new = state._replace(position=state.best + step, damping=damping, round=state.round + 1)
+        new = new._replace(
+            position=jnp.where(begins, state.position, jnp.where(opened, mean_of_modes(state.sites), new.position)),
+            damping=jnp.where(begins, 0.0, damping),
+            value=jnp.where(opened, -jnp.inf, new.value),
+            heard=new.heard & ~opened,
+            opening=jnp.where(begins, _NOW, jnp.where(new.opening == _NOW, DONE, new.opening)),
+        )
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / size)
         converged = undamped & proper & (change < min(tolerance, ERROR_LIMIT))
         if ready is not None:
             converged = converged | ((damping <= _HARDLY_DAMPED) & (change < _NEAR) & ready(new))
         # a step to where no factor is finite is taken back and damped, as long as there is a best position
-        known = jnp.isfinite(state.value)
-        return new, {"change": change, "step": 1.0 / (1.0 + damping), "converged": converged, "proper": known}
+        known = jnp.isfinite(state.value) | begins | opened
+        told = {"change": change, "step": 1.0 / (1.0 + damping), "proper": known, "opening": begins}
+        return new, told | {"converged": converged & ~opened & ~begins}
 
     def broadcast(state: ModeState) -> tuple[tuple[Array, Array], Counted | tuple[()]]:
         return (state.position, state.round), state.counted() if needs.own_sites else ()
@@ -237,6 +258,16 @@ def federated_mode(
         settled, _ = own.site.settled(counted)
         return reply, Own(z, settled.replied(counted, unpacked(site), round_))
 
+    def opening(shared: tuple[Array, Array], counted: Any, own: Own, client: Client, inputs: tuple[()]) -> Any:
+        mode = own_mode(client, size)[:size]
+        site = packed(Gaussian(mode, jnp.eye(size), jnp.zeros(())))
+        total = ModeMessage(jnp.zeros(()), () if needs.single else site, site if needs.convex else ())
+        code = jnp.where(jnp.all(jnp.isfinite(mode)), ResultCode.OK, ResultCode.NOT_FINITE)
+        return Reply(total=total, each=site if needs.single else (), code=code), own
+
+    def chosen(updates: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
+        return [OPENING if np.any(infos["opening"]) else "newton"] * len(updates)
+
     return Algorithm(
         name="mode",
         init=init,
@@ -244,17 +275,19 @@ def federated_mode(
         init_client=lambda client, shared, key: Own(
             cold_start(client.num_locals), OwnSite.neutral(size) if needs.own_sites else ()
         ),
-        updates={"newton": Update(newton, no_inputs, work=lambda shared, client: work(client, num_samples))},
+        updates={
+            "newton": Update(newton, no_inputs, work=lambda shared, client: work(client, num_samples)),
+            OPENING: Update(opening, no_inputs),
+        },
         aggregate=aggregate,
+        choose=chosen,
         asked_at=lambda shared: shared[0],
-        elsewhere=None if needs.single else Elsewhere(lambda shared, at: (at, shared[1]), _valued_at),
     )
 
 
-def _valued_at(total: ModeMessage, position: Array) -> ModeMessage:
-    """The message of an expansion that was made elsewhere, with its value at the position."""
-    assert isinstance(total.site, Gaussian)  # noqa: S101
-    return total._replace(value=unpacked(total.site).log_value(position))
+def mean_of_modes(sites: Gaussian) -> Array:
+    """Where the rounds begin after an opening, whose sites are a Gaussian of unit precision at each client's mode."""
+    return sites.shift / jnp.maximum(jnp.diagonal(sites.precision), 1.0)
 
 
 def convex_part(site: Gaussian, position: Array) -> Gaussian:

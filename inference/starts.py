@@ -25,7 +25,7 @@ from fedbayes.contract.algorithm import Algorithm, Info, Phase, Replies, Reply, 
 from fedbayes.contract.modes import Modes
 from fedbayes.errors import ModelError, ResultCode
 from fedbayes.inference.local.density.tilted import cold_start
-from fedbayes.inference.mode import ModeMessage, ModeState, Needs, expanded, federated_mode
+from fedbayes.inference.mode import DONE, ModeMessage, ModeState, Needs, expanded, federated_mode
 from fedbayes.numerics.gaussian import LOG_2PI, log_det, whitener
 from fedbayes.problem.client import Client
 from fedbayes.problem.program.prior import Prior
@@ -163,6 +163,7 @@ def _algorithm(roster: Roster, num_starts: int) -> Algorithm:
         positions = within(jnp.concatenate([cold_start(roster.size)[None], drawn]))
         none, zero = jnp.zeros(num_starts, bool), jnp.zeros(())
         each = jax.vmap(partial(_begun, one, roster))(positions)
+        each = each._replace(opening=jnp.full(num_starts, DONE))  # other starts are what these searches are for
         return StartsState(each, arrived=none, ended=none, failed=jnp.zeros(num_starts), idle=zero)
 
     return Algorithm(

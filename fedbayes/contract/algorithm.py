@@ -34,7 +34,8 @@ Personal = Any
 Private = Any
 Inputs = Any
 
-CONTROL = ("converged", "proper", "hopeless")  # what `aggregate` tells the loop, not the user
+CONTROL = ("converged", "proper", "hopeless", "opening")  # what `aggregate` tells the loop, not the user
+OPENING = "opening"  # an update that begins at the client's own mode, wherever it is asked: all run it, or none
 EACH_SEARCH = "each_search"  # see `Reply.total`
 
 
@@ -152,24 +153,6 @@ def everybody(state: State) -> Bool[Array, ""]:
     return jnp.ones((), bool)
 
 
-class Elsewhere(NamedTuple):
-    """How a client's answer at other values of the globals than the broadcast's stands for one there.
-
-    So a client over a network goes on where it would not answer. Only of expansions, which are functions of the globals
-    wherever they were made. A round with such an answer is not the last: the loop takes it for no convergence.
-
-    Attributes
-    ----------
-    shared
-        ``(shared, values) -> shared``: the broadcast with other values in the place of ``asked_at``'s.
-    total
-        ``(total, asked) -> total``: what a client adds to the sum, with the numbers that are of the values asked for.
-    """
-
-    shared: Callable[[Shared, Any], Shared]
-    total: Callable[[Any, Any], Any]
-
-
 class Algorithm(NamedTuple):
     """Both halves of a federated algorithm as pure functions.
 
@@ -206,8 +189,6 @@ class Algorithm(NamedTuple):
     found_at
         ``(shared, total) -> (..., d)``: where an answer to the first broadcast was expanded, if a client looks for that
         itself; ``None``: where ``asked_at`` says.
-    elsewhere
-        How an answer at other values than these stands for one; ``None``: it does not.
     released
         ``(shared, client) -> releases``, on the host, leading axis of replicates: what the replies to a broadcast tell
         of the client's records, worked out at the client from what it is told. Raises ``ValueError`` where that can't
@@ -225,7 +206,6 @@ class Algorithm(NamedTuple):
     continue_client: Callable[[Client, Shared, Key, Private], Private] | None = None
     asked_at: Callable[[Shared], Array] | None = None
     found_at: Callable[[Shared, Any], Array] | None = None
-    elsewhere: Elsewhere | None = None
     released: Callable[[Shared, Client], Sequence[Release]] | None = None
 
 

@@ -215,8 +215,6 @@ class GaussianAnswer:
 
     def _advice(self, last: "xr.Dataset") -> list[str]:
         """What to try, from the last round's diagnostics."""
-        if _clients_with(ResultCode.MOVED, last):
-            return ["More rounds do not help where the model suits the others' rows and not theirs."]
         return ["Raise `num_rounds`."]
 
     def attrs(self) -> dict[str, Any]:
@@ -234,7 +232,6 @@ _WORTH_NAMING = (
     ResultCode.IMPROPER,
     ResultCode.UNRELIABLE,
     ResultCode.LOST,
-    ResultCode.MOVED,
 )
 
 

@@ -74,6 +74,7 @@ def own_test(
     part: float,
     num_clients: int,
     prior: Gaussian | None = None,
+    scale: np.ndarray | None = None,
 ) -> OwnTest | None:
     """One client's comparison of its own site with everybody else's.
 
@@ -89,6 +90,8 @@ def own_test(
         How many clients make this comparison.
     prior
         Of the globals, where it is Gaussian.
+    scale
+        The prior's sds, ``(d,)``, where it is not.
 
     Returns
     -------
@@ -103,7 +106,7 @@ def own_test(
         return None
     known = 0.0 if prior is None else np.asarray(prior.precision)
     information = np.mean(whole.precision, axis=0) - known
-    found, z, _ = compared(whole, jax.tree.map(lambda leaf: leaf[:, None], others), part, information)
+    found, z, _ = compared(whole, jax.tree.map(lambda leaf: leaf[:, None], others), part, information, scale)
     if np.all(np.isnan(z)) and not found.rank[0]:
         return None
     p = 2.0 * stats.norm.sf(np.abs(z[0])) * num_clients * np.count_nonzero(~np.isnan(z))
@@ -241,7 +244,9 @@ def agrees(session: Session, message: Message, draws: np.ndarray, policy: Policy
     if known is None:
         return None
     part, mean = usual_parts(roster)[session.place], np.mean(draws, axis=(0, 1))
-    found = own_test(*known, mean, part, roster.num_clients, roster.prior.gaussian)
+    gaussian, spread = roster.prior.gaussian, roster.prior.spread
+    scale = spread[1] if gaussian is None and spread is not None else None
+    found = own_test(*known, mean, part, roster.num_clients, gaussian, scale)
     if found is None:
         return None
     if not found.agrees:

@@ -96,6 +96,7 @@ def agreement(
     part: np.ndarray | float = 0.0,
     replicates: tuple[Gaussian, Gaussian] | None = None,
     information: np.ndarray | None = None,
+    scale: np.ndarray | None = None,
 ) -> Agreement:
     """Each client's cavity against the posterior.
 
@@ -121,6 +122,8 @@ def agreement(
         is no Monte Carlo noise.
     information
         The precision of all clients' sites together, ``(d, d)``; ``None``: as the cavities, of all clients, say.
+    scale
+        The prior's sds, ``(d,)``; ``None``: of what the posterior has beside that information.
     """
     white = whiteners(np.asarray(posterior.precision)[None])[0]
     precisions = white @ np.asarray(cavities.precision) @ white.T
@@ -130,6 +133,7 @@ def agreement(
     known = share > np.maximum(_KNOWN, _ERRORS * noise)
     all_cavities = len(share) * np.asarray(posterior.precision) - np.sum(cavities.precision, axis=0)
     sites = all_cavities if information is None else information
+    scale = _scales(np.asarray(posterior.precision) - sites) if scale is None else scale
     usual = np.reshape(part, (-1, 1)) * np.sum(axes * (sites @ axes), axis=1)
     informed = known & (1.0 - share > np.maximum(np.maximum(_SAYS, _TYPICAL * usual), _ERRORS * own_noise))
     safe = np.where(known, share, 1.0)
@@ -142,7 +146,7 @@ def agreement(
         np.where(lost, np.nan, np.einsum("kij,kj->ki", axes, np.where(known, gap, 0.0))),
         np.where(lost, np.nan, variance),
         np.where(lost, np.nan, variance / np.einsum("kij,kj->ki", axes**2, 1.0 / safe)),
-        _limits(posterior, cavities, np.einsum("kij,klj,kj->kil", axes, axes, 1.0 / safe), sites),
+        _limits(posterior, cavities, np.einsum("kij,klj,kj->kil", axes, axes, 1.0 / safe), scale),
         np.sum(np.where(informed, gap**2 / np.where(informed, expected, 1.0), 0.0), axis=1),
         informed.sum(axis=1),
     )
@@ -153,15 +157,21 @@ def _expected(share: np.ndarray) -> np.ndarray:
     return (1.0 - share) / share
 
 
-def _limits(posterior: Gaussian, cavities: Gaussian, covariances: np.ndarray, sites: np.ndarray) -> np.ndarray:
+def _scales(precision: np.ndarray) -> np.ndarray:
+    """Sds of a Gaussian, infinite where it is improper."""
+    white = whiteners(precision[None])[0]
+    return np.where(np.all(np.isfinite(white)), np.sqrt(np.sum(white**2, axis=0)), np.inf)
+
+
+def _limits(posterior: Gaussian, cavities: Gaussian, covariances: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """How large ``|z|`` can be by what the client's factor gains, shape ``(K, d)``.
 
-    Of data that obey the model, the likelihood at any other values is ``e^g`` times as high with probability at most
-    ``e^-g`` (Markov's inequality). ``g`` is taken along the cavity's regression on a global, to where the factor is
-    highest; there no p-value of a Gaussian factor is below ``e^-g``. A factor whose curvature is next to nothing by
-    chance, as Laplace's of a scale of locals that are close to each other, is highest nowhere that the prior knows. It
-    is followed to five prior sds from the cavity's mean, and the p-value of a ``z`` beyond two is no less than ``e^-g``
-    there.
+    A factor whose curvature is next to nothing by chance, as Laplace's of a scale of locals that are close to each
+    other, is highest nowhere that the prior knows, and ``V_k - V`` is next to nothing, too. Of data that obey the
+    model, the likelihood at any one other value is ``e^g`` times as high with probability at most ``e^-g`` (Markov's
+    inequality). So where a factor is highest beyond five prior sds of a global from the cavity's mean, along the
+    cavity's regression on that global, the p-value of a ``z`` beyond two is no less than ``e^-g`` of these five.
+    Elsewhere z is left alone, and exact for Gaussian factors.
 
     Parameters
     ----------
@@ -169,13 +179,10 @@ def _limits(posterior: Gaussian, cavities: Gaussian, covariances: np.ndarray, si
         As for :func:`agreement`.
     covariances
         Of the cavities, ``(K, d, d)``.
-    sites
-        The precision of all clients' sites, ``(d, d)``: the rest is the prior's.
+    scale
+        The prior's sds, ``(d,)``; infinite where it knows no bounds.
     """
-    white = whiteners((np.asarray(posterior.precision) - sites)[None])[0]
-    if not np.all(np.isfinite(white)):  # an improper prior knows no bounds
-        return np.full(np.shape(cavities.shift), np.inf)
-    farthest = _AWAY * np.sqrt(np.sum(white**2, axis=0))
+    farthest = np.where(np.isfinite(scale), _AWAY * scale, 0.0)
     own = np.asarray(posterior.precision) - cavities.precision
     means = np.einsum("kij,kj->ki", covariances, np.asarray(cavities.shift))
     slope = np.asarray(posterior.shift) - cavities.shift - np.einsum("kij,kj->ki", own, means)
@@ -184,7 +191,7 @@ def _limits(posterior: Gaussian, cavities: Gaussian, covariances: np.ndarray, si
     curvature = np.einsum("kji,kjl,kli->ki", moves, own, moves)
     gain = pull * farthest - 0.5 * curvature * farthest**2
     limit = np.maximum(stats.norm.isf(0.5 * np.exp(-np.maximum(gain, 0.0))), _ORDINARY)
-    return np.where(pull > curvature * farthest, limit, np.inf)
+    return np.where((pull > curvature * farthest) & np.isfinite(scale), limit, np.inf)
 
 
 def _noises(posterior: Gaussian, cavities: Gaussian, axes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -220,9 +227,9 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     xarray.Dataset
         Over ``client`` and ``coordinate`` (``fit.global_labels``, in unconstrained space): ``difference`` (``m -
         m_k``), ``share`` (what the client removes of the variance that the others leave), ``z`` (positive where the
-        client pulls the global up; limited by what the
-        client's data gain within five prior sds, which takes effect where its site has hardly any curvature),
-        ``z_mcse`` (its Monte Carlo standard error, from the replicates), ``p``
+        client pulls the global up; limited by what the client's data gain within five prior sds of the others' mean,
+        which shows where its site has hardly any curvature), ``z_mcse`` (its Monte Carlo standard error, from the
+        replicates), ``p``
         (two-sided), ``p_adjusted`` (Holm, over all clients and globals). Over ``client``: ``chi2`` and its
         ``rank``, of all directions together in which the client has at least a quarter of the information that is
         usual for its rows, ``p_overall``, ``p_overall_adjusted`` (Holm, over clients).
@@ -284,7 +291,11 @@ def usual_parts(roster: Roster) -> np.ndarray:
 
 
 def compared(
-    posterior: Gaussian, cavities: Gaussian, part: np.ndarray | float, information: np.ndarray | None = None
+    posterior: Gaussian,
+    cavities: Gaussian,
+    part: np.ndarray | float,
+    information: np.ndarray | None = None,
+    scale: np.ndarray | None = None,
 ) -> tuple[Agreement, np.ndarray, np.ndarray]:
     """:func:`agreement` of the means of replicates' natural parameters, and how far each client pulls each global.
 
@@ -292,7 +303,7 @@ def compared(
     ----------
     posterior, cavities
         Leading axes replicate, and replicate and client.
-    part, information
+    part, information, scale
         As for :func:`agreement`.
 
     Returns
@@ -302,9 +313,9 @@ def compared(
     """
     num = len(cavities.shift)
     replicates = [jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities)) for r in range(num)]
-    single = [agreement(*each) for each in replicates]
+    single = [agreement(*each, scale=scale) for each in replicates]
     mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
-    found = agreement(mean, others, part, (posterior, cavities) if num > 1 else None, information)
+    found = agreement(mean, others, part, (posterior, cavities) if num > 1 else None, information, scale)
     spread = _standard_error([one.share for one in single]) if num > 1 else 0.0
     z = np.where(found.share > np.maximum(_SAYS, _ERRORS * spread), found.z, np.nan)
     error = np.where(np.isnan(z), np.nan, _standard_error([one.z for one in single]) if num > 1 else np.nan)

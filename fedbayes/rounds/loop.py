@@ -209,7 +209,7 @@ class Run:
     def _settle(self, current: RunState, mask: np.ndarray, heard: Heard, record: Record, *, changed: bool) -> None:
         """Whether every client has been heard since the last round that changed something."""
         # a client that has just changed its update must be heard once more
-        settled = bool(np.all(record["converged"])) and not changed and not np.any(heard.codes == ResultCode.MOVED)
+        settled = bool(np.all(record["converged"])) and not changed
         current.settled = (current.settled | mask) if settled else np.zeros(len(mask), bool)
         used = heard.replies.used[mask]
         current.converged = bool(np.all(current.settled)) and bool(np.all(used))

@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.algorithm import (
-    Elsewhere,
     Info,
     Inputs,
     Key,
@@ -67,7 +66,6 @@ def replicated(phase: Phase, num: int, *, own_data: bool = False) -> Phase:
         continue_client=None if algorithm.continue_client is None else continue_client,
         asked_at=None if algorithm.asked_at is None else jax.vmap(algorithm.asked_at),
         found_at=None if algorithm.found_at is None else jax.vmap(algorithm.found_at),
-        elsewhere=None if algorithm.elsewhere is None else Elsewhere(*map(jax.vmap, algorithm.elsewhere)),
     )
     recording = phase.recording
     if recording is not None:

@@ -174,4 +174,4 @@ def _no_mode(roster: Roster) -> ModeState:
     """Its shapes."""
     flat, zero, nobody = Gaussian.neutral(roster.size), jnp.zeros(()), jnp.zeros(roster.num_clients, bool)
     start = cold_start(roster.size)
-    return ModeState(start, start, zero, flat, flat, (), (), nobody, zero, zero, zero)
+    return ModeState(start, start, zero, flat, flat, (), (), nobody, zero, zero, zero, zero)

@@ -87,16 +87,21 @@ def _own_values(
 def _own_mode(
     nowhere: Array, nothing: tuple[()], private: tuple[()], client: Client, inputs: tuple[()]
 ) -> tuple[Reply, tuple[()]]:
-    """The globals at the mode of prior times factor, jointly with the locals; where they are many, where it starts."""
+    """The globals of :func:`own_mode`."""
     size = nowhere.shape[-1]
+    return Reply(each=own_mode(client, size)[:size], code=_ok()), private
+
+
+def own_mode(client: Client, size: int) -> Array:
+    """The mode of prior times a client's factor, jointly with its locals; where they are many, a search's start."""
     start = cold_start(size + client.num_locals)
     if len(start) > _MOST_SEARCHED:
-        return Reply(each=start[:size], code=_ok()), private
+        return start
 
     def log_joint(position: Array) -> Array:
         return client.log_factor(position) + client.program.log_prior(position[:size], client.data)
 
-    return Reply(each=find_mode(log_joint, start, jacobian=client.jacobian).position[:size], code=_ok()), private
+    return find_mode(log_joint, start, jacobian=client.jacobian).position
 
 
 def _cavity(

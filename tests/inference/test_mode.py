@@ -25,7 +25,9 @@ def state_of(precision: np.ndarray, slope: np.ndarray) -> ModeState:
     prior = Gaussian(jnp.asarray(slope), jnp.asarray(precision), jnp.zeros(()))
     origin = jnp.zeros(size)
     flat, first, heard = Gaussian.neutral(size), jnp.zeros(()), jnp.ones(1, bool)
-    return ModeState(origin, origin, jnp.zeros(()), flat, prior, (), (), heard, first, first, jnp.zeros(()))
+    return ModeState(
+        origin, origin, jnp.zeros(()), flat, prior, (), (), heard, first, first, jnp.zeros(()), jnp.zeros(())
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3])

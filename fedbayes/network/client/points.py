@@ -18,7 +18,6 @@ from fedbayes.problem.program.prior import Prior
 
 Ask = Callable[[str, np.ndarray], Any]
 _MANY = 4096  # globals: of more nobody asks how wide the prior is
-_HALVINGS = 16  # between a client's mode and where it is asked
 _SLACK = 50.0  # nats beside those of the rows: what few rows leave open
 
 
@@ -70,7 +69,7 @@ class OwnView:
 
     def __init__(self, ask: Ask, size: int, num_replicates: int, num_rows: float, secret: str) -> None:
         self._ask, self._size, self._num_replicates, self._num_rows = ask, size, num_replicates, num_rows
-        self._secret, self._highest, self._mode = secret, -np.inf, np.zeros((0, size))
+        self._secret, self._highest, self._searched = secret, -np.inf, False
 
     def implausible(self, points: np.ndarray, nats_per_row: float, values: np.ndarray | None = None) -> np.ndarray:
         """Which of the points are less likely than the likeliest by more than so many nats a row.
@@ -99,34 +98,11 @@ class OwnView:
         limit = self._likeliest(found) - nats_per_row * self._num_rows - blurred(flat, self._secret)
         return ~(found >= limit).reshape(shape)
 
-    def nearer(self, point: np.ndarray, nats_per_row: float) -> np.ndarray | None:
-        """The value half, a quarter, ... as far from the client's own mode that is not implausible, whatever the blur.
-
-        Parameters
-        ----------
-        point
-            Unconstrained globals, shape ``(d,)``, where values are implausible.
-        nats_per_row
-            As for :meth:`implausible`.
-
-        Returns
-        -------
-        np.ndarray | None
-            Shape ``(d,)``; ``None``: the likeliest values are not known well enough.
-        """
-        self._likeliest(np.zeros(0))
-        mode = self._mode[0]
-        candidates = mode + 0.5 ** np.arange(1, _HALVINGS + 1)[:, None] * (point - mode)
-        values = self._values(candidates)
-        fine = values >= self._likeliest(values) - nats_per_row * self._num_rows - _SLACK
-        inside = np.cumprod(fine[::-1])[::-1]  # and all that are nearer
-        return candidates[np.argmax(inside)] if inside[-1] else None
-
     def _likeliest(self, values: np.ndarray) -> float:
         """The largest value, of those that were asked for and the mode's."""
-        if not len(self._mode):
-            self._mode = self._ask("own_mode", np.zeros((self._num_replicates, 0, self._size)))[:1]
-            values = np.concatenate([values, self._values(self._mode)])
+        if not self._searched:
+            mode = self._ask("own_mode", np.zeros((self._num_replicates, 0, self._size)))
+            values, self._searched = np.concatenate([values, self._values(mode[:1])]), True
         self._highest = max(self._highest, float(np.max(values, initial=-np.inf, where=np.isfinite(values))))
         return self._highest
 

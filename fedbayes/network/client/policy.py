@@ -52,7 +52,7 @@ class PointRules(NamedTuple):
     nats_per_row
         How much less likely than the likeliest values they may be by the prior and the site's own rows, in nats for
         each row, beside 50 to 150 nats. Values beyond are implausible: a fit comes through them at its start alone,
-        if at all. In Newton rounds the site answers nearer to its own mode there.
+        if at all.
     implausible_answers
         How often the site answers at implausible values all the same, about the same data in all runs together: by
         default never, since each such answer may hold the one row that is undecided there. An answer counts by its

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.contract.algorithm import EACH_SEARCH, Reply
+from fedbayes.contract.algorithm import EACH_SEARCH, OPENING, Reply
 from fedbayes.errors import ResultCode, usable
 from fedbayes.network.client.masks import Masks
 from fedbayes.network.client.partners import check_partners
@@ -264,6 +264,7 @@ def _digest(message: Message, about: str, own_arrays: Sequence[str] = _OWN_ARRAY
     header = message.header
     own_words = (*_OWN_WORDS, "update") if header["kind"] == "round" else _OWN_WORDS  # each site has its solver
     words = {name: each for name, each in header.items() if name not in own_words}
+    words["opening"] = header.get("update") == OPENING  # of one site alone it would change one term of the sum
     seat = [header["seat"][name] for name in _SEAT if "seat" in header]
     found = hashlib.sha256(json.dumps([about, words, seat], sort_keys=True).encode())
     for name, array in sorted(arrays_of(message.body).items()):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbayes.contract.algorithm import Reply
+from fedbayes.contract.algorithm import OPENING, Reply
 from fedbayes.errors import FederatedError, ResultCode, usable
 from fedbayes.fit import updates_after
 from fedbayes.network.charter import read_roster
@@ -156,21 +156,12 @@ class Session:
         self._record(header, told["recorded"])
         secret = self._charged(phase, told["shared"], policy.privacy) if policy.privacy is not None else None
         self.at = None  # until what this leads to is kept: masks are about what was kept
-        update = str(header["update"])
-        reply = self.executor.reply(self._round(phase, told, update), secret)
+        reply = self.executor.reply(self._round(phase, told, str(header["update"])), secret)
         far = self._is_far(phase, told, policy)
-        withheld, moved = far or (not noisy and self._asks_too_much(phase, order, told, reply, policy)), None
-        if withheld:
-            self._go_to(phase, order, told)  # as it was before
-            moved = None if far else self._elsewhere(phase, told, update, policy.points)
-            reply = _nothing(reply) if moved is None else moved
-            if moved is None and not far:
-                log.warning(_IMPLAUSIBLE, policy.points.nats_per_row, policy.points.implausible_answers)
-        withheld = withheld and moved is None
+        withheld = far or (not noisy and self._asks_too_much(phase, header, told, reply, policy))
+        reply = _nothing(reply) if withheld else reply
         sent = self.sums.sent(reply._replace(info={}), hiding)  # diagnostics of a single client stay with it
         sent = sent._replace(failures=0) if far else sent  # the same whatever the data are
-        if moved is not None:
-            sent = sent._replace(failures=sent.failures + len(reply.code))
         # who adds nothing does not move, so that a common past is one of common sums
         if withheld or sent.told.get("open"):
             self.vault.forget_from(order)
@@ -306,21 +297,28 @@ class Session:
         points = [np.asarray(asked_at(each)).reshape(-1, size) for each in broadcasts if size]  # type: ignore[misc]
         return np.concatenate([*points, np.zeros((0, size))])
 
-    def _answered_at(self, phase: int, order: int, told: Mapping[str, Any], reply: Reply) -> np.ndarray:
-        """The values of the globals that an answer is about, shape ``(n, d)``: those asked for, or those found."""
+    def _answered_at(self, phase: int, header: Mapping[str, Any], told: Mapping[str, Any], reply: Reply) -> np.ndarray:
+        """The values of the globals that an answer is about, shape ``(n, d)``: those asked for, or those found.
+
+        None where it begins at the client's own mode: no message has a say in that.
+        """
+        if header["update"] == OPENING:
+            return np.zeros((0, self.roster.size))
         found_at = self.programs.phases[phase].algorithm.found_at
-        if found_at is None or phase or self.vault.last_order(phase, order) is not None:
+        if found_at is None or phase or self.vault.last_order(phase, int(header["order"])) is not None:
             return self._asked_at(phase, told)
         found = np.asarray(found_at(told["shared"], reply.total))[np.asarray(usable(reply.code))]
         return found.reshape(-1, self.roster.size)
 
-    def _asks_too_much(self, phase: int, order: int, told: Mapping[str, Any], reply: Reply, policy: Policy) -> bool:
+    def _asks_too_much(
+        self, phase: int, header: Mapping[str, Any], told: Mapping[str, Any], reply: Reply, policy: Policy
+    ) -> bool:
         """Whether an order asks at values that this site's data find implausible, and no more such answers may leave.
 
         Nothing of the answer leaves then, and no sum of the others' either: by those with this site's and those without
         the server would know it.
         """
-        points, rules = self._answered_at(phase, order, told, reply), policy.points
+        points, rules = self._answered_at(phase, header, told, reply), policy.points
         if not np.any(usable(reply.code)) or not np.any(self._view.implausible(points, rules.nats_per_row)):
             return False
         numbers = {"total": reply.total, "each": reply.each}
@@ -329,29 +327,8 @@ class Session:
         share = min(1.0, num_bytes(numbers) / (8 * whole))
         if self._vault.use_implausible(self._data, answer, share, rules.implausible_answers):
             return False
+        log.warning(_IMPLAUSIBLE, rules.nats_per_row, rules.implausible_answers)
         return True
-
-    def _elsewhere(self, phase: int, told: Mapping[str, Any], update: str, rules: PointRules) -> Reply | None:
-        """An answer at values nearer to the client's own mode, where its data find those asked for implausible.
-
-        ``None``: this algorithm has no use for one, or there is none. Server and other sites are told that it is one,
-        by its code, so that no fit ends with it.
-        """
-        algorithm = self.programs.phases[phase].algorithm
-        if algorithm.elsewhere is None or algorithm.asked_at is None:
-            return None
-        asked = np.asarray(algorithm.asked_at(told["shared"]))
-        points = asked.reshape(-1, self.roster.size).copy()
-        for place in np.flatnonzero(self._view.implausible(points, rules.nats_per_row)):
-            nearer = self._view.nearer(points[place], rules.nats_per_row)
-            if nearer is None:
-                return None
-            points[place] = nearer
-        shared = algorithm.elsewhere.shared(told["shared"], points.reshape(asked.shape))
-        reply = self.executor.reply(self._round(phase, {**told, "shared": shared}, update))
-        code = jnp.where(jnp.equal(reply.code, int(ResultCode.OK)), jnp.int32(ResultCode.MOVED), reply.code)
-        log.warning(_ELSEWHERE, rules.nats_per_row)
-        return jax.tree.map(np.asarray, reply._replace(total=algorithm.elsewhere.total(reply.total, asked), code=code))
 
     def own_reply(self, message: Message, name: str) -> Any:
         """The same for the client itself: what never leaves it."""
@@ -438,11 +415,6 @@ _IMPLAUSIBLE = (
     "%g nats a row, where this site gives %d answers: it does not answer. If the fit is honest, it begins far from the "
     "posterior, as priors or units do not suit the data, or with draws of the prior, or the model does not suit the "
     "data of all sites. The owner sets both by `nats_per_row` and `implausible_answers` under [points] of the policy."
-)
-_ELSEWHERE = (
-    "The server asks at values of the globals that this site's data find less likely than the likeliest by more than "
-    "%g nats a row. This site answers at values nearer to those that suit its rows best, and says that it does. If the "
-    "fit is honest it begins far from the posterior, as priors or units do not suit the data, and goes on from there."
 )
 _LOW = (
     "The server asks for log-likelihoods at %d draws that this site's data find less likely than the likeliest by more "

@@ -13,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from permissive import PERMISSIVE
+from scipy import stats
 from scipy.signal import lfilter
 
 import fedbayes as fb
@@ -452,6 +453,21 @@ def test_no_server_of_a_method_without_chains_has_rows_compared_with_draws(feder
     assert ends.answer({}, shared=draws) == (True, True)  # control
     ends.arrays = {name: array for name, array in ends.arrays.items() if not name.startswith("posterior/")}
     assert ends.answer({"by_draws": True}, shared=draws) == (None, False)
+
+
+def test_a_site_with_hardly_any_curvature_is_compared_within_the_prior_s_reach():
+    """Also where the prior is not Gaussian, and the rest of the posterior's precision not known to be the prior's."""
+    prior = Gaussian(np.zeros(1), np.eye(1), np.zeros(()))
+    whole = Gaussian(np.array([[1.0]]), np.array([[[7.02]]]), np.zeros(1))
+    cavity = Gaussian(np.array([[0.0]]), np.array([[[7.0]]]), np.zeros(1))
+    mean = np.array([1.0 / 7.02])
+    gaussian, other = (
+        own_test(whole, cavity, mean, 1 / 3, 3, prior),
+        own_test(whole, cavity, mean, 1 / 3, 3, None, np.ones(1)),
+    )
+    np.testing.assert_allclose(other.z, gaussian.z, rtol=1e-9)
+    np.testing.assert_allclose(2.0 * stats.norm.sf(other.z), np.exp(-(5.0 - 0.02 * 25.0 / 2.0)), rtol=1e-6)
+    assert own_test(whole, cavity, mean, 1 / 3, 3, None).z > 5.0  # without: the planted bug
 
 
 def test_it_is_the_conflict_that_everybody_would_see(lied_to):

@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from permissive import PERMISSIVE
+from scipy import optimize
 
 import fedbayes as fb
 from fedbayes.errors import ResultCode
@@ -16,6 +17,7 @@ from fedbayes.inference.laplace import Laplace
 from fedbayes.network.charter import Seat
 from fedbayes.network.client.points import OwnView, Reach, blurred, reach_of
 from fedbayes.network.client.reading import digest_of, own_problem
+from fedbayes.network.client.secure import history_after
 from fedbayes.network.messages import Message, pack, unpack
 from fedbayes.network.rehearsal import Rehearsal
 from fedbayes.network.site import Site
@@ -218,15 +220,14 @@ def answers_at(asking: Asking, *points: float) -> list[int]:
 def test_few_answers_leave_at_values_that_the_site_s_data_find_implausible(federation):
     """`mu` of nine rows with sd 1.2: at 0 likely, at 40 it costs a thousand nats; the same answer again is free."""
     asking = Asking(federation(Laplace()), "[points]\nimplausible_answers = 2\n")
-    ok, moved = int(ResultCode.OK), int(ResultCode.MOVED)
-    assert answers_at(asking, 0.0, 40.0, 41.0, 42.0, 40.0, 0.5) == [ok, ok, ok, moved, ok, ok]
+    ok, nothing = int(ResultCode.OK), int(ResultCode.NOT_FINITE)
+    assert answers_at(asking, 0.0, 40.0, 41.0, 42.0, 40.0, 0.5) == [ok, ok, ok, nothing, ok, ok]
     failures = [each.failures for each in asking.site().journal.entries()][-6:]
     assert failures == [0, 0, 0, 1, 0, 0]  # where this begins hangs on the data
 
 
-def test_an_answer_that_is_kept_back_makes_the_sum_void(federation, monkeypatch):
+def test_an_answer_that_is_kept_back_makes_the_sum_void(federation):
     """By sums with this site's term and without it a server would know the term."""
-    monkeypatch.setattr(OwnView, "nearer", lambda *given: None)  # as where the likeliest values are not looked for
     asking = Asking(federation(Laplace()), "[points]\nimplausible_answers = 0\n", secure_sums=True)
     message = asking.first("round")
     message.header["ticket"] = 32 * "a"
@@ -242,39 +243,8 @@ def test_an_answer_that_is_kept_back_makes_the_sum_void(federation, monkeypatch)
     assert not np.any(arrays_of(answer.body)["masked"])
 
 
-def test_an_implausible_value_has_a_nearer_one():
-    """Half of the distance from the mode, a quarter, ...: the first that costs no more than rows and slack may."""
-    view = view_of(np.array([1.0, 3.0, 2.0, 4.0]))
-    allowed = np.sqrt(2.0 * (2.0 * 4 + 50.0) / 5.0)
-    for distance in (1.01 * allowed, 10.0 * allowed, 1e4 * allowed):
-        found = view.nearer(np.array([2.0 + distance]), 2.0) - 2.0
-        np.testing.assert_allclose(found, distance * 0.5 ** np.ceil(np.log2(distance / allowed)), rtol=1e-12)
-    assert view_of(np.zeros(4), mode=np.nan).nearer(np.array([50.0]), 2.0) is None
-
-
-def test_an_expansion_that_was_made_nearer_is_that_of_a_quadratic(federation):
-    """Rows that are normal have one expansion wherever it is made: the same numbers as from a site without a limit."""
-    found = []
-    for place, points in enumerate(("", "nats_per_row = inf\n")):
-        world = federation(Laplace(), program=plain_mean)
-        world.folder = world.folder / str(place)
-        asking = Asking(world, f"[points]\n{points}")
-        start = {"first/0": np.zeros((1, 1))}
-        found.append(asking.answered(asking.first("round"), **{"shared/0": np.array([[70.0]])}, **start))
-    moved, free = found
-    assert int(moved.pop("code")[0]) == ResultCode.MOVED
-    assert int(free.pop("code")[0]) == ResultCode.OK
-    assert moved.keys() == free.keys()
-    for name, each in moved.items():
-        np.testing.assert_allclose(each, free[name], rtol=1e-8, err_msg=name)
-
-
-def plain_mean(y):
-    numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 2.0)), 0.7), obs=y)
-
-
 def counts(y):
-    """A start at zero is a hundred nats a row less likely than what the counts say."""
+    """A start at zero is hundreds of nats a row less likely than what the counts say."""
     numpyro.sample("y", dist.Poisson(jnp.exp(numpyro.sample("level", dist.Normal(0.0, 10.0)))), obs=y)
 
 
@@ -293,54 +263,91 @@ def limited(world) -> Rehearsal:
     return Rehearsal(*sites)
 
 
-STARTS = {  # and the codes of the sites' first answers
-    "mode": (fb.Laplace(tolerance=1e-9), ResultCode.MOVED),
-    "newton": (fb.EP(solver="laplace", num_replicates=1, tolerance=1e-7, init="newton"), ResultCode.MOVED),
-    "laplace": (EP, ResultCode.OK),  # each site looks for its own mode
+def about_counts(federation, method):
+    """Three sites with counts of 150 or so."""
+    world, rng = federation(method, program=counts), np.random.default_rng(2)
+    world.data = {name: {"y": rng.poisson(150.0, size=9).astype(float)} for name in world.data}
+    return world
+
+
+STARTS = {  # whether the first round is void: then all sites begin at their own modes
+    "mode": (fb.Laplace(tolerance=1e-9), True),
+    "newton": (fb.EP(solver="laplace", num_replicates=1, tolerance=1e-7, init="newton"), True),
+    "laplace": (EP, False),  # EP's opening is about each site's own mode anyway
 }
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_fit_whose_prior_is_far_from_the_data_goes_on_from_where_its_sites_look(federation, start):
+def test_a_fit_whose_prior_is_far_from_the_data_begins_at_the_sites_own_modes(federation, start):
     """By sums, under the limits that owners have by default; in one process it begins at zero and has its way."""
-    method, first = STARTS[start]
-    world = federation(method, program=counts)
-    rng = np.random.default_rng(2)
-    world.data = {name: {"y": rng.poisson(150.0, size=9).astype(float)} for name in world.data}
+    method, void = STARTS[start]
+    world = about_counts(federation, method)
     over, here = world.fit(limited(world), secure_sums=True), world.here()
     assert over.converged
     codes = over.rounds["code"].max("replicate").values
-    assert np.all(codes[0] == first)
-    assert np.all(codes[-1] == ResultCode.OK)
+    assert np.all(codes[0] == (ResultCode.NOT_FINITE if void else ResultCode.OK))
+    assert np.all(codes[1:] == ResultCode.OK)
+    assert over.rounds["solver"].values[1].tolist() == ["opening" if void else "laplace"] * 3
     for name in ("shift", "precision"):
         np.testing.assert_allclose(getattr(over.posterior, name), getattr(here.posterior, name), rtol=1e-6)
-    failures = [each.failures for each in world.site("ada").journal.entries()]
-    assert sum(failures) == np.sum(codes[:, 0] == ResultCode.MOVED)
+    assert sum(each.failures for each in world.site("ada").journal.entries()) == int(void)
 
 
-def test_an_opening_from_narrow_cavities_is_about_where_these_are(federation):
-    """A server that asks for an opening has a site's own mode where its cavity is wide, and else the cavity's."""
-    world = federation(EP, program=counts)
-    world.data = {name: {"y": np.full(9, 150.0)} for name in world.data}
-    asking = Asking(world, "")
+def alone(message: Message) -> Message:
+    """A request of a secure sum as one of a single message."""
+    return Message({name: each for name, each in message.header.items() if name != "ticket"}, message.body)
+
+
+def test_an_opening_is_the_same_wherever_it_is_asked(federation):
+    """And is no answer about values that a server chooses: it is the mode of prior and own counts."""
+    world = about_counts(federation, fb.Laplace())
+    asking = Asking(world, "", secure_sums=True)
+    message = alone(asking.first("round"))
+    opening = Message({**message.header, "update": "opening"}, message.body)
+    found = [
+        asking.answered(opening, **{"shared/0": np.array([[at]]), "first/0": np.zeros((1, 1))})
+        for at in (0.0, 5.0, 9.0)
+    ]
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
+        np.testing.assert_array_equal(found[2][name], array)
+    y = world.data["ada"]["y"]
+    mode = optimize.brentq(lambda level: y.sum() - len(y) * np.exp(level) - level / 100.0, 0.0, 10.0)
+    np.testing.assert_allclose(found[0]["total/site/shift"], [[mode]], rtol=1e-6)
+    np.testing.assert_array_equal(found[0]["total/site/precision"], [[1.0]])
+
+
+def test_masks_depend_on_whether_a_round_is_an_opening(federation):
+    """Asked of one site alone, an opening would change one term of the sum; which solver a site has may differ."""
+    world = about_counts(federation, fb.Laplace())
+    message = Asking(world, "", secure_sums=True).first("round")
+    names = ("newton", "another", "opening")
+    newton, another, opening = (
+        history_after(Message({**message.header, "update": name}, message.body), "") for name in names
+    )
+    assert newton == another
+    assert opening != newton
+
+
+def test_a_fit_that_one_site_finds_implausible_ends_and_says_so(federation):
+    """One site's counts are so far from the others' that it answers nowhere near where these lead."""
+    world = federation(fb.Laplace(), program=counts)
+    level = {"ada": 5.0, "bo": 150.0, "cy": 150.0}
+    world.data = {name: {"y": np.full(9, level[name])} for name in world.data}
+    with pytest.raises(fb.FederatedError, match="ada"):
+        world.fit(limited(world), secure_sums=True)
+    assert world.here().converged
+
+
+def test_an_opening_of_ep_from_narrow_cavities_is_about_where_these_are(federation):
+    """A server that asks for one has a site's own mode where the cavity is wide, and else the cavity's."""
+    asking = Asking(about_counts(federation, EP), "")
     message, codes = asking.first("round"), []
     given = arrays_of(message.body)
     for precision in (0.01, 1e4):
         names = {name: np.full_like(array, precision) for name, array in given.items() if name.endswith("precision")}
         codes.append(int(asking.answered(message, **names)["code"][0]))
     assert codes == [ResultCode.OK, ResultCode.NOT_FINITE]
-
-
-def test_no_fit_ends_with_an_expansion_that_was_made_elsewhere(federation):
-    """One site's counts are so far from the others' that the posterior is implausible to it, and the fit says so."""
-    world = federation(fb.Laplace(), program=counts)
-    level = {"ada": 5.0, "bo": 150.0, "cy": 150.0}
-    world.data = {name: {"y": np.full(9, level[name])} for name in world.data}
-    with pytest.warns(fb.NotConvergedWarning, match="did not converge"):
-        over = world.fit(limited(world), secure_sums=True, num_rounds=12)
-    assert not over.converged
-    assert "Client 'ada': used; of values nearer to those that suit its own rows" in over.trouble()
-    assert world.here().converged
 
 
 def test_log_likelihoods_of_implausible_draws_are_no_terms_of_a_sum(federation):

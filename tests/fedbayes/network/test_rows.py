@@ -83,23 +83,6 @@ def test_where_most_rows_are_decided_a_server_finds_the_others(attacked, attack)
     assert found_by_default(LINES[attack], single=False) == 0
 
 
-@pytest.mark.parametrize("single", [False, True], ids=["sums", "single messages"])
-def test_expansions_that_sites_make_nearer_give_no_row(single):
-    """As many as a site's failures allow: its default tells them of directions that the server chooses."""
-    sites, num = Attacked(PLAUSIBLE, data(), METHODS["Laplace"], single=False), []
-    sites.allow((SINGLE if single else "") + PLAUSIBLE)
-    sites.single = single
-
-    def counted(point):
-        expansion = sites.newton(point)
-        num.append(np.all(np.isfinite(expansion[0])))
-        return expansion
-
-    rows = rows_of({"ada": data()["ada"]} if single else data())
-    assert num_found(undecided(counted, SIZE, 10.0, 250, np.random.default_rng(5)), rows, EXACT) == 0
-    assert np.all(num)
-
-
 def test_fifty_answers_at_implausible_values_give_some_rows_of_small_sites_away():
     """Which is why there are none by default."""
     assert found_by_default(LINES["Newton rounds"], FIFTY, single=False) > 0
