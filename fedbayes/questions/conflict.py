@@ -313,7 +313,7 @@ def compared(
     """
     num = len(cavities.shift)
     replicates = [jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities)) for r in range(num)]
-    single = [agreement(*each, scale=scale) for each in replicates]
+    single = [agreement(whole, without, scale=scale) for whole, without in replicates]
     mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
     found = agreement(mean, others, part, (posterior, cavities) if num > 1 else None, information, scale)
     spread = _standard_error([one.share for one in single]) if num > 1 else 0.0
