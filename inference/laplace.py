@@ -10,6 +10,7 @@ from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.answer import Diagnostic, GaussianAnswer
 from fedbayes.contract.client_locals import FromCavity
 from fedbayes.contract.state import RunState
+from fedbayes.errors import FederatedError
 from fedbayes.inference.mode import DIAGNOSTICS, USUAL_ROUNDS, ModeState, Needs, Own, federated_mode
 from fedbayes.inference.options import check_whole
 from fedbayes.inference.own_site import EVERYBODY, NEVER, Everybody, OwnSite, own_cavity, told_everybody
@@ -88,6 +89,11 @@ class Laplace(Method):
     def answer(self, roster: Roster, run: RunState) -> GaussianAnswer:
         """The Laplace approximation at the best position."""
         state: ModeState = run.state
+        if not np.all(np.isfinite(state.value)):
+            raise FederatedError(
+                "The rounds ended before the clients had answered about any values of the globals, since at the first "
+                "ones nothing came of it. Raise `num_rounds`."
+            )
         posterior = product_of(state.prior, state.sites)
         told = told_everybody(posterior, np.where(state.heard, state.best_round[:, None], NEVER), 1.0 * state.heard)
         return GaussianAnswer(posterior, FromCavity(told, posterior), run, state.modes)

@@ -5,7 +5,7 @@ the sum. Prior times sites is then the Newton model, its mean the Newton step, a
 approximation of the posterior: the best start for EP. A client keeps its own expansions, and learns with the next
 broadcast which of them is in the model (:mod:`fedbayes.inference.own_site`).
 
-Where the first position is of no use, as where a site over a network does not answer so far from its data, all clients
+Where nothing comes of the first round, as where sites over a network do not answer so far from their data, all clients
 look for their own modes instead, once, and Newton's rounds begin at the mean of these.
 """
 
@@ -216,18 +216,18 @@ def federated_mode(
         # a first position that tells nothing: then all begin at their own modes, whose values can't be compared
         begins = ~jnp.isfinite(state.value) & ~jnp.any(used) & (state.opening == _NOT_YET)
         opened = (state.opening == _NOW) & jnp.any(used)
-        improved = (higher | opened) & ~fewer & jnp.any(used)
+        improved = higher & ~fewer & jnp.any(used) & ~opened
         here = accepted(state, replies, value)
         state = jax.tree.map(lambda new, old: jnp.where(improved, new, old), here, state)
         damping = jnp.where(improved, 0.1 * state.damping, jnp.maximum(10.0 * state.damping, 1e-3))
         damping = jnp.where(damping < 1e-6, 0.0, damping)
         step, decrement, undamped, proper, damping = _newton_step(state, damping)
         new = state._replace(position=state.best + step, damping=damping, round=state.round + 1)
+        # of an opening the position is all that is kept
+        begun = jnp.where(opened, mean_of_modes(here.sites), state.position)
         new = new._replace(
-            position=jnp.where(begins, state.position, jnp.where(opened, mean_of_modes(state.sites), new.position)),
-            damping=jnp.where(begins, 0.0, damping),
-            value=jnp.where(opened, -jnp.inf, new.value),
-            heard=new.heard & ~opened,
+            position=jnp.where(begins | opened, begun, new.position),
+            damping=jnp.where(begins | opened, 0.0, damping),
             opening=jnp.where(begins, _NOW, jnp.where(new.opening == _NOW, DONE, new.opening)),
         )
         change = jnp.sqrt(jnp.maximum(decrement, 0.0) / size)
@@ -259,14 +259,16 @@ def federated_mode(
         return reply, Own(z, settled.replied(counted, unpacked(site), round_))
 
     def opening(shared: tuple[Array, Array], counted: Any, own: Own, client: Client, inputs: tuple[()]) -> Any:
-        mode = own_mode(client, size)[:size]
+        # a mode that was not found is where the search began, which the server knows: no term of a sum
+        joint, found = own_mode(client, size)
+        mode = joint[:size]
         site = packed(Gaussian(mode, jnp.eye(size), jnp.zeros(())))
         total = ModeMessage(jnp.zeros(()), () if needs.single else site, site if needs.convex else ())
-        code = jnp.where(jnp.all(jnp.isfinite(mode)), ResultCode.OK, ResultCode.NOT_FINITE)
+        code = jnp.where(found, ResultCode.OK, ResultCode.NOT_FINITE)
         return Reply(total=total, each=site if needs.single else (), code=code), own
 
     def chosen(updates: Sequence[str], infos: Mapping[str, np.ndarray]) -> list[str]:
-        return [OPENING if np.any(infos["opening"]) else "newton"] * len(updates)
+        return [OPENING if np.all(infos["opening"]) else "newton"] * len(updates)
 
     return Algorithm(
         name="mode",

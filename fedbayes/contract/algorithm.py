@@ -35,7 +35,7 @@ Private = Any
 Inputs = Any
 
 CONTROL = ("converged", "proper", "hopeless", "opening")  # what `aggregate` tells the loop, not the user
-OPENING = "opening"  # an update that begins at the client's own mode, wherever it is asked: all run it, or none
+OPENING = "opening"  # an update about a client's own mode, which reads no broadcast: all clients run it, or none
 EACH_SEARCH = "each_search"  # see `Reply.total`
 
 
@@ -175,8 +175,8 @@ class Algorithm(NamedTuple):
         Named variants of a client's half. All clients start with the first; ``choose`` may change that.
     aggregate
         ``(state, replies, key) -> (state, info)``. ``info["converged"]``, which each round must give, stops the loop.
-        Two more it may have: where ``info["proper"]`` is false and no reply could be used, and where
-        ``info["hopeless"]`` is true, the loop gives up.
+        Three more it may have: where ``info["proper"]`` is false and no reply could be used, and where
+        ``info["hopeless"]`` is true, the loop gives up; ``info["opening"]`` is for ``choose``.
     choose
         ``(updates, infos) -> updates``: the update of each client in the next round, from what clients and server
         reported.

@@ -170,8 +170,8 @@ def _limits(posterior: Gaussian, cavities: Gaussian, covariances: np.ndarray, sc
     other, is highest nowhere that the prior knows, and ``V_k - V`` is next to nothing, too. Of data that obey the
     model, the likelihood at any one other value is ``e^g`` times as high with probability at most ``e^-g`` (Markov's
     inequality). So where a factor is highest beyond five prior sds of a global from the cavity's mean, along the
-    cavity's regression on that global, the p-value of a ``z`` beyond two is no less than ``e^-g`` of these five.
-    Elsewhere z is left alone, and exact for Gaussian factors.
+    cavity's regression on that global, the two-sided p-value is no less than ``e^-g``, with ``g`` the nats that are
+    gained on the way to these five, and ``|z|`` up to two is left alone. Elsewhere z is exact for Gaussian factors.
 
     Parameters
     ----------
@@ -261,7 +261,9 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
     """:func:`conflict` of the Gaussians that :func:`gaussians_of` gives, the globals with these labels."""
     import xarray as xr
 
-    found, z, error = compared(posterior, cavities, usual_parts(roster))
+    prior = roster.prior
+    scale = prior.spread[1] if prior.gaussian is None and prior.spread is not None else None
+    found, z, error = compared(posterior, cavities, usual_parts(roster), scale=scale)
     p = 2.0 * stats.norm.sf(np.abs(z))
     p_overall = found.p_overall
     each, overall = (CLIENT, COORDINATE), (CLIENT,)
@@ -313,7 +315,7 @@ def compared(
     """
     num = len(cavities.shift)
     replicates = [jax.tree.map(lambda leaf, r=r: leaf[r], (posterior, cavities)) for r in range(num)]
-    single = [agreement(whole, without, scale=scale) for whole, without in replicates]
+    single = [agreement(whole, without, 0.0, None, information, scale) for whole, without in replicates]
     mean, others = jax.tree.map(lambda leaf: leaf.mean(axis=0), (posterior, cavities))
     found = agreement(mean, others, part, (posterior, cavities) if num > 1 else None, information, scale)
     spread = _standard_error([one.share for one in single]) if num > 1 else 0.0

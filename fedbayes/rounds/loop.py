@@ -243,6 +243,10 @@ class Run:
         reasons = {name: ResultCode(int(np.max(code))).meaning for name, code in zip(names, codes, strict=True)}
         hierarchy = self.roster.prior.hierarchy
         advice = "Try proper priors on the globals, or other scales of the data."
+        if np.any(codes == ResultCode.NOT_SUMMED):
+            advice = (
+                "A secure sum needs all sites. Why the others' numbers are not finite, or kept back, their logs say."
+            )
         raise FederatedError(
             f"Round {current.rounds_in_phase + 1} of phase '{phase}': no client's message could be used, and the "
             f"posterior is not proper without them: {reasons}. {without_funnel(hierarchy) if hierarchy else advice} "

@@ -58,6 +58,7 @@ _MORE = 8  # times as many draws for a client whose noise is too large
 _MANY_LOCALS = 16  # of a client or an independent group: with Hessians a draw given the globals costs many plain ones
 _MANY_SINGLES = 16  # single locals whose noise more draws of the globals would leave as it is
 _FEW = 0.1  # share of the clients with locals that may draw them given the globals, and the others not
+_BENDS = 0.05  # of the prior's precision, at least, that of a cavity whose mode a search is sure to find
 _MUCH_WORK = 1e7  # rows times draws of a round, about a second, from which that is worth compiling one more program
 
 _COVARIANCES: Mapping[str, Estimator] = {"score": score_regression, "sample": covariance_inversion}
@@ -132,7 +133,7 @@ def algorithm(config: Options, roster: Roster) -> Algorithm:
         aggregate=partial(_aggregate, config, family, roster.prior, refine),
         choose=partial(_choose, config, roster.num_locals),
         asked_at=_asked_at,
-        found_at=None if has_locals or family.diagonal else _found_at,
+        found_at=None if has_locals or family.diagonal else partial(_found_at, roster.prior),
     )
 
 
@@ -146,11 +147,19 @@ def _asked_at(shared: Shared) -> Array:
     return jnp.stack([shared.mean, jnp.linalg.solve(everybody.precision, everybody.shift)])
 
 
-def _found_at(shared: Shared, total: Change) -> Array:
-    """In an opening a client's answer is an expansion at the mode of its cavity, the global, times its factor."""
-    everybody = unpacked(shared.global_) + unpacked(total.site)
+def _found_at(prior: Prior, shared: Shared, total: Change) -> Array:
+    """In an opening a client's answer is an expansion at the mode of its cavity, the global, times its factor.
+
+    From wherever its search began, if the cavity bends as much as the prior: a search ends where a step would gain next
+    to nothing, and where nothing bends that may be far from the mode.
+    """
+    if prior.spread is None or not np.all(np.isfinite(prior.spread[1])):
+        return _asked_at(shared)
+    scale, cavity = prior.spread[1], unpacked(shared.global_)
+    bends = jnp.linalg.eigvalsh(scale[:, None] * cavity.precision * scale)[0] > _BENDS
+    everybody = cavity + unpacked(total.site)
     mode = jnp.linalg.solve(everybody.precision, everybody.shift)
-    return jnp.where(shared.opening, jnp.broadcast_to(mode, (2, len(mode))), _asked_at(shared))
+    return jnp.where(shared.opening & bends, jnp.broadcast_to(mode, (2, len(mode))), _asked_at(shared))
 
 
 def _own(client: Client, site: OwnSite) -> Own:

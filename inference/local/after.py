@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from fedbayes.contract.algorithm import Inputs, Method, Private, Reply, Shared, Update, no_inputs
 from fedbayes.contract.locals_from import Wanted
@@ -89,19 +89,23 @@ def _own_mode(
 ) -> tuple[Reply, tuple[()]]:
     """The globals of :func:`own_mode`."""
     size = nowhere.shape[-1]
-    return Reply(each=own_mode(client, size)[:size], code=_ok()), private
+    return Reply(each=own_mode(client, size)[0][:size], code=_ok()), private
 
 
-def own_mode(client: Client, size: int) -> Array:
-    """The mode of prior times a client's factor, jointly with its locals; where they are many, a search's start."""
+def own_mode(client: Client, size: int) -> tuple[Float[Array, " p"], Bool[Array, ""]]:
+    """The mode of prior times a client's factor, jointly with its locals, and whether it was found.
+
+    Where the latents are many it is where a search would start.
+    """
     start = cold_start(size + client.num_locals)
     if len(start) > _MOST_SEARCHED:
-        return start
+        return start, jnp.zeros((), bool)
 
     def log_joint(position: Array) -> Array:
         return client.log_factor(position) + client.program.log_prior(position[:size], client.data)
 
-    return find_mode(log_joint, start, jacobian=client.jacobian).position
+    mode = find_mode(log_joint, start, jacobian=client.jacobian)
+    return mode.position, mode.converged & jnp.isfinite(mode.value) & jnp.all(jnp.isfinite(mode.position))
 
 
 def _cavity(

@@ -5,11 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbayes.contract.algorithm import Replies
 from fedbayes.errors import ResultCode
-from fedbayes.inference.mode import ModeState, Needs, Own, _newton_step, convex_part, expansion, federated_mode
+from fedbayes.inference.local import after
+from fedbayes.inference.mode import (
+    ModeMessage,
+    ModeState,
+    Needs,
+    Own,
+    _newton_step,
+    convex_part,
+    expansion,
+    federated_mode,
+)
 from fedbayes.inference.own_site import Counted, OwnSite
 from fedbayes.models import eight_schools
-from fedbayes.numerics.gaussian import Gaussian, unpacked
+from fedbayes.numerics.gaussian import Gaussian, packed, unpacked
 from fedbayes.problem.problem import make_problem
 
 
@@ -107,6 +118,46 @@ def test_a_client_keeps_the_expansion_that_the_server_counts(convex) -> None:
     assert float(kept.site.later_round) == 2.0
     if convex:
         assert np.linalg.eigvalsh(unpacked(reply.total.convex).precision).min() > -1e-9
+
+
+@pytest.mark.parametrize("most", [512, 2])
+def test_where_a_mode_was_not_found_there_is_no_term_of_an_opening(most, monkeypatch) -> None:
+    """A server knows where searches begin: two such terms taken from a sum of three would leave one client's mode."""
+    monkeypatch.setattr(after, "_MOST_SEARCHED", most)
+    problem = make_problem(eight_schools.model, eight_schools.clients())
+    for needs in (Needs(), Needs(convex=True), Needs(single=True)):
+        update = federated_mode(problem.roster, needs, num_samples=64, tolerance=0.1).updates["opening"].run
+        own, shared = Own(jnp.zeros(1), ()), (jnp.full(2, jnp.nan), jnp.asarray(1.0))
+        reply, kept = update(shared, (), own, problem.client(problem.names[0]), ())
+        assert int(reply.code) == (ResultCode.OK if most == 512 else ResultCode.NOT_FINITE)
+        assert kept is own
+        site = unpacked(reply.each if needs.single else reply.total.site)
+        assert np.all(np.isfinite(site.shift))  # the message hangs on nothing that is broadcast
+        np.testing.assert_array_equal(site.precision, np.eye(2))
+
+
+def test_an_opening_leaves_a_position_and_nothing_else() -> None:
+    """Asked for once, after a round of which nothing came; values and sites of a model are of Newton's rounds alone."""
+    problem = make_problem(eight_schools.model, eight_schools.clients())
+    one = federated_mode(problem.roster, Needs(), num_samples=64, tolerance=0.1)
+    num, key = problem.roster.num_clients, jax.random.key(0)
+    state = one.init(key, None)
+    none = Replies(ModeMessage(jnp.zeros(()), packed(Gaussian.neutral(2))), (), jnp.zeros(num, bool))
+    void, info = one.aggregate(state, none, key)
+    assert bool(info["opening"])
+    assert one.choose(["newton"] * num, info) == ["opening"] * num
+    np.testing.assert_array_equal(void.position, state.position)
+    modes = np.arange(2.0 * num).reshape(num, 2)
+    site = packed(Gaussian(jnp.asarray(modes.sum(axis=0)), num * jnp.eye(2), jnp.zeros(())))
+    opened, info = one.aggregate(void, Replies(ModeMessage(jnp.zeros(()), site), (), jnp.ones(num, bool)), key)
+    assert not bool(info["opening"])
+    assert not bool(info["converged"])
+    np.testing.assert_allclose(opened.position, modes.mean(axis=0))
+    for name in ("value", "sites", "heard", "damping"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(opened, name), getattr(state, name))
+    _, info = one.aggregate(opened, none, key)
+    assert not bool(info["opening"])
+    assert not bool(info["proper"])
 
 
 def test_a_search_that_failed_is_no_start_of_the_next() -> None:

@@ -300,7 +300,7 @@ class Session:
     def _answered_at(self, phase: int, header: Mapping[str, Any], told: Mapping[str, Any], reply: Reply) -> np.ndarray:
         """The values of the globals that an answer is about, shape ``(n, d)``: those asked for, or those found.
 
-        None where it begins at the client's own mode: no message has a say in that.
+        No values where it is about the client's own mode: no message has a say in that.
         """
         if header["update"] == OPENING:
             return np.zeros((0, self.roster.size))

@@ -293,6 +293,14 @@ def test_a_fit_whose_prior_is_far_from_the_data_begins_at_the_sites_own_modes(fe
     assert sum(each.failures for each in world.site("ada").journal.entries()) == int(void)
 
 
+@pytest.mark.parametrize("num_rounds", [1, 2])
+def test_modes_of_single_sites_are_no_posterior(federation, num_rounds):
+    """The first round is void, and in the second there is a start, and no more."""
+    world = about_counts(federation, fb.Laplace())
+    with pytest.raises(fb.FederatedError, match="Raise `num_rounds`"):
+        world.fit(limited(world), secure_sums=True, num_rounds=num_rounds)
+
+
 def alone(message: Message) -> Message:
     """A request of a secure sum as one of a single message."""
     return Message({name: each for name, each in message.header.items() if name != "ticket"}, message.body)
@@ -329,13 +337,15 @@ def test_masks_depend_on_whether_a_round_is_an_opening(federation):
     assert opening != newton
 
 
-def test_a_fit_that_one_site_finds_implausible_ends_and_says_so(federation):
-    """One site's counts are so far from the others' that it answers nowhere near where these lead."""
-    world = federation(fb.Laplace(), program=counts)
-    level = {"ada": 5.0, "bo": 150.0, "cy": 150.0}
-    world.data = {name: {"y": np.full(9, level[name])} for name in world.data}
-    with pytest.raises(fb.FederatedError, match="ada"):
-        world.fit(limited(world), secure_sums=True)
+def test_where_one_site_finds_the_mean_of_the_modes_implausible_the_fit_ends_and_names_it(federation):
+    """At 111 or so counts of 150 lose 55 nats, less than any limit, and counts of 45 lose 228, more than any."""
+    world = federation(fb.Laplace(), program=counts, rows=(9, 9, 9, 9))
+    world.data = {name: {"y": np.full(9, 45.0 if name == "ada" else 150.0)} for name in world.data}
+    named = (
+        "Round 3 of phase 'mode'.*'ada': 'message not finite.*'bo': 'another site had nothing to add.*their logs say"
+    )
+    with pytest.raises(fb.FederatedError, match=named):
+        world.fit(limited(world), secure_sums=True, num_clients=4)
     assert world.here().converged
 
 
@@ -344,10 +354,10 @@ def test_an_opening_of_ep_from_narrow_cavities_is_about_where_these_are(federati
     asking = Asking(about_counts(federation, EP), "")
     message, codes = asking.first("round"), []
     given = arrays_of(message.body)
-    for precision in (0.01, 1e4):
+    for precision in (0.01, 1e4, 1e-6):  # the prior's, narrow, and one that hardly bends
         names = {name: np.full_like(array, precision) for name, array in given.items() if name.endswith("precision")}
         codes.append(int(asking.answered(message, **names)["code"][0]))
-    assert codes == [ResultCode.OK, ResultCode.NOT_FINITE]
+    assert codes == [ResultCode.OK, ResultCode.NOT_FINITE, ResultCode.NOT_FINITE]
 
 
 def test_log_likelihoods_of_implausible_draws_are_no_terms_of_a_sum(federation):

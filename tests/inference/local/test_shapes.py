@@ -213,6 +213,7 @@ RUNS: dict[str, Callable[[], Any]] = {
     "batches": lambda: descent.make_batches(jnp.ones(ROWS, bool), KEY, 2, 3).at(jnp.asarray(1), 2),
     "the factor of averages": lambda: sgd.covariance_factor(jnp.asarray(ROWS), 2, 3),
     "modes of single locals": lambda: conditional.find_singles(lambda z: -jnp.sum(z**2), jnp.ones(M)),
+    "a client's own mode": lambda: after.own_mode(client(), D),
     "what is counted before work": lambda: (
         log_factors.work_of_log_factors(client(), N),
         marginal.work_of_marginal(client(), N),
