@@ -259,7 +259,7 @@ def federated_mode(
         return reply, Own(z, settled.replied(counted, unpacked(site), round_))
 
     def opening(shared: tuple[Array, Array], counted: Any, own: Own, client: Client, inputs: tuple[()]) -> Any:
-        # a mode that was not found is where the search began, which the server knows: no term of a sum
+        # a search that has led nowhere is where it began, which the server knows: no term of a sum
         joint, found = own_mode(client, size)
         mode = joint[:size]
         site = packed(Gaussian(mode, jnp.eye(size), jnp.zeros(())))

@@ -93,9 +93,9 @@ def _own_mode(
 
 
 def own_mode(client: Client, size: int) -> tuple[Float[Array, " p"], Bool[Array, ""]]:
-    """The mode of prior times a client's factor, jointly with its locals, and whether it was found.
+    """The mode of prior times a client's factor, jointly with its locals, and whether a search has led anywhere.
 
-    Where the latents are many it is where a search would start.
+    Where the latents are many there is none, and it is where one would start.
     """
     start = cold_start(size + client.num_locals)
     if len(start) > _MOST_SEARCHED:
@@ -105,7 +105,8 @@ def own_mode(client: Client, size: int) -> tuple[Float[Array, " p"], Bool[Array,
         return client.log_factor(position) + client.program.log_prior(position[:size], client.data)
 
     mode = find_mode(log_joint, start, jacobian=client.jacobian)
-    return mode.position, mode.converged & jnp.isfinite(mode.value) & jnp.all(jnp.isfinite(mode.position))
+    moved = jnp.any(mode.position[:size] != start[:size])
+    return mode.position, moved & jnp.isfinite(mode.value) & jnp.all(jnp.isfinite(mode.position))
 
 
 def _cavity(
