@@ -244,9 +244,7 @@ class Run:
         hierarchy = self.roster.prior.hierarchy
         advice = "Try proper priors on the globals, or other scales of the data."
         if np.any(codes == ResultCode.NOT_SUMMED):
-            advice = (
-                "A secure sum needs all sites. Why the others' numbers are not finite, or kept back, their logs say."
-            )
+            advice += " A secure sum needs all sites: the logs of those whose message is not finite say why that is."
         raise FederatedError(
             f"Round {current.rounds_in_phase + 1} of phase '{phase}': no client's message could be used, and the "
             f"posterior is not proper without them: {reasons}. {without_funnel(hierarchy) if hierarchy else advice} "

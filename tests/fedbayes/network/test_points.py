@@ -342,7 +342,7 @@ def test_where_one_site_finds_the_mean_of_the_modes_implausible_the_fit_ends_and
     world = federation(fb.Laplace(), program=counts, rows=(9, 9, 9, 9))
     world.data = {name: {"y": np.full(9, 45.0 if name == "ada" else 150.0)} for name in world.data}
     named = (
-        "Round 3 of phase 'mode'.*'ada': 'message not finite.*'bo': 'another site had nothing to add.*their logs say"
+        "Round 3 of phase 'mode'.*'ada': 'message not finite.*'bo': 'another site had nothing to add.*the logs of those"
     )
     with pytest.raises(fb.FederatedError, match=named):
         world.fit(limited(world), secure_sums=True, num_clients=4)
