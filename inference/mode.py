@@ -189,8 +189,18 @@ def federated_mode(
         clients = Gaussian.neutral(size, (num_clients,)) if needs.single else ()
         nobody, zero, value = jnp.zeros(num_clients, bool), jnp.zeros(()), jnp.full((), -jnp.inf)
         return ModeState(
-            *(start, start, value, flat, prior.tangent(start), convex, clients, nobody),
-            *(zero, zero, zero, zero),
+            start,
+            start,
+            value,
+            flat,
+            prior.tangent(start),
+            convex,
+            clients,
+            nobody,
+            zero,
+            zero,
+            damping=zero,
+            opening=zero,
         )
 
     def accepted(state: ModeState, replies: Replies, value: Array) -> ModeState:

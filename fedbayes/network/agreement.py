@@ -29,7 +29,7 @@ from fedbayes.network.messages import Message
 from fedbayes.numerics.chains import worst_mixing
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked
 from fedbayes.numerics.host import normal_from_moments, whiteners
-from fedbayes.questions.conflict import LEVEL, compared, usual_parts
+from fedbayes.questions.conflict import LEVEL, compared, other_scale, usual_parts
 from fedbayes.results.fitted import Fitted, verdict
 from fedbayes.rounds.wire import arrays_of
 
@@ -244,9 +244,8 @@ def agrees(session: Session, message: Message, draws: np.ndarray, policy: Policy
     if known is None:
         return None
     part, mean = usual_parts(roster)[session.place], np.mean(draws, axis=(0, 1))
-    gaussian, spread = roster.prior.gaussian, roster.prior.spread
-    scale = spread[1] if gaussian is None and spread is not None else None
-    found = own_test(*known, mean, part, roster.num_clients, gaussian, scale)
+    prior = roster.prior
+    found = own_test(*known, mean, part, roster.num_clients, prior.gaussian, other_scale(prior))
     if found is None:
         return None
     if not found.agrees:

@@ -31,6 +31,7 @@ from fedbayes.contract.answer import CLIENT, COORDINATE, shortened
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import whiteners
 from fedbayes.numerics.low_rank import LowRankGaussian
+from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
 from fedbayes.results.fitted import Fitted, labels
 from fedbayes.runtime.precision import computing
@@ -157,6 +158,11 @@ def _expected(share: np.ndarray) -> np.ndarray:
     return (1.0 - share) / share
 
 
+def other_scale(prior: Prior) -> np.ndarray | None:
+    """The sds ``(d,)`` of a proper prior that is not Gaussian; ``None`` for others, whose precision has them."""
+    return prior.spread[1] if prior.gaussian is None and prior.spread is not None else None
+
+
 def _scales(precision: np.ndarray) -> np.ndarray:
     """Sds of a Gaussian, infinite where it is improper."""
     white = whiteners(precision[None])[0]
@@ -261,9 +267,7 @@ def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels:
     """:func:`conflict` of the Gaussians that :func:`gaussians_of` gives, the globals with these labels."""
     import xarray as xr
 
-    prior = roster.prior
-    scale = prior.spread[1] if prior.gaussian is None and prior.spread is not None else None
-    found, z, error = compared(posterior, cavities, usual_parts(roster), scale=scale)
+    found, z, error = compared(posterior, cavities, usual_parts(roster), scale=other_scale(roster.prior))
     p = 2.0 * stats.norm.sf(np.abs(z))
     p_overall = found.p_overall
     each, overall = (CLIENT, COORDINATE), (CLIENT,)

@@ -281,7 +281,7 @@ def test_directions_of_unusually_little_information_are_left_out() -> None:
     np.testing.assert_allclose(found.z, agreement(posterior, cavities).z)
 
 
-def test_a_factor_that_is_highest_nowhere_the_prior_knows_names_nobody() -> None:
+def test_a_factor_that_is_highest_nowhere_the_prior_knows_counts_by_what_it_gains_there() -> None:
     """A Laplace factor of a scale has a slope, and by chance hardly any curvature: z would be as large as one likes.
 
     Along one global the slope 1 gains 5 - .02 * 25 / 2 nats on the way to five prior sds, whatever the others say.
@@ -294,7 +294,7 @@ def test_a_factor_that_is_highest_nowhere_the_prior_knows_names_nobody() -> None
     assert careless > 5.0
     np.testing.assert_allclose(ours["p"].values[0, 0], np.exp(-(5.0 - 0.02 * 25.0 / 2.0)), rtol=1e-9)
     assert ours.attrs["disagreement"] != ""  # five nats, of three comparisons
-    halved = sites.__class__(0.5 * sites.shift, sites.precision, sites.log_scale)
+    halved = Gaussian(0.5 * sites.shift, sites.precision, sites.log_scale)
     assert conflict_in(answer_of(prior, halved), roster_of("abc", 1, prior)).attrs["disagreement"] == ""
 
 
