@@ -23,7 +23,7 @@ from examples.example import Example
 
 CHAINS, WARMUP, BLOCK = 4, 1000, 1000
 JITTER = 0.2  # how far chains begin from where NumPyro would begin
-MCSE = 0.02  # of the means, in posterior sds; blocks of draws are added until then, or until the time is over
+MCSE = 0.02  # of the means, in posterior sds; draws are doubled until then, or until the time is over
 _LOCAL = "fedbayes_local"
 
 Latents = dict[str, Any]
@@ -102,11 +102,12 @@ class Pooled:
         return everybody + (len(self.data) - 1) * log_prior(self.model, self.data[0], shared)
 
 
-def nuts(example: Example, seconds: float, twice: bool = False) -> dict[str, Any]:
+def nuts(example: Example, seconds: float, twice: bool = False, of_sds: float = np.inf) -> dict[str, Any]:
     """Moments of the unconstrained globals, with their Monte Carlo errors in posterior sds.
 
     ``cpu`` is what a user pays: compilation, warm-up and the first block; ``wall`` are the seconds of that on the
-    clock. ``second`` has the times of the same without compilation, where it is asked for ``twice``.
+    clock. ``second`` has the times of the same without compilation, where it is asked for ``twice``. ``of_sds`` is the
+    relative error of the sds at which draws are many enough.
     """
     began, begun = time.perf_counter(), time.process_time()
     pooled = Pooled(example)
@@ -124,9 +125,12 @@ def nuts(example: Example, seconds: float, twice: bool = False) -> dict[str, Any
             cpu, wall = time.process_time() - begun, time.perf_counter() - began
         summary = summarised(np.concatenate(blocks, axis=1))
         spent, used = time.perf_counter() - began, time.process_time() - begun
-        if max(summary["mcse"]) <= MCSE or used * (1.0 + 1.0 / len(blocks)) > seconds:
+        precise = max(summary["mcse"]) <= MCSE and max(summary["mcse_sd"]) <= of_sds
+        if precise or 2.0 * used > seconds:
             break
-        mcmc.post_warmup_state = mcmc.last_state
+        state = mcmc.last_state
+        mcmc = _chains(potential, summary["draws"] // CHAINS)  # as many as there are
+        mcmc.post_warmup_state = state
     found = {"labels": labels(pooled), **summary, "seconds": spent, "cpu": cpu, "wall": wall, "latents": flat.size}
     found["diverging"] = int(np.sum(mcmc.get_extra_fields()["diverging"]))
     if twice:
@@ -134,11 +138,11 @@ def nuts(example: Example, seconds: float, twice: bool = False) -> dict[str, Any
     return found
 
 
-def _chains(potential: Callable[[jax.Array], jax.Array]) -> MCMC:
+def _chains(potential: Callable[[jax.Array], jax.Array], draws: int = BLOCK) -> MCMC:
     return MCMC(
         NUTS(potential_fn=potential, target_accept_prob=0.9),
         num_warmup=WARMUP,
-        num_samples=BLOCK,
+        num_samples=draws,
         num_chains=CHAINS,
         chain_method="vectorized",
         progress_bar=False,

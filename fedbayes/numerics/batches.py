@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int
 
 
 def in_batches(function: Callable[[Any], Any], points: Any, size: int) -> Any:
@@ -32,5 +34,48 @@ def in_batches(function: Callable[[Any], Any], points: Any, size: int) -> Any:
         filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], batches * size - num, axis=0)])
         return filled.reshape(batches, size, *leaf.shape[1:])
 
-    found = jax.lax.map(jax.vmap(function), jax.tree.map(cut, points))
+    found = jax.lax.map(_side_by_side(function, size), jax.tree.map(cut, points))
     return jax.tree.map(lambda leaf: leaf.reshape(batches * size, *leaf.shape[2:])[:num], found)
+
+
+def in_batches_up_to(num: Int[Array, ""], function: Callable[[Any], Any], points: Any, size: int) -> Any:
+    """:func:`in_batches` of the first ``num`` entries, a number that is known only at run time; the others are zero.
+
+    One program for few and for many entries. What is left of the batch in which the last one stands is computed too.
+
+    Parameters
+    ----------
+    num
+        How many.
+    function, points, size
+        As there.
+    """
+    whole = jax.tree.leaves(points)[0].shape[0]
+    batches = -(-whole // size)
+    size = -(-whole // batches)
+
+    def filled(leaf: Array) -> Array:
+        return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], batches * size - whole, axis=0)])
+
+    points, of_batch = jax.tree.map(filled, points), _side_by_side(function, size)
+
+    def batch(number: Array, known: Any) -> Any:
+        some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size), points)
+        put = lambda leaf, values: jax.lax.dynamic_update_slice_in_dim(leaf, values, number * size, 0)  # noqa: E731
+        return jax.tree.map(put, known, of_batch(some))
+
+    shapes = jax.eval_shape(jax.vmap(function), points)
+    nothing = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
+    found = jax.lax.fori_loop(0, -(-num // size), batch, nothing)
+    return jax.tree.map(lambda leaf: leaf[:whole], found)
+
+
+def _side_by_side(function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
+    """The function of a batch: of a single entry as it is, since a branch of a mapped function runs both sides."""
+    if size > 1:
+        return jax.vmap(function)
+
+    def of_one(points: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[None], function(jax.tree.map(lambda leaf: leaf[0], points)))
+
+    return of_one

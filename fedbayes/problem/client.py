@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbayes.numerics.batches import in_batches
+from fedbayes.numerics.batches import in_batches, in_batches_up_to
 from fedbayes.numerics.columns import by_columns
 from fedbayes.problem.program.program import Program
 
@@ -77,7 +77,12 @@ class Client:
         return program.log_factor(position[:size], position[size:], data, real, scale)
 
     def at_many(
-        self, function: Callable[[Any], Any], points: Any, evaluations: int = 1, most: int | None = None
+        self,
+        function: Callable[[Any], Any],
+        points: Any,
+        evaluations: int = 1,
+        most: int | None = None,
+        num: Array | None = None,
     ) -> Any:
         """``function`` of each row of ``points``, shape ``(n, ...)``: side by side, as many as fit into memory.
 
@@ -93,11 +98,14 @@ class Client:
             Of the log factor that the function makes side by side.
         most
             Points side by side, whatever the memory.
+        num
+            A whole number that is known only at run time: of so many rows, the first; the others are zero.
         """
-        if self.program.rows_by_rows:
-            return jax.lax.map(function, points)
-        at_once = max(1, self._at_once // evaluations)
-        return in_batches(function, points, at_once if most is None else min(at_once, most))
+        at_once = 1 if self.program.rows_by_rows else max(1, self._at_once // evaluations)
+        at_once = at_once if most is None else min(at_once, most)
+        if num is not None:
+            return in_batches_up_to(num, function, points, at_once)
+        return in_batches(function, points, at_once)
 
     @property
     def _at_once(self) -> int:

@@ -56,10 +56,15 @@ class Subposterior(NamedTuple):
         return self.client.groups
 
     def at_many(
-        self, function: Callable[[Any], Any], points: Any, evaluations: int = 1, most: int | None = None
+        self,
+        function: Callable[[Any], Any],
+        points: Any,
+        evaluations: int = 1,
+        most: int | None = None,
+        num: Int[Array, ""] | None = None,
     ) -> Any:
         """See :class:`~fedbayes.problem.client.Client`."""
-        return self.client.at_many(function, points, evaluations, most)
+        return self.client.at_many(function, points, evaluations, most, num)
 
     def log_factor(self, position: Float[Array, " p"]) -> Float[Array, ""]:
         """Log density at the joint position ``(theta, z)``, unnormalised."""

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro.distributions.util import validate_sample
 
 from fedbayes.formula.families.family import (
     LOGISTIC_VARIANCE,
@@ -17,6 +21,24 @@ from fedbayes.formula.families.family import (
     refuse_outside,
     whole,
 )
+
+
+class Categorical(dist.CategoricalLogits):
+    """NumPyro's, with a density whose derivatives are cheaper: levels come first, and nothing is looked up.
+
+    Parameters
+    ----------
+    logits
+        Log odds of each level, last axis, up to a constant of a row.
+    """
+
+    @validate_sample
+    def log_prob(self, value: ArrayLike) -> Array:
+        """Of places of levels, by row."""
+        shape = jnp.broadcast_shapes(jnp.shape(value), self.batch_shape)
+        logits = jnp.moveaxis(jnp.broadcast_to(self.logits, (*shape, self.logits.shape[-1])), -1, 0)
+        places = jnp.reshape(jnp.arange(len(logits)), (-1, *(1,) * len(shape)))
+        return jnp.sum(jnp.where(places == value, logits, 0.0), axis=0) - jax.nn.logsumexp(logits, axis=0)
 
 
 def _places(outcome: Outcome) -> None:
@@ -64,11 +86,12 @@ CUMULATIVE = Family(
 CATEGORICAL = Family(
     "categorical",
     "logit",
-    lambda summary: "dist.Categorical(logits=jnp.concatenate([jnp.zeros_like(eta[..., :1]), eta], axis=-1))",
+    lambda summary: "Categorical(logits=jnp.concatenate([jnp.zeros_like(eta[..., :1]), eta], axis=-1))",
     _places,
     logit_scale,
     levels="any",
     integers=True,
     several=True,
+    imports=("from fedbayes.formula.families.levels import Categorical",),
     reading=_READING._replace(linear=_against_the_first),
 )

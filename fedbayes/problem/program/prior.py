@@ -101,9 +101,14 @@ class Prior:
         return lambda z: self.log_density(theta)
 
     def at_many(
-        self, function: Callable[[Any], Any], points: Any, evaluations: int = 1, most: int | None = None
+        self,
+        function: Callable[[Any], Any],
+        points: Any,
+        evaluations: int = 1,
+        most: int | None = None,
+        num: Array | None = None,
     ) -> Any:
-        """``function`` of each row of ``points``, side by side."""
+        """``function`` of each row of ``points``, side by side: of all, whatever their number."""
         return jax.vmap(function)(points)
 
     @cached_property

@@ -43,11 +43,17 @@ class Factor(Protocol):
         ...
 
     def at_many(
-        self, function: Callable[[Any], Any], points: Any, evaluations: int = 1, most: int | None = None
+        self,
+        function: Callable[[Any], Any],
+        points: Any,
+        evaluations: int = 1,
+        most: int | None = None,
+        num: Int[Array, ""] | None = None,
     ) -> Any:
         """``function`` of each row of ``points``, side by side or one after the other.
 
-        ``evaluations`` of the log factor are made for each, and at most ``most`` points are side by side.
+        ``evaluations`` of the log factor are made for each, and at most ``most`` points are side by side. Of ``num``
+        rows, if it is given, the first are computed, and the others are zero.
         """
         ...
 
@@ -109,18 +115,22 @@ class Tilted(NamedTuple):
         return self.factor.at_many(jax.value_and_grad(self.factor.log_factor), position)
 
     def scores_of_sides(
-        self, theta: Float[Array, "draw d"], sides: Float[Array, "side draw m"]
+        self,
+        theta: Float[Array, "draw d"],
+        sides: Float[Array, "side draw m"],
+        most: int | None = None,
+        num: Int[Array, ""] | None = None,
     ) -> tuple[Float[Array, " sided"], Float[Array, "sided p"]]:
         """The same where several locals have the same globals: one side after the other, ``sided = side * draw``.
 
-        What depends on the globals alone is computed once for all sides.
+        What depends on the globals alone is computed once for all sides. ``most`` and ``num`` are of :meth:`at_many`.
         """
 
         def at(point: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
             score = jax.value_and_grad(lambda theta, z: self.factor.given(theta)(z), argnums=(0, 1))
             return jax.vmap(score, (None, 0), out_axes=0)(*point)
 
-        found = self.factor.at_many(at, (theta, jnp.swapaxes(sides, 0, 1)), len(sides))
+        found = self.factor.at_many(at, (theta, jnp.swapaxes(sides, 0, 1)), len(sides), most, num)
         values, (of_globals, of_locals) = jax.tree.map(
             lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:]), found
         )

@@ -22,6 +22,15 @@ _MOST_LOST = 0.01  # of the weight, where modes of locals were not found
 _MOST_LOST_OF_NARROW = 0.1  # of the draws of the narrow half, the same
 
 
+class Batch(NamedTuple):
+    """Noise of all draws, those that this iteration takes, how many the first ones take, and whether it is the last."""
+
+    noise: Float[Array, "draw p"]
+    taken: Bool[Array, " draw"]
+    few: int
+    last: Bool[Array, ""]
+
+
 class Integration(NamedTuple):
     """From how many single locals on the last weights have them integrated out, and by how many nodes."""
 
@@ -68,9 +77,10 @@ class Weights(NamedTuple):
 
 
 def drawn_at(
-    tilted: Tilted, theta: Array, given: Conditional, found: Array, noise: Array, last: Array, integration: Integration
+    tilted: Tilted, theta: Array, given: Conditional, found: Array, batch: Batch, integration: Integration
 ) -> Drawn:
     """Two opposite draws of the locals at each draw of the globals."""
+    last, noise = batch.last, batch.noise[:, theta.shape[1] :]
     factor, groups = tilted.factor, jnp.asarray(tilted.factor.groups)
     at = jax.vmap(Conditional.draw, (0, 0, None))
     sides = jnp.stack([at(given, sign * noise, groups) for sign in (1.0, -1.0)])
@@ -80,7 +90,7 @@ def drawn_at(
         sides, integrals, halved = jax.lax.cond(
             last, lambda: _by_quadrature(factor, theta, given, noise, integration.nodes), lambda: by_draws
         )
-    value, score = tilted.scores_of_sides(theta, sides)
+    value, score = tilted.scores_of_sides(theta, sides, batch.few, jnp.sum(batch.taken))
     spread = 0.5 * jnp.sum(noise**2, axis=1) + jax.vmap(Conditional.log_spread)(given)
     value = value + jnp.tile(spread + 0.5 * noise.shape[1] * LOG_2PI, 2)
     if integration.needed(factor):

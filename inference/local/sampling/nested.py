@@ -35,12 +35,13 @@ from fedbayes.inference.local.density.conditional import (
 from fedbayes.inference.local.density.moments import Estimator, TiltedDraws
 from fedbayes.inference.local.density.tilted import LaplaceSite, LocalSite, Tilted, Warm, site_of_gaussian
 from fedbayes.inference.local.density.work import search_given
-from fedbayes.inference.local.sampling.integration import AT_ONCE, MANY_SINGLES, Integration, drawn_at, weighed
+from fedbayes.inference.local.sampling.integration import AT_ONCE, MANY_SINGLES, Batch, Integration, drawn_at, weighed
 from fedbayes.numerics.gaussian import LARGE, LOG_2PI, Gaussian, log_det, symmetrised, whitener
 from fedbayes.numerics.importance import quasi_normal
 from fedbayes.problem.client import Client
 
 _ITERATIONS = 3  # of the Gaussian of the globals, the last with importance weights
+_FEWEST = 128  # draws of an iteration that is not the last
 _NEWTON = 12  # steps to the mode of the locals given the mean and each draw of the globals
 _WIDE = 2.0  # half of the last iteration's draws of the globals spread so much more, for the tails of scales
 _STEPS = (1.0, 0.3, 0.1, 0.03)  # towards the next Gaussian of the globals; the first that is not too far
@@ -88,12 +89,13 @@ def nested_site(
         Of that quadrature.
     """
     size, cavity = tilted.cavity.size, tilted.cavity
-    noise = quasi_normal(shift, num_samples)
+    noise, few = quasi_normal(shift, num_samples), _few(num_samples, size)
 
     def iterate(carry: tuple[Array, Array, Line], last: Array) -> tuple[tuple, tuple]:
         mean, precision, line = carry
-        draws, found = _nested_draws(tilted, mean, whitener(precision), line, noise, last, Integration(many, nodes))
-        even = jnp.full_like(draws.weight, 1.0 / len(draws.weight))
+        batch = Batch(noise, jnp.arange(num_samples) < jnp.where(last, num_samples, few), few, last)
+        draws, found = _nested_draws(tilted, mean, whitener(precision), line, batch, Integration(many, nodes))
+        even = jnp.tile(batch.taken, 2) / (2.0 * few)
         site = estimator(draws._replace(weight=jnp.where(last, draws.weight, even)), cavity)
         mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
         return (mean, precision, found.line), (found, site)
@@ -116,14 +118,28 @@ def nested_site(
     )
 
 
+def _few(num_samples: int, size: int) -> int:
+    """Draws of all iterations but the last, whose sites are proposals: half of EP's default, a power of two."""
+    return min(num_samples, max(_FEWEST, 1 << (4 * (size + 1) - 1).bit_length()))
+
+
 def work_of_nested(client: Client, num_samples: int, many: int, nodes: int) -> Work:
     """Of :func:`nested_site`."""
-    size = client.groups.shape[1]
+    size, few = client.groups.shape[1], _few(num_samples, client.program.globals.size)
     drawn = Work(2.0 * GRADIENT)
     last = Work(nodes * GIVEN * GRADIENT) if size == 1 and client.num_locals >= many else Work(0.0)
     at_once = AT_ONCE if size >= LARGE else 1
-    iteration = search_given(client).and_then(drawn).times(num_samples, at_once)
-    return iteration.times(_ITERATIONS, 1.0).and_then(last.times(num_samples))
+    draws = num_samples + (_ITERATIONS - 1) * few
+    return search_given(client).and_then(drawn).times(draws, at_once).and_then(last.times(num_samples))
+
+
+def _at_once(size: int, few: int) -> int:
+    """Draws whose groups of so many locals are searched side by side: these take as many steps as the slowest of them.
+
+    Where a step takes long, batches are small, unless there is an accelerator, which has a core for each of many draws.
+    """
+    small = size >= LARGE or (size > 1 and jax.default_backend() == "cpu")
+    return min(few, AT_ONCE) if small else few
 
 
 def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
@@ -137,14 +153,15 @@ def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
 
 
 def _nested_draws(
-    tilted: Tilted, mean: Array, white: Array, line: Line, noise: Array, last: Array, integration: Integration
+    tilted: Tilted, mean: Array, white: Array, line: Line, batch: Batch, integration: Integration
 ) -> tuple[TiltedDraws, _Found]:
     """Weighted draws of the nested proposal.
 
     Its globals are half from the Gaussian ``mean``, ``white``, and half from one that is wider in the last iteration;
-    weights are with respect to the mixture.
+    weights are with respect to the mixture. Draws that are not taken have no weight.
     """
     size, groups = tilted.cavity.size, jnp.asarray(tilted.factor.groups)
+    noise, last = batch.noise, batch.last
 
     def given(at: tuple[Array, Array]) -> tuple[Conditional, Array]:
         theta, start = at
@@ -165,15 +182,14 @@ def _nested_draws(
     theta = mean + offset @ white
     # the mean goes with the draws: the search is in the program once
     everywhere = jnp.concatenate([mean[None], theta])
-    # a batch takes as many steps as its slowest draw: of large groups, whose steps take long, batches are small
-    at_once = None if groups.shape[1] < LARGE else AT_ONCE
-    searched = tilted.factor.at_many(given, (everywhere, line.at(everywhere)), groups.shape[1], at_once)
+    at_once, num = _at_once(groups.shape[1], batch.few), 1 + jnp.sum(batch.taken)
+    searched = tilted.factor.at_many(given, (everywhere, line.at(everywhere)), groups.shape[1], at_once, num)
     (at_mean, found_at_mean), (locals_, found) = _parted(searched)
-    drawn = drawn_at(tilted, theta, locals_, found, noise[:, size:], last, integration)
+    drawn = drawn_at(tilted, theta, locals_, found, batch, integration)
 
     position = jnp.concatenate([jnp.concatenate([theta, side], axis=1) for side in drawn.sides])
     log_weight = drawn.value + tilted.log_cavities(position) - jnp.tile(log_mixture, 2)
-    log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
+    log_weight = jnp.where(jnp.isfinite(log_weight) & jnp.tile(batch.taken, 2), log_weight, -jnp.inf)
     score = jnp.where(jnp.isneginf(log_weight)[:, None], 0.0, drawn.score)
     known = weighed(log_weight, drawn, integration.needed(tilted.factor))
     evidence = known.log_mean + 0.5 * (size * LOG_2PI - log_det(white))

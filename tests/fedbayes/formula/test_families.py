@@ -15,6 +15,7 @@ from scipy.special import betaln, expit, gammaln
 import fedbayes as fb
 from fedbayes.formula.families import FAMILIES
 from fedbayes.formula.families.hurdle import Hurdle
+from fedbayes.formula.families.levels import Categorical
 from fedbayes.formula.families.overdispersed import BetaBinomial, NegativeBinomial, log_rising
 from fedbayes.formula.families.times import LogLogistic, PiecewiseExponential, Times, Weibull
 
@@ -207,6 +208,23 @@ def test_a_time_is_found_again_from_its_cumulative_hazard(name):
         slope = jax.vmap(jax.grad(law(name).cumulative_hazard))(times)
         np.testing.assert_allclose(again, times, rtol=1e-5)
         np.testing.assert_allclose(np.log(slope), law(name).log_hazard(times), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 1)], ids=["a level", "levels", "levels for draws"])
+def test_levels_have_numpyro_s_density(shape):
+    """Values and second derivatives; whatever the shapes of values and logits, of which either may be the larger."""
+    rng = np.random.default_rng(3)
+    logits, values = jnp.asarray(rng.normal(size=(5, 4))), rng.integers(0, 4, size=shape)
+
+    def of(law):
+        return lambda moved: jnp.sum(law(logits + moved).log_prob(values) * jnp.arange(1.0, 6.0))
+
+    with jax.enable_x64(True):
+        found, expected = of(Categorical), of(dist.CategoricalLogits)
+        at = jnp.asarray(rng.normal(size=4))
+        assert Categorical(logits).log_prob(values).shape == dist.CategoricalLogits(logits).log_prob(values).shape
+        np.testing.assert_allclose(found(at), expected(at), rtol=1e-14)
+        np.testing.assert_allclose(jax.hessian(found)(at), jax.hessian(expected)(at), atol=1e-13)
 
 
 @pytest.mark.parametrize("large", [1e6, 1e8, 1e12, 1e17, 1e40])

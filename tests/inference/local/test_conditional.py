@@ -25,12 +25,13 @@ from fedbayes.inference.local.density.moments import (
 )
 from fedbayes.inference.local.density.tilted import Tilted, cold_chains, laplace_site
 from fedbayes.inference.local.log_factors import log_factors
-from fedbayes.inference.local.sampling import integration
+from fedbayes.inference.local.sampling import integration, nested
 from fedbayes.inference.local.sampling.integration import MANY_SINGLES
 from fedbayes.inference.local.sampling.nested import _expanded, nested_site
 from fedbayes.inference.mode import expansion
 from fedbayes.numerics.columns import by_columns
 from fedbayes.numerics.gaussian import Gaussian, whitener
+from fedbayes.problem.client import Client
 from fedbayes.problem.problem import make_problem
 
 GROUPS, NUM_RUNS = 12, 8
@@ -209,6 +210,40 @@ def test_nested_draws_are_exact_for_linear_gaussian_clients(many) -> None:
     # exp(-theta^2 / 8) times the law of the rows: as if theta had been N(0, 4), but for its constant
     law = multivariate_normal(np.zeros(GROUPS), 1.25 * np.eye(GROUPS) + 4.0)
     np.testing.assert_allclose(found.log_evidence, law.logpdf(Y) + 0.5 * np.log(8.0 * np.pi), rtol=1e-3)
+
+
+def test_the_first_iterations_take_few_draws_and_the_last_all(monkeypatch) -> None:
+    """A linear Gaussian client's Gaussian is known after a few draws, so that the last ones are the same by many."""
+    cavity = Gaussian(jnp.zeros(1), jnp.full((1, 1), 0.25), jnp.zeros(()))
+
+    def found(fewest: int, at_many=Client.at_many):
+        taken = []
+
+        def counted(self, function, points, evaluations=1, most=None, num=None):
+            if num is not None:
+                jax.debug.callback(lambda num: taken.append(int(num)), num)
+            return at_many(self, function, points, evaluations, most, num)
+
+        monkeypatch.setattr(nested, "_FEWEST", fewest)
+        monkeypatch.setattr(Client, "at_many", counted)
+        site = nested_site(
+            Tilted(client_of(known_scale), cavity),
+            cold_chains(jnp.zeros(1 + GROUPS)),
+            jnp.full(1 + GROUPS, 0.3),
+            num_samples=256,
+            estimator=score_regression,
+        )
+        jax.effects_barrier()
+        return site, sorted(taken)
+
+    few, taken = found(16)
+    many, all_taken = found(256)
+    # searches, at the mean as well, and scores
+    assert taken == [16, 16, 17, 17, 256, 257]
+    assert all_taken == [256, 256, 256, 257, 257, 257]
+    assert 256.0 < float(few.effective) < 512.0  # of both sides
+    for name in ("site", "log_evidence", "k_hat", "effective"):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), getattr(few, name), getattr(many, name))
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (0, 8), (3, 11), (6, 7)])
