@@ -103,7 +103,8 @@ def rival_row(name: str, parts: dict[str, Any]) -> str:
     """A line of the second table."""
     fitted, rival, reference = parts["fit"], parts["nuts"], parts["reference"]
     if "drawn_mean" not in fitted or "mean" not in reference or "cpu" not in rival:
-        failed = fitted.get("error", {}).get("message") or fitted.get("slow") or reference.get("slow") or "no reference"
+        failed = fitted.get("error", {}).get("message") or fitted.get("slow")
+        failed = failed or rival.get("slow") or reference.get("slow") or "no reference"
         return row(name, f"no comparison: {failed}", *[""] * 6)
     found = compared(fitted, reference)
     usable = "" if fitted["conclusion"].startswith("fit.idata can be used") else ", flagged"
@@ -141,7 +142,7 @@ def _without_groups(known: dict[str, Any]) -> str:
 
 def _machines(known: dict[str, Any], part: str) -> str:
     """With what a part was measured."""
-    return " " + " ".join(sorted({each["machines"][part] for each in known.values() if part in each}))
+    return " " + " ".join(sorted({each["machines"][part] for each in known.values() if part in each["machines"]}))
 
 
 def _listed(names: list[str]) -> str:
@@ -177,9 +178,9 @@ count, also those that have not converged and those whose weights are not to be 
 {len(held) - outside} have a coverage of 90 percent intervals between 87 and 93 percent."""
     rival = f"""{_measured(known)}
 `y ~ x + (1 | site)` on one data set of five clients of 15 to 120 rows. The rival is NumPyro's NUTS on the product of
-the clients' programs: four chains, vectorised, of 1,000 warm-up steps. Its draws are doubled until its relative errors
-are {MCSE} posterior sds in the means and {OF_SDS:.1%} in the sds, or {REFERENCE * SECONDS:.0f} CPU seconds are over;
-the largest of both are given. Where they stay above, it has divergent transitions where the effects' sd is large.
+the clients' programs: four chains, vectorised, of 1,000 warm-up steps. Its draws are doubled until its Monte
+Carlo errors are at most {MCSE} posterior sds in the means and {OF_SDS:.1%} of the sds, or until doubling them once more
+would take more than {REFERENCE * SECONDS:.0f} CPU seconds; the largest of both are given.
 {_without_groups(known)}
 *right*: of all unconstrained globals the means of `fit.idata`'s draws are within {MEAN} posterior sds and the sds
 within {SD:.0%}, beside three Monte Carlo errors of both. The worst of each is named. Seconds are CPU seconds,

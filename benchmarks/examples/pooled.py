@@ -23,7 +23,7 @@ from examples.example import Example
 
 CHAINS, WARMUP, BLOCK = 4, 1000, 1000
 JITTER = 0.2  # how far chains begin from where NumPyro would begin
-MCSE = 0.02  # of the means, in posterior sds; draws are doubled until then, or until the time is over
+MCSE = 0.02  # of the means, in posterior sds; draws are doubled until then, or until the time does not allow it
 _LOCAL = "fedbayes_local"
 
 Latents = dict[str, Any]
@@ -118,9 +118,11 @@ def nuts(example: Example, seconds: float, twice: bool = False, of_sds: float = 
     potential = lambda position: pooled.potential(unravel(position))  # noqa: E731
     mcmc = _chains(potential)
     blocks: list[np.ndarray] = []
+    diverging = 0
     while True:
         mcmc.run(jax.random.key(len(blocks)), init_params=start, extra_fields=("diverging",))
         blocks.append(np.asarray(mcmc.get_samples(group_by_chain=True))[..., order])
+        diverging += int(np.sum(mcmc.get_extra_fields()["diverging"]))
         if len(blocks) == 1:
             cpu, wall = time.process_time() - begun, time.perf_counter() - began
         summary = summarised(np.concatenate(blocks, axis=1))
@@ -132,7 +134,7 @@ def nuts(example: Example, seconds: float, twice: bool = False, of_sds: float = 
         mcmc = _chains(potential, summary["draws"] // CHAINS)  # as many as there are
         mcmc.post_warmup_state = state
     found = {"labels": labels(pooled), **summary, "seconds": spent, "cpu": cpu, "wall": wall, "latents": flat.size}
-    found["diverging"] = int(np.sum(mcmc.get_extra_fields()["diverging"]))
+    found["diverging"] = diverging
     if twice:
         found["second"] = _without_compilation(_chains(potential), start)
     return found

@@ -26,7 +26,7 @@ def in_batches(function: Callable[[Any], Any], points: Any, size: int) -> Any:
     """
     num = jax.tree.leaves(points)[0].shape[0]
     if num <= size:
-        return jax.vmap(function)(points)
+        return _side_by_side(function, num)(points)
     batches = -(-num // size)
     size = -(-num // batches)
 
@@ -39,9 +39,10 @@ def in_batches(function: Callable[[Any], Any], points: Any, size: int) -> Any:
 
 
 def in_batches_up_to(num: Int[Array, ""], function: Callable[[Any], Any], points: Any, size: int) -> Any:
-    """:func:`in_batches` of the first ``num`` entries, a number that is known only at run time; the others are zero.
+    """:func:`in_batches` for the first ``num`` entries, a number that is known only at run time.
 
-    One program for few and for many entries. What is left of the batch in which the last one stands is computed too.
+    One program serves few and many entries. What is left of the last batch is computed too, and all further entries are
+    zero.
 
     Parameters
     ----------
@@ -72,7 +73,7 @@ def in_batches_up_to(num: Int[Array, ""], function: Callable[[Any], Any], points
 
 def _side_by_side(function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:
     """The function of a batch: of a single entry as it is, since a branch of a mapped function runs both sides."""
-    if size > 1:
+    if size != 1:
         return jax.vmap(function)
 
     def of_one(points: Any) -> Any:

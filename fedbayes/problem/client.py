@@ -99,7 +99,8 @@ class Client:
         most
             Points side by side, whatever the memory.
         num
-            A whole number that is known only at run time: of so many rows, the first; the others are zero.
+            A whole number that is known only at run time: only the first so many rows are needed. What others are
+            computed depends on the batches; the rest are zero.
         """
         at_once = 1 if self.program.rows_by_rows else max(1, self._at_once // evaluations)
         at_once = at_once if most is None else min(at_once, most)

@@ -33,7 +33,7 @@ from fedbayes.numerics.host import whiteners
 from fedbayes.numerics.low_rank import LowRankGaussian
 from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
-from fedbayes.results.fitted import Fitted, labels
+from fedbayes.results.fitted import Fitted, labels, verdict
 from fedbayes.runtime.precision import computing
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ _ORDINARY = 2.0  # z that needs no limit
 _ERRORS = 3.0  # Monte Carlo standard errors by which both must exceed zero
 _JOINTLY = "jointly"  # about no global by itself, but in the test of all of them together
 _NAMED = 3  # globals of one client that are named in words
+_NOT_CONVERGED = (
+    "the rounds have not converged, so that their sites are not yet what the clients say: who is named may agree"
+)
 _PRODUCT = 1e-6  # relative difference between the posterior and prior times sites that counts as round-off
 
 
@@ -244,7 +247,8 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
         1e-6 or three Monte Carlo errors, or negative), and where the cavity is improper, as where nobody else says
         anything of it or the client is far from all others (then ``share`` is NaN, too). ``attrs["disagreement"]``
         names in words who disagrees about what at an adjusted p-value below 0.05 and is empty if nobody does;
-        ``attrs["remarks"]`` says what could not be compared.
+        ``attrs["remarks"]`` says what could not be compared, and if the rounds have not converged: their sites are
+        then not yet what the clients say, and whoever is named may as well agree.
 
     Raises
     ------
@@ -258,9 +262,11 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     "client 'x' disagrees with all the others about beta[3] (z = 4.1, adjusted p = 0.002)"
     """
     with computing():
-        return conflict_of(
-            *gaussians_of(fitted.posterior, fitted.cavities(), fitted.roster), fitted.roster, labels(fitted)
-        )
+        gaussians = gaussians_of(fitted.posterior, fitted.cavities(), fitted.roster)
+        found = conflict_of(*gaussians, fitted.roster, labels(fitted))
+    if verdict(fitted).converged:
+        return found
+    return found.assign_attrs(remarks="; ".join([_NOT_CONVERGED, *filter(None, [found.attrs["remarks"]])]))
 
 
 def conflict_of(posterior: Gaussian, cavities: Gaussian, roster: Roster, labels: Sequence[str]) -> "xr.Dataset":

@@ -38,7 +38,9 @@ class Categorical(dist.CategoricalLogits):
         shape = jnp.broadcast_shapes(jnp.shape(value), self.batch_shape)
         logits = jnp.moveaxis(jnp.broadcast_to(self.logits, (*shape, self.logits.shape[-1])), -1, 0)
         places = jnp.reshape(jnp.arange(len(logits)), (-1, *(1,) * len(shape)))
-        return jnp.sum(jnp.where(places == value, logits, 0.0), axis=0) - jax.nn.logsumexp(logits, axis=0)
+        there = places == value
+        of_value = jnp.where(jnp.any(there, axis=0), jnp.sum(jnp.where(there, logits, 0.0), axis=0), -jnp.inf)
+        return of_value - jax.nn.logsumexp(logits, axis=0)
 
 
 def _places(outcome: Outcome) -> None:

@@ -52,8 +52,8 @@ class Factor(Protocol):
     ) -> Any:
         """``function`` of each row of ``points``, side by side or one after the other.
 
-        ``evaluations`` of the log factor are made for each, and at most ``most`` points are side by side. Of ``num``
-        rows, if it is given, the first are computed, and the others are zero.
+        ``evaluations`` of the log factor are made for each, and at most ``most`` points are side by side. Where
+        ``num`` is given, only the first so many rows are needed, and nothing is said of the others.
         """
         ...
 

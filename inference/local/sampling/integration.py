@@ -23,11 +23,23 @@ _MOST_LOST_OF_NARROW = 0.1  # of the draws of the narrow half, the same
 
 
 class Batch(NamedTuple):
-    """Noise of all draws, those that this iteration takes, how many the first ones take, and whether it is the last."""
+    """The draws of one iteration.
+
+    Attributes
+    ----------
+    noise
+        Of all draws.
+    taken
+        Which of them this iteration takes.
+    most
+        Side by side.
+    last
+        Whether it is the last iteration.
+    """
 
     noise: Float[Array, "draw p"]
     taken: Bool[Array, " draw"]
-    few: int
+    most: int
     last: Bool[Array, ""]
 
 
@@ -90,7 +102,7 @@ def drawn_at(
         sides, integrals, halved = jax.lax.cond(
             last, lambda: _by_quadrature(factor, theta, given, noise, integration.nodes), lambda: by_draws
         )
-    value, score = tilted.scores_of_sides(theta, sides, batch.few, jnp.sum(batch.taken))
+    value, score = tilted.scores_of_sides(theta, sides, batch.most, jnp.sum(batch.taken))
     spread = 0.5 * jnp.sum(noise**2, axis=1) + jax.vmap(Conditional.log_spread)(given)
     value = value + jnp.tile(spread + 0.5 * noise.shape[1] * LOG_2PI, 2)
     if integration.needed(factor):

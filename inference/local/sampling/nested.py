@@ -8,11 +8,11 @@ which is a global, and the joint mode may lie far from the globals' own, or nowh
 with the mode and curvature of the locals *given* each draw of the globals, so that the locals' scale and the number of
 their groups do not matter: where they are Gaussian given the globals, the weights depend on the globals alone. Each
 draw of the globals has two opposite draws of the locals. The Gaussian of the globals comes from the same regression as
-the site: first with equal weights, by which ``Lambda`` becomes minus the mean Hessian of the log marginal under
-``q`` (the variational fixed point of Opper and Archambeau 2009), last with the importance weights. Half of the last
-draws are twice as wide: that fixed point is too narrow for the long tail of a log scale. Where single locals are many,
-whose draws would leave noise in the weights, the last weights have them integrated out by quadrature, and the two draws
-are quantiles at opposite levels.
+the site: twice from few draws with equal weights, by which ``Lambda`` becomes minus the mean Hessian of the log
+marginal under ``q`` (the variational fixed point of Opper and Archambeau 2009), last from all with the importance
+weights. Half of the last draws are twice as wide: that fixed point is too narrow for the long tail of a log scale.
+Where single locals are many, whose draws would leave noise in the weights, the last weights have them integrated out by
+quadrature, and the two draws are quantiles at opposite levels.
 """
 
 from typing import Any, NamedTuple
@@ -79,7 +79,7 @@ def nested_site(
     shift
         Of the quasi-random sequence.
     num_samples
-        Draws of the globals, a power of two; there are twice as many of the locals.
+        Draws of the globals in the last iteration, a power of two; there are twice as many of the locals.
     estimator
         Turns the draws into a site.
     many
@@ -90,13 +90,16 @@ def nested_site(
     """
     size, cavity = tilted.cavity.size, tilted.cavity
     noise, few = quasi_normal(shift, num_samples), _few(num_samples, size)
+    most = few if _on_cores() else num_samples
 
     def iterate(carry: tuple[Array, Array, Line], last: Array) -> tuple[tuple, tuple]:
         mean, precision, line = carry
-        batch = Batch(noise, jnp.arange(num_samples) < jnp.where(last, num_samples, few), few, last)
+        batch = Batch(noise, jnp.arange(num_samples) < jnp.where(last, num_samples, few), most, last)
         draws, found = _nested_draws(tilted, mean, whitener(precision), line, batch, Integration(many, nodes))
-        even = jnp.tile(batch.taken, 2) / (2.0 * few)
-        site = estimator(draws._replace(weight=jnp.where(last, draws.weight, even)), cavity)
+        both = 2.0 * few  # on two sides
+        weight = jnp.where(last, draws.weight, jnp.tile(batch.taken, 2) / both)
+        draws = draws._replace(weight=weight, effective=jnp.where(last, draws.effective, both))
+        site = estimator(draws, cavity)
         mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
         return (mean, precision, found.line), (found, site)
 
@@ -119,7 +122,7 @@ def nested_site(
 
 
 def _few(num_samples: int, size: int) -> int:
-    """Draws of all iterations but the last, whose sites are proposals: half of EP's default, a power of two."""
+    """Draws of all iterations but the last, whose sites are only proposals: half of the default of ``EP``."""
     return min(num_samples, max(_FEWEST, 1 << (4 * (size + 1) - 1).bit_length()))
 
 
@@ -128,18 +131,22 @@ def work_of_nested(client: Client, num_samples: int, many: int, nodes: int) -> W
     size, few = client.groups.shape[1], _few(num_samples, client.program.globals.size)
     drawn = Work(2.0 * GRADIENT)
     last = Work(nodes * GIVEN * GRADIENT) if size == 1 and client.num_locals >= many else Work(0.0)
-    at_once = AT_ONCE if size >= LARGE else 1
+    at_once = AT_ONCE if _is_slow(size) else 1  # at least
     draws = num_samples + (_ITERATIONS - 1) * few
     return search_given(client).and_then(drawn).times(draws, at_once).and_then(last.times(num_samples))
 
 
-def _at_once(size: int, few: int) -> int:
-    """Draws whose groups of so many locals are searched side by side: these take as many steps as the slowest of them.
+def _on_cores() -> bool:
+    """Whether draws side by side take more time than one: an accelerator has room for many."""
+    return jax.default_backend() == "cpu"
 
-    Where a step takes long, batches are small, unless there is an accelerator, which has a core for each of many draws.
+
+def _is_slow(size: int) -> bool:
+    """Whether a step of a search in groups of so many locals takes long.
+
+    A batch takes as many steps as its slowest draw, so that it is small then.
     """
-    small = size >= LARGE or (size > 1 and jax.default_backend() == "cpu")
-    return min(few, AT_ONCE) if small else few
+    return size >= LARGE or (size > 1 and _on_cores())
 
 
 def _first(tilted: Tilted, warm: Warm) -> tuple[Array, Array]:
@@ -182,7 +189,7 @@ def _nested_draws(
     theta = mean + offset @ white
     # the mean goes with the draws: the search is in the program once
     everywhere = jnp.concatenate([mean[None], theta])
-    at_once, num = _at_once(groups.shape[1], batch.few), 1 + jnp.sum(batch.taken)
+    at_once, num = AT_ONCE if _is_slow(groups.shape[1]) else batch.most + 1, 1 + jnp.sum(batch.taken)
     searched = tilted.factor.at_many(given, (everywhere, line.at(everywhere)), groups.shape[1], at_once, num)
     (at_mean, found_at_mean), (locals_, found) = _parted(searched)
     drawn = drawn_at(tilted, theta, locals_, found, batch, integration)

@@ -207,6 +207,13 @@ def test_what_is_off_in_no_single_global_is_found_in_all_together() -> None:
     assert ours.attrs["disagreement"].startswith(told)
 
 
+@pytest.mark.parametrize("converged", [True, False])
+def test_sites_of_a_fit_that_has_not_converged_are_no_evidence_against_anybody(small_fit, monkeypatch, converged):
+    monkeypatch.setattr(conflict, "verdict", lambda fitted: SimpleNamespace(converged=converged))
+    told = small_fit.conflict().attrs["remarks"]
+    assert told.startswith("the rounds have not converged, so that their sites are not yet") is not converged
+
+
 def test_what_one_client_alone_knows_can_not_be_compared() -> None:
     """Under a flat prior; the other global of that client can."""
     rng = np.random.default_rng(0)
