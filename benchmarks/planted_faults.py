@@ -286,6 +286,12 @@ FAULTS = (
     ),
     Fault("nested draws weighed evenly", "local/sampling/nested.py", "jnp.where(last, draws.weight, even)", "even"),
     Fault(
+        "nested draws weighed that were not made",
+        "local/sampling/nested.py",
+        "jnp.tile(batch.taken, 2) / both",
+        "jnp.full(2 * num_samples, 0.5 / num_samples)",
+    ),
+    Fault(
         "the cavity left in an opening site",
         "local/density/tilted.py",
         "precision @ mean - cavity.shift, precision - cavity.precision",

@@ -97,9 +97,9 @@ def nested_site(
         batch = Batch(noise, jnp.arange(num_samples) < jnp.where(last, num_samples, few), most, last)
         draws, found = _nested_draws(tilted, mean, whitener(precision), line, batch, Integration(many, nodes))
         both = 2.0 * few  # on two sides
-        weight = jnp.where(last, draws.weight, jnp.tile(batch.taken, 2) / both)
-        draws = draws._replace(weight=weight, effective=jnp.where(last, draws.effective, both))
-        site = estimator(draws, cavity)
+        even = jnp.tile(batch.taken, 2) / both
+        weight, effective = jnp.where(last, draws.weight, even), jnp.where(last, draws.effective, both)
+        site = estimator(draws._replace(weight=weight, effective=effective), cavity)
         mean, precision = _towards(mean, precision, cavity, Gaussian(site.shift, site.precision, jnp.zeros(())))
         return (mean, precision, found.line), (found, site)
 
