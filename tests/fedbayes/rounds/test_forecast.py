@@ -99,7 +99,7 @@ def test_a_dense_solver_of_single_locals_is_told_of_the_default(monkeypatch) -> 
 
 def test_only_what_counts_less_is_offered() -> None:
     """Of many single locals nested draws are linear, and joint searches dense; of a few the search is less."""
-    for num, is_offered in ((MANY, False), (20, True)):
+    for num, is_offered in ((MANY, False), (10, True)):
         advice = forecast_of(persons, clients_of(num), fb.EP(num_replicates=2), checked=False)._advice(())
         assert ('`solver="laplace"` of EP' in advice) == is_offered
         assert "`num_replicates=1` of EP" in advice
