@@ -27,12 +27,10 @@ def in_batches(function: Callable[[Any], Any], points: Any, size: int) -> Any:
     num = jax.tree.leaves(points)[0].shape[0]
     if num <= size:
         return _side_by_side(function, num)(points)
-    batches = -(-num // size)
-    size = -(-num // batches)
+    batches, size = _even(num, size)
 
-    def cut(leaf: jax.Array) -> jax.Array:
-        filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], batches * size - num, axis=0)])
-        return filled.reshape(batches, size, *leaf.shape[1:])
+    def cut(leaf: Array) -> Array:
+        return _filled(leaf, batches * size).reshape(batches, size, *leaf.shape[1:])
 
     found = jax.lax.map(_side_by_side(function, size), jax.tree.map(cut, points))
     return jax.tree.map(lambda leaf: leaf.reshape(batches * size, *leaf.shape[2:])[:num], found)
@@ -52,13 +50,9 @@ def in_batches_up_to(num: Int[Array, ""], function: Callable[[Any], Any], points
         As there.
     """
     whole = jax.tree.leaves(points)[0].shape[0]
-    batches = -(-whole // size)
-    size = -(-whole // batches)
-
-    def filled(leaf: Array) -> Array:
-        return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], batches * size - whole, axis=0)])
-
-    points, of_batch = jax.tree.map(filled, points), _side_by_side(function, size)
+    batches, size = _even(whole, size)
+    points = jax.tree.map(lambda leaf: _filled(leaf, batches * size), points)
+    of_batch = _side_by_side(function, size)
 
     def batch(number: Array, known: Any) -> Any:
         some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size), points)
@@ -69,6 +63,17 @@ def in_batches_up_to(num: Int[Array, ""], function: Callable[[Any], Any], points
     nothing = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), shapes)
     found = jax.lax.fori_loop(0, -(-num // size), batch, nothing)
     return jax.tree.map(lambda leaf: leaf[:whole], found)
+
+
+def _even(num: int, size: int) -> tuple[int, int]:
+    """The number of batches of at most this size, and the size that all of them have."""
+    batches = -(-num // size)
+    return batches, -(-num // batches)
+
+
+def _filled(leaf: Array, num: int) -> Array:
+    """So many entries, of which those that are missing are copies of the last one."""
+    return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], num - len(leaf), axis=0)])
 
 
 def _side_by_side(function: Callable[[Any], Any], size: int) -> Callable[[Any], Any]:

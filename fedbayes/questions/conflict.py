@@ -49,7 +49,8 @@ _ERRORS = 3.0  # Monte Carlo standard errors by which both must exceed zero
 _JOINTLY = "jointly"  # about no global by itself, but in the test of all of them together
 _NAMED = 3  # globals of one client that are named in words
 _NOT_CONVERGED = (
-    "the rounds have not converged, so that their sites are not yet what the clients say: who is named may agree"
+    "the rounds have not converged, so that their sites are not yet what the clients say: "
+    "a client that is named may agree with all others"
 )
 _PRODUCT = 1e-6  # relative difference between the posterior and prior times sites that counts as round-off
 
