@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 # Evaluations of a client's log density that others are worth, by the programs of `benchmarks/FORETOLD.md`: its
 # gradient, one more column of a Hessian, and an evaluation where globals stay, of which much is computed only once.
 GRADIENT, COLUMN, GIVEN = 3.0, 0.5, 0.4
+_PER_ROW = 100.0  # operations on matrices that take as long as the log density of a row
 
 
 class Work(NamedTuple):
@@ -29,6 +30,10 @@ class Work(NamedTuple):
     def numbers(self) -> float:
         """That are held at once, so many at least: matrices and draws need not be there at the same time."""
         return max(self.matrices, self.draws)
+
+    def of_rows(self, rows: int) -> float:
+        """Evaluations of a row's log density that take as long, where the client has so many rows."""
+        return self.evaluations * rows + self.operations / _PER_ROW
 
     def times(self, number: float, at_once: float = 1.0) -> Self:
         """So many times as much, of which ``at_once`` are held side by side."""

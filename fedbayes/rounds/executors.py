@@ -25,7 +25,7 @@ from fedbayes.rounds.chains import fused_block
 from fedbayes.rounds.exchange import Ahead, Collected, Heard, Round, replies_like, sum_of_used, sums_by_team, told
 from fedbayes.rounds.programs import Programs, client_key, client_secrets
 from fedbayes.rounds.wire import arrays_of, decode, encode
-from fedbayes.runtime.compiling import Compiled, jit_quickly, shapes_of
+from fedbayes.runtime.compiling import Compiled, jit_by_work, jit_quickly, shapes_of
 
 # Rows of one compiled call: with some hundred draws each, the working set stays in a processor's cache, or fills an
 # accelerator without filling its memory.
@@ -286,7 +286,11 @@ class Batched(InProcess):
             reply, after = batched(part, mine, take(states), take(clients), inputs)
             return reply._replace(total=summed(reply, real, shared, places)), after
 
-        return self._programs.kept(("batched", phase, name, self.mesh), lambda: Compiled(jit_quickly(program)))
+        def evaluations(shared: Shared, personal: Personal, states: Private, clients: Client, *_: Any) -> float:
+            return self._programs.evaluations(phase, name, shared, clients)
+
+        kept = "batched", phase, name, self.mesh
+        return self._programs.kept(kept, lambda: Compiled(jit_by_work(program, evaluations)))
 
     @property
     def compiles_ahead(self) -> bool:

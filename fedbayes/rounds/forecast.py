@@ -37,7 +37,6 @@ from fedbayes.runtime.compiling import num_cores
 _LONG, _VERY_LONG = 60.0, 600.0  # seconds from which a line is written, and a warning given
 _LEAST = 1.0  # seconds of a round that tell of evaluations, and not of what every round takes beside them
 _AGAIN = 2.0  # times as long as was said before, from which it is said anew
-_PER_ROW = 100.0  # operations on matrices that take as long as the log density of a row
 _PER_SECOND = 2e10  # operations on large matrices by one core
 _MUCH = 0.3  # of the time left, from which it is said how the check costs less
 _LESS = 0.7  # of the work of this fit, up to which another one is offered
@@ -271,8 +270,8 @@ class Forecast:
             return None
         found = np.zeros(self._roster.num_clients)
         for bucket in self._problem.buckets:
-            work, rows = update.work(shared, bucket.clients), length(bucket.clients.data, axis=1)
-            found[bucket.members] = work.evaluations * rows + work.operations / _PER_ROW
+            rows = length(bucket.clients.data, axis=1)
+            found[bucket.members] = update.work(shared, bucket.clients).of_rows(rows)
         return found
 
     def _asked(

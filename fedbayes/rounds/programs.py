@@ -14,10 +14,11 @@ import numpy as np
 from jax import Array
 
 from fedbayes.contract.algorithm import Key, Method, Phase, Update
+from fedbayes.problem.client import Client, length
 from fedbayes.problem.program.program import Program
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.replicates import replicated, replicated_update
-from fedbayes.runtime.compiling import CHEAPLY, Compiled, jit_by_size, jit_cheaply, jit_quickly
+from fedbayes.runtime.compiling import CHEAPLY, Compiled, jit_by_size, jit_by_work, jit_cheaply
 from fedbayes.runtime.keys import Purpose, key_for
 from fedbayes.runtime.lru import Kept
 
@@ -78,7 +79,25 @@ class Programs:
 
     def one(self, phase: int | None, name: str) -> Callable:
         """A client's half, compiled for one client alone."""
-        return self.kept(("one", phase, name), lambda: jit_quickly(self.update(phase, name).run))
+        one = self.update(phase, name).run
+
+        def evaluations(shared: Any, personal: Any, private: Any, client: Client, inputs: Any) -> float:
+            return self.evaluations(phase, name, shared, client)
+
+        return self.kept(("one", phase, name), lambda: jit_by_work(one, evaluations))
+
+    def evaluations(self, phase: int | None, name: str, shared: Any, clients: Client) -> float:
+        """Evaluations of a row's log density by all calls of a fit, infinite where the update does not say.
+
+        Of one client, or of many along a leading axis. After the rounds clients are asked for few things twice.
+        """
+        update, leading = self.update(phase, name), clients.index.ndim + self.own_data
+        if update.work is None:
+            return np.inf
+        work = update.work(jax.tree.map(_of_one_replicate, shared), clients)
+        rounds = 1 if phase is None else self.phases[phase].usual_rounds or self.phases[phase].max_rounds
+        times = clients.index.size * self.num_replicates * rounds
+        return times * work.of_rows(length(clients.data, axis=leading))
 
     def inputs(self, phase: int | None, name: str, num_locals: int) -> Compiled:
         """``(secrets, places, shared, key) -> inputs`` of many clients' updates, along a leading axis."""
@@ -95,6 +114,10 @@ class Programs:
         if name not in self._kept:
             self._kept[name] = build()
         return self._kept[name]
+
+
+def _of_one_replicate(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
 def client_key(secret: Key, key: Key) -> Key:

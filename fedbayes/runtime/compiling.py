@@ -13,6 +13,9 @@ import numpy as np
 # At the lowest level LLVM takes half the time, and a tenth of it for vmapped random generators.
 CHEAPLY = {"xla_backend_optimization_level": 0}
 _LITTLE = 1 << 18  # bytes of arguments
+# Evaluations of a row's log density over all rounds of a fit. As many take a tenth of a second longer, or half a second
+# where a row costs much, without optimisation, which takes one to three seconds by itself.
+_FEW = 1 << 22
 _MOST_THREADS = 8  # that compile: each takes some hundred MiB
 
 
@@ -52,20 +55,27 @@ def cache_programs(folder: str | os.PathLike | None = None) -> str:
 
 
 @cache
-def _generator() -> dict[str, bool]:
-    """XLA's older code generator for CPUs, where there is one.
+def _generator() -> dict[str, bool | int]:
+    """XLA's older code generator for CPUs, and no more threads of its own than there are cores for; where it has these.
 
-    A client's update compiles in two thirds of the time by it, and runs as fast. Long loops of small steps run faster
-    by the newer one.
+    A client's update compiles in two thirds of the time by the older one, and runs as fast. Long loops of small steps
+    run faster by the newer one. XLA splits a program for up to 32 threads, which costs a tenth of its time where the
+    cores compile other programs already.
     """
-    options = {"xla_cpu_use_fusion_emitters": False}
     if jax.default_backend() != "cpu":
         return {}
+    split = max(1, num_cores() // 4)
+    wanted = ({"xla_cpu_use_fusion_emitters": False}, {"xla_cpu_parallel_codegen_split_count": split})
+    return {name: value for option in wanted if _is_known(option) for name, value in option.items()}
+
+
+def _is_known(option: dict[str, bool] | dict[str, int]) -> bool:
+    """Whether this version of XLA knows an option."""
     try:
-        jax.jit(lambda: 0, compiler_options=options).lower().compile()
-    except Exception:  # a version of XLA that does not know the option
-        return {}
-    return options
+        jax.jit(lambda: 0, compiler_options=option).lower().compile()
+    except Exception:
+        return False
+    return True
 
 
 def jit_quickly(function: Callable) -> Callable:
@@ -90,10 +100,28 @@ def evaluated(function: Callable, *arguments: Any) -> Any:
 
 def jit_by_size(function: Callable) -> Callable:
     """``jax.jit`` that optimises only where the arguments are large: the same arguments get the same program."""
+    return _jit_where(function, lambda *arguments: num_bytes(arguments) > _LITTLE)
+
+
+def jit_by_work(function: Callable, evaluations: Callable[..., float]) -> Callable:
+    """``jax.jit`` that optimises only where a fit computes much by this program.
+
+    Parameters
+    ----------
+    function
+        Whatever it returns, its arguments' shapes decide which program it gets.
+    evaluations
+        Of the same arguments: evaluations of a row's log density by all calls of a fit.
+    """
+    return _jit_where(function, lambda *arguments: evaluations(*arguments) > _FEW)
+
+
+def _jit_where(function: Callable, is_much: Callable[..., bool]) -> Callable:
+    """``jax.jit`` that optimises where its arguments say that it is worth it."""
     little, much = jit_cheaply(function), jit_quickly(function)
 
-    def fitting(arguments: Any) -> Any:
-        return little if num_bytes(arguments) <= _LITTLE else much
+    def fitting(arguments: tuple) -> Any:
+        return much if is_much(*arguments) else little
 
     @wraps(function)
     def call(*arguments: Any) -> Any:
