@@ -57,8 +57,8 @@ class Programs:
         self, phases: list[Phase], after: Mapping[str, Update], num_replicates: int, *, own_data: bool = False
     ) -> None:
         # of one run for all replicates there can be no question where their data differ
-        times = [1 if phase.once and not own_data else num_replicates for phase in phases]
-        self.phases = tuple(replicated(*each, own_data=own_data) for each in zip(phases, times, strict=True))
+        self._times = [1 if phase.once and not own_data else num_replicates for phase in phases]
+        self.phases = tuple(replicated(*each, own_data=own_data) for each in zip(phases, self._times, strict=True))
         self.after = {
             name: replicated_update(update, num_replicates, own_data=own_data) for name, update in after.items()
         }
@@ -95,9 +95,10 @@ class Programs:
         if update.work is None:
             return np.inf
         work = update.work(jax.tree.map(_of_one_replicate, shared), clients)
-        rounds = 1 if phase is None else self.phases[phase].usual_rounds or self.phases[phase].max_rounds
-        times = clients.index.size * self.num_replicates * rounds
-        return times * work.of_rows(length(clients.data, axis=leading))
+        times = self.num_replicates
+        if phase is not None:
+            times = self._times[phase] * (self.phases[phase].usual_rounds or self.phases[phase].max_rounds)
+        return times * clients.index.size * work.of_rows(length(clients.data, axis=leading))
 
     def inputs(self, phase: int | None, name: str, num_locals: int) -> Compiled:
         """``(secrets, places, shared, key) -> inputs`` of many clients' updates, along a leading axis."""

@@ -86,6 +86,8 @@ def replicated_update(update: Update, num: int, *, own_data: bool = False) -> Up
         all_ = (shared, personal, private, client.data if own_data else {}, inputs)
         if update.in_turn and num > 1 and jax.default_backend() == "cpu":
             return jax.lax.map(one, all_)
+        if num == 1:
+            return jax.tree.map(lambda leaf: leaf[None], one(jax.tree.map(lambda leaf: leaf[0], all_)))
         return jax.vmap(one, axis_size=num)(all_)
 
     return update._replace(

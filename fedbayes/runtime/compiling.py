@@ -1,9 +1,11 @@
 """Compilation: as much optimisation as a program is worth, and a folder that keeps programs for later processes."""
 
+import gc
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
 
@@ -13,9 +15,9 @@ import numpy as np
 # At the lowest level LLVM takes half the time, and a tenth of it for vmapped random generators.
 CHEAPLY = {"xla_backend_optimization_level": 0}
 _LITTLE = 1 << 18  # bytes of arguments
-# Evaluations of a row's log density over all rounds of a fit. As many take a tenth of a second longer, or half a second
-# where a row costs much, without optimisation, which takes one to three seconds by itself.
-_FEW = 1 << 22
+# Evaluations of a row's log density by all rounds of a fit. As many take a tenth of a second longer without
+# optimisation, or a second where a row costs much, and optimisation takes one to three seconds.
+_FEW = 1 << 24
 _MOST_THREADS = 8  # that compile: each takes some hundred MiB
 
 
@@ -172,9 +174,22 @@ class Compiled:
         Any
             The shapes of the value.
         """
-        lowered = self._jitted.lower(*shapes)
+        with _no_collection():
+            lowered = self._jitted.lower(*shapes)
         self._under_way[_described(shapes)] = os.getpid(), _compilers().submit(lowered.compile)
         return lowered.out_info
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's search for cycles, which takes a tenth of the time to trace a program and finds next to none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Waited:

@@ -187,11 +187,7 @@ def _init(
 
     They leave every cavity at least as precise as the prior.
     """
-    prior = roster.prior
-    start = prior.gaussian
-    if start is None:  # a wide cavity: what a non-Gaussian prior looks like as a whole
-        wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
-        start = _prior_site(prior, refine, wide, wide, key).site
+    start = _start(roster.prior, refine, key)
     state = EPState.start(start, _whitener_of(start), roster.num_clients, opening)
     if previous is None:
         return state if num_starts == 1 else state._replace(modes=no_modes(num_starts, roster.size))
@@ -203,6 +199,17 @@ def _init(
     state = state._replace(round=previous.round)
     proper = jnp.all(jnp.isfinite(moved.white))
     return jax.tree.map(partial(jnp.where, proper), moved, state)
+
+
+def _start(prior: Prior, refine: solvers.Solver, key: Array) -> Gaussian:
+    """The prior, or what it looks like as a whole where it is no Gaussian; the rounds refine that."""
+    if prior.gaussian is not None:
+        return prior.gaussian
+    if prior.spread is not None and np.all(np.isfinite(prior.spread)) and np.all(prior.spread[1] > 0.0):
+        centre, scale = prior.spread
+        return Gaussian(centre / scale**2, np.diag(1.0 / scale**2), np.zeros(()))  # type: ignore[arg-type]
+    wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
+    return _prior_site(prior, refine, wide, wide, key).site
 
 
 def _whitener_of(start: Gaussian) -> Array:
