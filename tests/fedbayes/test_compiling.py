@@ -1,5 +1,6 @@
 """How programs are compiled, and kept for other processes."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -165,3 +166,33 @@ def test_programs_by_size_tell_of_their_number_too() -> None:
     before = compiling.waited()
     call(np.ones(3))
     assert compiling.waited() > before
+
+
+def test_what_a_fit_evaluates_seldom_is_not_optimised(monkeypatch) -> None:
+    """The limit is of evaluations by all calls of a fit, and decides alone."""
+    for name in ("jit_cheaply", "jit_quickly"):
+        monkeypatch.setattr(compiling, name, lambda function, name=name: lambda x: (name, function(x)))
+    call = compiling.jit_by_work(lambda x: x + 1, lambda x: float(x))
+    few = compiling._FEW
+    assert [call(x)[0] for x in (1, few, few + 1)] == ["jit_cheaply", "jit_cheaply", "jit_quickly"]
+    assert call(few)[1] == few + 1
+
+
+def test_nothing_is_collected_while_a_program_is_traced() -> None:
+    """Only while, and where it was off before it stays off."""
+    seen = []
+
+    def function(x):
+        seen.append(gc.isenabled())
+        return x + 1.0
+
+    call = compiling.Compiled(compiling.jit_cheaply(function))
+    call.ahead(jax.ShapeDtypeStruct((3,), np.float32))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        call.ahead(jax.ShapeDtypeStruct((4,), np.float32))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert seen == [False, False]

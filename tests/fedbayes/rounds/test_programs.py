@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
+from fedbayes.contract.work import COLUMN, GRADIENT
 from fedbayes.errors import MergeWarning
 from fedbayes.inference.local.after import AFTER
+from fedbayes.inference.mode import USUAL_ROUNDS
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds import ahead, programs
 from fedbayes.rounds.programs import forget_programs, programs_for
@@ -230,6 +233,28 @@ def test_programs_are_bounded_in_number():
         assert made(1.0) is not first
         forget_programs()
         assert made(1.0 + most) is not last
+
+
+def test_evaluations_of_a_whole_fit_are_those_of_its_rounds_clients_and_replicates():
+    """Counted by hand: a Newton round takes a value, a slope and a Hessian of every row."""
+    with jax.enable_x64(True):
+        problem = make_problem(shared_model, make_clients(0, rows=(9, 9, 9)))
+        clients = problem.buckets[0].clients
+        rows = clients.data["y"].shape[1]
+
+        def of(method, name, shared=(), clients=clients, **options):
+            found = programs_for(method, problem.roster, problem.programs, AFTER, **options)
+            return found.evaluations(0 if name in found.phases[0].algorithm.updates else None, name, shared, clients)
+
+        once = 1.0 + GRADIENT + 2 * COLUMN
+        assert of(fb.Laplace(), "newton") == once * rows * 3 * USUAL_ROUNDS
+        alone = jax.tree.map(lambda leaf: leaf[1], clients)
+        assert of(fb.Laplace(), "newton", clients=alone) == once * rows * USUAL_ROUNDS
+        own = replace(clients, data={name: np.stack([value] * 4, 1) for name, value in clients.data.items()})
+        assert of(fb.Laplace(), "newton", clients=own, data_sets=4) == 4 * once * rows * 3 * USUAL_ROUNDS
+        draws = np.zeros((2, 50, 2))
+        assert of(fb.EP(num_replicates=2), "log_likelihood", draws) == 2 * 50 * rows * 3
+        assert of(fb.Laplace(), "own_values") == np.inf  # it does not say
 
 
 def test_methods_of_equal_options_share_their_programs():

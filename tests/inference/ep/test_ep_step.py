@@ -17,9 +17,12 @@ from fedbayes.errors import ResultCode
 from fedbayes.inference.ep import server
 from fedbayes.inference.ep.answer import EPAnswer, fixed_point_error
 from fedbayes.inference.ep.step import HOPELESS, EPState, damping, largest_proper_step, makes_progress
-from fedbayes.models import linear
+from fedbayes.inference.local import solvers
+from fedbayes.inference.local.density.moments import score_regression
+from fedbayes.models import eight_schools, linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.problem.problem import make_problem
+from fedbayes.problem.program.prior import make_prior
 
 
 @pytest.fixture(autouse=True)
@@ -235,3 +238,20 @@ def test_small_groups_are_drawn_given_the_globals_from_the_first_round_on_howeve
     roster = make_problem(model, {"a": {"y": np.ones(20)}, "b": {"y": np.zeros(20)}}).roster
     assert [known.group_size for known in roster.locals] == [20 * together if coupling else together] * 2
     assert next(iter(server._used_solvers(fb.EP(), roster, 256))) == first
+
+
+def test_rounds_start_from_the_spread_of_a_prior_that_is_no_gaussian() -> None:
+    """It is the same whatever the key; of a prior that can't be drawn from it is found by importance draws."""
+    refine = solvers.importance(num_samples=256, estimator=score_regression)
+    prior = make_problem(eight_schools.model, eight_schools.clients()).roster.prior
+    assert prior.gaussian is None
+    start = server._start(prior, refine, jax.random.key(0))
+    centre, scale = prior.spread
+    np.testing.assert_allclose(start.moments()[0], centre)
+    np.testing.assert_allclose(start.moments()[1], np.diag(scale**2))
+    undrawn = make_prior(prior.log_density, prior.size)
+    drawn = jax.jit(lambda key: server._start(undrawn, refine, key).moments()[0])
+    found = [drawn(jax.random.key(seed)) for seed in range(2)]
+    assert np.all(np.isfinite(found))
+    assert np.all(found[0] != found[1])
+    assert np.all(np.abs(found - centre) < scale)
