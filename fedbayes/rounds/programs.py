@@ -87,18 +87,19 @@ class Programs:
         return self.kept(("one", phase, name), lambda: jit_by_work(one, evaluations))
 
     def evaluations(self, phase: int | None, name: str, shared: Any, clients: Client) -> float:
-        """Evaluations of a row's log density by all calls of a fit, infinite where the update does not say.
+        """Evaluations of a row's log density by all calls of a fit, infinite where that is not known.
 
-        Of one client, or of many along a leading axis. After the rounds clients are asked for few things twice.
+        Of one client, or of many along a leading axis. After the rounds clients are asked for few things twice. Where
+        data sets are fitted side by side, these fits are repeated, as by a calibration.
         """
-        update, leading = self.update(phase, name), clients.index.ndim + self.own_data
-        if update.work is None:
+        update = self.update(phase, name)
+        if update.work is None or self.own_data:
             return np.inf
         work = update.work(jax.tree.map(_of_one_replicate, shared), clients)
         times = self.num_replicates
         if phase is not None:
             times = self._times[phase] * (self.phases[phase].usual_rounds or self.phases[phase].max_rounds)
-        return times * clients.index.size * work.of_rows(length(clients.data, axis=leading))
+        return times * clients.index.size * work.of_rows(length(clients.data, axis=clients.index.ndim))
 
     def inputs(self, phase: int | None, name: str, num_locals: int) -> Compiled:
         """``(secrets, places, shared, key) -> inputs`` of many clients' updates, along a leading axis."""

@@ -58,7 +58,7 @@ def cache_programs(folder: str | os.PathLike | None = None) -> str:
 
 @cache
 def _generator() -> dict[str, bool | int]:
-    """XLA's older code generator for CPUs, and no more threads of its own than there are cores for; where it has these.
+    """XLA's older code generator for CPUs, and a part of a program for each four cores; where it has these options.
 
     A client's update compiles in two thirds of the time by the older one, and runs as fast. Long loops of small steps
     run faster by the newer one. XLA splits a program for up to 32 threads, which costs a tenth of its time where the
@@ -106,7 +106,7 @@ def jit_by_size(function: Callable) -> Callable:
 
 
 def jit_by_work(function: Callable, evaluations: Callable[..., float]) -> Callable:
-    """``jax.jit`` that optimises only where a fit computes much by this program.
+    """``jax.jit`` that optimises only where a fit computes much by this program, and always for accelerators.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def jit_by_work(function: Callable, evaluations: Callable[..., float]) -> Callab
     evaluations
         Of the same arguments: evaluations of a row's log density by all calls of a fit.
     """
-    return _jit_where(function, lambda *arguments: evaluations(*arguments) > _FEW)
+    return _jit_where(function, lambda *arguments: jax.default_backend() != "cpu" or evaluations(*arguments) > _FEW)
 
 
 def _jit_where(function: Callable, is_much: Callable[..., bool]) -> Callable:

@@ -205,9 +205,12 @@ def _start(prior: Prior, refine: solvers.Solver, key: Array) -> Gaussian:
     """The prior, or what it looks like as a whole where it is no Gaussian; the rounds refine that."""
     if prior.gaussian is not None:
         return prior.gaussian
-    if prior.spread is not None and np.all(np.isfinite(prior.spread)) and np.all(prior.spread[1] > 0.0):
+    if prior.spread is not None:
         centre, scale = prior.spread
-        return Gaussian(centre / scale**2, np.diag(1.0 / scale**2), np.zeros(()))  # type: ignore[arg-type]
+        with np.errstate(all="ignore"):
+            precision = 1.0 / scale**2
+        if np.all(np.isfinite(centre * precision)) and np.all(precision > 0.0):
+            return Gaussian(centre * precision, np.diag(precision), np.zeros(()))  # type: ignore[arg-type]
     wide = Gaussian(jnp.zeros(prior.size), 0.01 * jnp.eye(prior.size), jnp.zeros(()))
     return _prior_site(prior, refine, wide, wide, key).site
 
