@@ -129,6 +129,7 @@ def _jit_where(function: Callable, is_much: Callable[..., bool]) -> Callable:
     def call(*arguments: Any) -> Any:
         return fitting(arguments)(*arguments)
 
+    call.trace = lambda *arguments: fitting(arguments).trace(*arguments)  # type: ignore[attr-defined]
     call.lower = lambda *arguments: fitting(arguments).lower(*arguments)  # type: ignore[attr-defined]
     call._cache_size = lambda: little._cache_size() + much._cache_size()  # type: ignore[attr-defined]
     return call

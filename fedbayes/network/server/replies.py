@@ -48,8 +48,8 @@ def reply_template(programs: Programs, problem: Problem, order: Round, place: in
             private = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), begun)  # as it is kept
         inputs = jax.eval_shape(lambda key, shared: update.inputs(key, shared, client.num_locals), order.key, shared)
         # by the sites' own program, so that where these are in one process it is traced once
-        one = programs.one(order.phase, order.updates[place])
-        reply, _ = jax.eval_shape(one, shared, personal, private, client, inputs)
+        one: Any = programs.one(order.phase, order.updates[place])
+        reply, _ = one.trace(shared, personal, private, client, inputs).out_info
         found: Reply = reply if order.phase is None else reply._replace(info={})
         return found
 

@@ -285,7 +285,7 @@ def test_an_honest_fit_has_no_failures(federation):
     world = federation()
     for place, name in enumerate(world.data):
         Vault(world.folder / name).folder.mkdir(parents=True, exist_ok=True)
-        (world.folder / name / "secret").write_text(f"{place:064x}")
+        (world.folder / name / "secret").write_text(f"{place + 10:064x}")
     network = world.network()
     assert world.fit(network, correct=True, secure_sums=True).converged
     assert [failures_told(site.journal.entries()) for site in network.sites.values()] == [0, 0, 0]

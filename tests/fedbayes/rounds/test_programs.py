@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import fedbayes as fb
+from fedbayes.contract.algorithm import Reply, Update, no_inputs
 from fedbayes.contract.work import COLUMN, GRADIENT
 from fedbayes.errors import MergeWarning
 from fedbayes.inference.local.after import AFTER
@@ -18,6 +19,7 @@ from fedbayes.inference.mode import USUAL_ROUNDS
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds import ahead, programs
 from fedbayes.rounds.programs import forget_programs, programs_for
+from fedbayes.rounds.replicates import replicated_update
 from fedbayes.runtime import compiling
 
 COMPILE = "/jax/core/compile/backend_compile_duration"  # once for each XLA program, also for one found on disk
@@ -253,6 +255,18 @@ def test_evaluations_of_a_whole_fit_are_those_of_its_rounds_clients_and_replicat
         draws = np.zeros((2, 50, 2))
         assert of(fb.EP(num_replicates=2), "log_likelihood", draws) == 2 * 50 * rows * 3
         assert of(fb.Laplace(), "own_values") == np.inf  # it does not say
+
+
+def test_one_replicate_is_answered_as_many_are():
+    """A reply may have plain numbers; another number of replicates than the fit's is refused."""
+    update = Update(lambda shared, personal, private, client, inputs: (Reply(total=2.0 * shared), private), no_inputs)
+    for num in (1, 3):
+        run, told = replicated_update(update, num).run, np.arange(2.0 * num).reshape(num, 2)
+        reply, _ = run(told, (), (), None, ())
+        np.testing.assert_array_equal(reply.total, 2.0 * told)
+        assert reply.code.shape == (num,)
+        with pytest.raises(ValueError, match="axis"):
+            run(np.zeros((4, 2)), (), (), None, ())
 
 
 def test_methods_of_equal_options_share_their_programs():
