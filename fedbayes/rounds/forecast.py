@@ -254,7 +254,7 @@ class Forecast:
 
     def _of_round(self, phase: int, updates: Sequence[str]) -> np.ndarray | None:
         """Evaluations times rows of a round, by client; ``None`` where the method does not say."""
-        times = 1 if self._programs.phases[phase].once else self._programs.num_replicates
+        times = self._programs.times(phase)
         found = np.zeros(self._roster.num_clients)
         for name in set(updates) - {""}:
             these = np.flatnonzero(np.asarray(updates) == name)

@@ -71,6 +71,10 @@ class Programs:
         """A client's half by its address: the phase (``None``: after the rounds) and the update's name."""
         return self.after[name] if phase is None else self.phases[phase].algorithm.updates[name]
 
+    def times(self, phase: int | None) -> int:
+        """How often a phase is run side by side, or what is asked after the rounds."""
+        return self.num_replicates if phase is None else self._times[phase]
+
     def server(self, phase: int) -> Server:
         """The server's half of a phase."""
         algorithm = self.phases[phase].algorithm
@@ -96,10 +100,9 @@ class Programs:
         if update.work is None or self.own_data:
             return np.inf
         work = update.work(jax.tree.map(_of_one_replicate, shared), clients)
-        times = self.num_replicates
-        if phase is not None:
-            times = self._times[phase] * (self.phases[phase].usual_rounds or self.phases[phase].max_rounds)
-        return times * clients.index.size * work.of_rows(length(clients.data, axis=clients.index.ndim))
+        rounds = 1 if phase is None else self.phases[phase].usual_rounds or self.phases[phase].max_rounds
+        each = work.of_rows(length(clients.data, axis=clients.index.ndim))
+        return rounds * self.times(phase) * clients.index.size * each
 
     def inputs(self, phase: int | None, name: str, num_locals: int) -> Compiled:
         """``(secrets, places, shared, key) -> inputs`` of many clients' updates, along a leading axis."""

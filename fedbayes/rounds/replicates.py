@@ -86,7 +86,7 @@ def replicated_update(update: Update, num: int, *, own_data: bool = False) -> Up
         all_ = (shared, personal, private, client.data if own_data else {}, inputs)
         if update.in_turn and num > 1 and jax.default_backend() == "cpu":
             return jax.lax.map(one, all_)
-        if num == 1:  # an axis of one is no work for a program, and a quarter of the time to trace it
+        if num == 1:  # an axis of one takes a quarter of the time to trace an update
             alone = one(jax.tree.map(lambda leaf: jax.lax.squeeze(leaf, (0,)), all_))
             return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
         return jax.vmap(one, axis_size=num)(all_)

@@ -1,6 +1,8 @@
 """Every notebook runs from top to bottom, prints what is stored in it and passes its checks; a reader can follow it."""
 
 import ast
+import re
+from decimal import Decimal
 
 import pytest
 
@@ -94,6 +96,30 @@ def test_a_notebook_asks_one_question_and_ends_with_its_answer(path):
     assert first.source.startswith("# ")
     assert first.source.count("?") == 1
     assert last.source.startswith("## Conclusion\n")
+
+
+DERIVED = {  # from what is printed: a difference; exponentials of effects on the scale of the log
+    "fairness": {"0.0007"},
+    "meta_analysis": {"0.49", "0.35", "0.68", "0.75"},
+}
+
+
+DECIMAL, POWER = r"(?<![\w.])\d+\.\d", r"(?:e[-+]?\d+)?"  # signs are told in words
+
+
+def printed(cell):
+    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+
+
+@each_notebook
+def test_a_conclusion_quotes_what_is_printed(path):
+    """Its numbers of two decimals and more, to rounding: they go stale where a notebook is run again."""
+    *cells, last = nbformat.read(path, as_version=4).cells
+    outputs = " ".join(printed(cell) for cell in cells if cell.cell_type == "code")
+    known = [Decimal(number) for number in re.findall(rf"{DECIMAL}+{POWER}", outputs)]
+    quoted = set(re.findall(rf"{DECIMAL}{{2,}}(?!\d){POWER}", last.source)) - DERIVED.get(path.stem, set())
+    half = {number: Decimal((0, (5,), Decimal(number).as_tuple().exponent - 1)) for number in quoted}
+    assert not [each for each in quoted if not any(abs(value - Decimal(each)) <= half[each] for value in known)]
 
 
 def shows_picture(cell):
