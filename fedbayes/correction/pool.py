@@ -17,7 +17,7 @@ from fedbayes.runtime.precision import computing
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
 SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter
 NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
-HALVED = 0.3  # sd of `Pool.halved` over the weighted draws, up to which the clients' quadrature is precise enough
+HALVED = 0.1  # sd of `Pool.halved` over the weighted draws, up to which the clients' quadrature is precise enough
 
 _smoothed = jit_cheaply(pareto_smooth)
 

@@ -8,8 +8,9 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from fedbayes.contract.algorithm import Key, Personal, Private, Reply, Shared, State, Teams, Update
 from fedbayes.errors import usable
 from fedbayes.problem.client import Client, length
+from fedbayes.problem.data.padding import bucket_lengths
 from fedbayes.problem.problem import Problem, naming
 from fedbayes.rounds.chains import fused_block
 from fedbayes.rounds.exchange import Ahead, Collected, Heard, Round, replies_like, sum_of_used, sums_by_team, told
@@ -35,6 +37,9 @@ _CHUNK_ROWS_ELSEWHERE = 1 << 17
 # which is also how XLA multiplies large matrices fastest.
 _CHUNK_VALUES = {"cpu": 1 << 20}
 _CHUNK_VALUES_ELSEWHERE = 1 << 26
+# Evaluations of a row's log density, of padding alone, that are worth a program for shorter clients: two seconds or
+# more of a processor, and it takes four to trace and compile what is asked after the rounds, once for many fits.
+_WORTH_A_PROGRAM = 2e8
 # Compiled calls under way at once: JAX would begin all of them, each with its working memory, whatever there are cores.
 _UNDER_WAY = max(2, os.cpu_count() or 1)
 
@@ -204,6 +209,13 @@ class InProcess(Executor):
         self._draws = [[arrays[f"draws/{b}"] for b in range(len(arrays))]] if arrays else []
 
 
+class _Part(NamedTuple):
+    """All clients of a bucket, padded to a length that is enough for some of them, and the places of these in it."""
+
+    clients: Client
+    members: np.ndarray
+
+
 class Batched(InProcess):
     """All clients of a bucket in one compiled program, chunk by chunk.
 
@@ -221,6 +233,12 @@ class Batched(InProcess):
             raise ValueError(f"`mesh` has the axes {mesh.axis_names}; clients are shared out over exactly one.")
         self.mesh = mesh
         self.chunk = chunk
+        self._shorter: dict[tuple[int, int], Client] = {}
+
+    def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
+        """See :class:`Executor`."""
+        super().connect(programs, problem, key)
+        self._shorter = {}
 
     def run(self, order: Round) -> Heard:
         """See :class:`Executor`."""
@@ -238,18 +256,25 @@ class Batched(InProcess):
         return heard.finish()
 
     def _bucket(self, name: str, b: int, at: np.ndarray, order: Round, heard: Collected) -> None:
-        """Some clients of one shape, chunk by chunk."""
+        """Some clients of one shape."""
+        for part in self._parts(order.phase, name, b, order.shared):
+            chosen = np.intersect1d(at, part.members)
+            if len(chosen):
+                self._part(name, b, part, chosen, order, heard)
+
+    def _part(self, name: str, b: int, whole: "_Part", at: np.ndarray, order: Round, heard: Collected) -> None:
+        """Some clients of one shape that are padded to one length, chunk by chunk."""
         bucket, states = self._problem.buckets[b], self._private(order.phase, name, b)
         program = self._program(order.phase, name)
         draw = self._programs.inputs(order.phase, name, bucket.clients.num_locals)
-        size, after = self._chunk_size(bucket.clients, len(at)), []
+        size, after = self._chunk_size(whole, len(at)), []
         for begin in range(0, len(at), size):
             part = at[begin : begin + size]
             padded = np.resize(part, size)  # repeat clients to fill the chunk; the copies count for nothing
             places, real = bucket.members[padded], np.arange(size) < len(part)
             inputs = draw(self._secrets, places, order.shared, order.key)
             heard.leave(_UNDER_WAY)
-            reply, state = program(order.shared, order.personal, states, bucket.clients, padded, places, real, inputs)
+            reply, state = program(order.shared, order.personal, states, whole.clients, padded, places, real, inputs)
             after.append((len(part), state))
             heard.add(bucket.members[part], reply)
         if len(after) == 1 and after[0][0] == size and self.mesh is None:
@@ -257,6 +282,36 @@ class Batched(InProcess):
             return
         parts = [jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[:n], state) for n, state in after]
         self._keep(order.phase, b, at, jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
+
+    def _whole(self, b: int) -> "_Part":
+        bucket = self._problem.buckets[b]
+        return _Part(bucket.clients, np.arange(len(bucket.members)))
+
+    def _parts(self, phase: int | None, name: str, b: int, shared: Shared) -> list["_Part"]:
+        """The clients of a bucket; after the rounds by lengths, where much is evaluated that is padding.
+
+        What a bucket is padded to serves all programs. Those of rounds compile longer, and evaluate less.
+        """
+        whole, program = self._whole(b), self._problem.buckets[b].clients.program
+        if phase is not None or self.mesh is not None or program.row_locals or not program.row_arguments:
+            return [whole]
+        rows = np.asarray(whole.clients.mask).sum(axis=1)
+        padded = length(whole.clients.data, axis=1) * len(rows)
+        each = self._programs.evaluations(phase, name, shared, whole.clients) / padded
+        lengths = bucket_lengths(rows.tolist(), worth=_WORTH_A_PROGRAM / each) if 0.0 < each < np.inf else []
+        if len(lengths) < 2:
+            return [whole]
+        places = np.searchsorted(lengths, rows)
+        return [_Part(self._cut(b, most), np.flatnonzero(places == i)) for i, most in enumerate(lengths)]
+
+    def _cut(self, b: int, rows: int) -> Client:
+        """The clients of a bucket with their first rows, which are all rows of the shorter ones."""
+        if (b, rows) not in self._shorter:
+            clients = self._problem.buckets[b].clients
+            cut = lambda leaf: jax.device_put(np.asarray(leaf)[:, :rows])  # noqa: E731
+            shorter = {name: cut(clients.data[name]) for name in clients.program.row_arguments}
+            self._shorter[b, rows] = replace(clients, data=clients.data | shorter, mask=cut(clients.mask))
+        return self._shorter[b, rows]
 
     def batched(self, update: Update, *, teams: bool = False) -> Callable:
         """``(shared, personal, states, clients, inputs)`` for clients along a leading axis, not yet compiled.
@@ -302,29 +357,31 @@ class Batched(InProcess):
         algorithm, buckets = self._programs.phases[phase].algorithm, self._problem.buckets
         name, states = next(iter(algorithm.updates)), []
         goes_on = algorithm.continue_client is not None and before
-        for bucket, kept in zip(buckets, before if goes_on else [None] * len(buckets), strict=True):
+        each = zip(buckets, before if goes_on else [None] * len(buckets), strict=True)
+        for b, (bucket, kept) in enumerate(each):
             states.append(shapes_of(self._begins(phase).ahead(shared, bucket.clients, self._secrets, key, kept)))
             told = shared, personal, states[-1]
-            reply = self._update_ahead((phase, name), told, key, bucket.clients, len(bucket.members))
+            reply = self._update_ahead((phase, name), told, key, self._whole(b), len(bucket.members))
         return Ahead(replies_like(reply, len(self._problem.names)), states)
 
     def asked_ahead(self, name: str, shared: Shared, personal: Personal, key: Key, num_clients: int) -> None:
         """See :class:`Executor`."""
-        for b, bucket in enumerate(self._problem.buckets):
+        for b in range(len(self._problem.buckets)):
             told = shared, personal, shapes_of(self._private(None, name, b))
-            self._update_ahead((None, name), told, key, bucket.clients, min(num_clients, len(bucket.members)))
+            for part in self._parts(None, name, b, shared):
+                self._update_ahead((None, name), told, key, part, min(num_clients, len(part.members)))
 
-    def _update_ahead(self, address: tuple[int | None, str], told: tuple, key: Key, clients: Client, num: int) -> Reply:
+    def _update_ahead(self, address: tuple[int | None, str], told: tuple, key: Key, part: "_Part", num: int) -> Reply:
         """Begin to compile an update, as some clients of a bucket will run it; the shapes of a chunk's replies."""
         shared, personal, states = told
-        places = np.zeros(self._chunk_size(clients, num), int)
-        inputs = self._programs.inputs(*address, clients.num_locals).ahead(self._secrets, places, shared, key)
-        asked = shared, personal, states, clients, places, places, places == 0, inputs
+        places = np.zeros(self._chunk_size(part, num), int)
+        inputs = self._programs.inputs(*address, part.clients.num_locals).ahead(self._secrets, places, shared, key)
+        asked = shared, personal, states, part.clients, places, places, places == 0, inputs
         reply: Reply = self._program(*address).ahead(*asked)[0]
         return reply
 
-    def _chunk_size(self, clients: Client, num_active: int) -> int:
-        members, rows = len(clients.mask), length(clients.data, axis=1)
+    def _chunk_size(self, part: "_Part", num_active: int) -> int:
+        members, rows = len(part.members), length(part.clients.data, axis=1)
         backend, num_globals = jax.default_backend(), self._problem.globals.size
         by_rows = _CHUNK_ROWS.get(backend, _CHUNK_ROWS_ELSEWHERE) // max(rows, 16)
         by_values = _CHUNK_VALUES.get(backend, _CHUNK_VALUES_ELSEWHERE) // max(num_globals, 1)

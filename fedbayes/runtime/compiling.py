@@ -18,6 +18,8 @@ _LITTLE = 1 << 18  # bytes of arguments
 # Evaluations of a row's log density by all rounds of a fit. As many take a tenth of a second longer without
 # optimisation, or a second where a row costs much, and optimisation takes one to three seconds.
 _FEW = 1 << 24
+# From so many on XLA's newer code generator, which takes a second longer, may save several: up to half of the time.
+_MANY = 3 << 27
 _MOST_THREADS = 8  # that compile: each takes some hundred MiB
 
 
@@ -57,27 +59,33 @@ def cache_programs(folder: str | os.PathLike | None = None) -> str:
 
 
 @cache
-def _generator() -> dict[str, bool | int]:
-    """XLA's older code generator for CPUs, and a part of a program for each four cores; where it has these options.
+def _options() -> tuple[dict[str, bool | int], dict[str, bool | int]]:
+    """Options of XLA for CPUs, where it has them: a part of a program for each four cores, the older code generator.
 
-    A client's update compiles in two thirds of the time by the older one, and runs as fast. Long loops of small steps
-    run faster by the newer one. XLA splits a program for up to 32 threads, which costs a tenth of its time where the
-    cores compile other programs already.
+    XLA splits a program for up to 32 threads, which costs a tenth of its time where the cores compile other programs
+    already. A client's update compiles in two thirds of the time by the older generator, and most run as fast. Long
+    loops of small steps run faster by the newer one, and so does what takes single entries from arrays.
     """
     if jax.default_backend() != "cpu":
-        return {}
-    split = max(1, num_cores() // 4)
-    wanted = ({"xla_cpu_use_fusion_emitters": False}, {"xla_cpu_parallel_codegen_split_count": split})
-    return {name: value for option in wanted if _is_known(option) for name, value in option.items()}
+        return {}, {}
+    parts: dict[str, bool | int] = {"xla_cpu_parallel_codegen_split_count": max(1, num_cores() // 4)}
+    older: dict[str, bool | int] = {"xla_cpu_use_fusion_emitters": False}
+    return parts if _is_known(parts) else {}, older if _is_known(older) else {}
 
 
-def _is_known(option: dict[str, bool] | dict[str, int]) -> bool:
+def _is_known(option: dict[str, bool | int]) -> bool:
     """Whether this version of XLA knows an option."""
     try:
         jax.jit(lambda: 0, compiler_options=option).lower().compile()
     except Exception:
         return False
     return True
+
+
+def _generator() -> dict[str, bool | int]:
+    """The code generator that compiles sooner."""
+    parts, older = _options()
+    return parts | older
 
 
 def jit_quickly(function: Callable) -> Callable:
@@ -102,36 +110,45 @@ def evaluated(function: Callable, *arguments: Any) -> Any:
 
 def jit_by_size(function: Callable) -> Callable:
     """``jax.jit`` that optimises only where the arguments are large: the same arguments get the same program."""
-    return _jit_where(function, lambda *arguments: num_bytes(arguments) > _LITTLE)
+    little, much = jit_cheaply(function), jit_quickly(function)
+    return _jit_by((little, much), lambda *arguments: much if num_bytes(arguments) > _LITTLE else little)
 
 
 def jit_by_work(function: Callable, evaluations: Callable[..., float]) -> Callable:
     """``jax.jit`` that optimises only where a fit computes much by this program, and always for accelerators.
+
+    Where it computes very much, it is by the code generator whose programs are faster and compile later.
 
     Parameters
     ----------
     function
         Whatever it returns, its arguments' shapes decide which program it gets.
     evaluations
-        Of the same arguments: evaluations of a row's log density by all calls of a fit.
+        Of the same arguments: evaluations of a row's log density by all calls of a fit; infinite where it is not known.
     """
-    return _jit_where(function, lambda *arguments: jax.default_backend() != "cpu" or evaluations(*arguments) > _FEW)
-
-
-def _jit_where(function: Callable, is_much: Callable[..., bool]) -> Callable:
-    """``jax.jit`` that optimises where its arguments say that it is worth it."""
+    parts, _ = _options()
     little, much = jit_cheaply(function), jit_quickly(function)
+    very_much = jax.jit(function, compiler_options=parts)
 
-    def fitting(arguments: tuple) -> Any:
-        return much if is_much(*arguments) else little
+    def fitting(*arguments: Any) -> Any:
+        if jax.default_backend() != "cpu":
+            return much
+        number = evaluations(*arguments)
+        return little if number <= _FEW else very_much if _MANY < number < np.inf else much
 
-    @wraps(function)
+    return _jit_by((little, much, very_much), fitting)
+
+
+def _jit_by(kinds: tuple[Any, ...], fitting: Callable[..., Any]) -> Callable:
+    """One of several relatives of ``jax.jit`` of a function, chosen by its arguments."""
+
+    @wraps(kinds[0])
     def call(*arguments: Any) -> Any:
-        return fitting(arguments)(*arguments)
+        return fitting(*arguments)(*arguments)
 
-    call.trace = lambda *arguments: fitting(arguments).trace(*arguments)  # type: ignore[attr-defined]
-    call.lower = lambda *arguments: fitting(arguments).lower(*arguments)  # type: ignore[attr-defined]
-    call._cache_size = lambda: little._cache_size() + much._cache_size()  # type: ignore[attr-defined]
+    call.trace = lambda *arguments: fitting(*arguments).trace(*arguments)  # type: ignore[attr-defined]
+    call.lower = lambda *arguments: fitting(*arguments).lower(*arguments)  # type: ignore[attr-defined]
+    call._cache_size = lambda: sum(each._cache_size() for each in kinds)  # type: ignore[attr-defined]
     return call
 
 

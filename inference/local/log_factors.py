@@ -19,7 +19,8 @@ from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import AT_ONCE, Client
 
 NUM_LOCAL, NUM_LOCAL_FINER = 16, 512  # draws that integrate out the locals at each draw of the globals
-_AT_ONCE = 32  # draws of the globals side by side, where no large groups are searched
+_NODES = 11  # of quadrature: by them the log integral of 250 single locals is off by some thousandths
+_AT_ONCE, _AT_ONCE_SINGLE = 32, 16  # draws of the globals side by side, where no large groups are searched
 _COLD_NEWTON = 30  # steps to the locals' mode given the median of the draws
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals
 _NOWHERE = 1e4  # stated noise where no mode of the locals was found
@@ -55,8 +56,8 @@ def log_factors(
     """``log f(theta)`` with the locals integrated out at each row of ``theta``.
 
     Locals that are independent given the globals are integrated out by
-    :mod:`~fedbayes.inference.local.density.quadrature`, with twice as many nodes where more than the usual number of
-    draws is asked for.
+    :mod:`~fedbayes.inference.local.density.quadrature`, with more nodes where more than the usual number of draws is
+    asked for.
 
     All others are integrated out by importance sampling given each row, from their Laplace approximation and from one
     that is wider, half of the draws each, for tails that are longer than a Gaussian's. Where the locals are Gaussian
@@ -136,7 +137,7 @@ def locals_given(
             lambda row: quadrature.drawn(at_theta(row[0]), row[1]),
             (theta, levels),
             _nodes_for(num_local),
-            max(1, min(_AT_ONCE, AT_ONCE // numbers)),
+            max(1, min(_AT_ONCE_SINGLE, AT_ONCE // numbers)),
         )
         return found
     locals_of, shifts = _locals(client, theta, num_local), _shifts(shift, len(theta))
@@ -170,7 +171,7 @@ def _at_once(client: Client, num_local: int) -> int:
 
 def _nodes_for(num_local: int) -> int:
     """Nodes where another client would need so many draws."""
-    return quadrature.NODES if num_local <= NUM_LOCAL else quadrature.NODES_FINER
+    return _NODES if num_local <= NUM_LOCAL else quadrature.NODES_FINER
 
 
 def _by_quadrature(client: Client, theta: Array, nodes: int) -> LogFactors:
@@ -178,10 +179,10 @@ def _by_quadrature(client: Client, theta: Array, nodes: int) -> LogFactors:
 
     def at(one: Array) -> tuple[Array, Array, Array]:
         known = at_theta(one)
-        value, halved = quadrature.log_integral(client.given(one), known)
+        value, halved = quadrature.log_integral(client.given(one), known, quadrature.WIDE_STEP)
         return value, jnp.where(known.found, 0.0, _NOWHERE), halved
 
-    return LogFactors(*client.at_many(at, theta, nodes, _AT_ONCE))
+    return LogFactors(*client.at_many(at, theta, nodes, _AT_ONCE_SINGLE))
 
 
 class _Centre(NamedTuple):

@@ -169,12 +169,23 @@ def test_programs_by_size_tell_of_their_number_too() -> None:
 
 
 def test_what_a_fit_evaluates_seldom_is_not_optimised(monkeypatch) -> None:
-    """The limit is of evaluations by all calls of a fit, and decides alone."""
-    for name in ("jit_cheaply", "jit_quickly"):
-        monkeypatch.setattr(compiling, name, lambda function, name=name: lambda x: (name, function(x)))
+    """The limits are of evaluations by all calls of a fit, and decide alone; an unknown number is no large one."""
+
+    def jit(function, *, compiler_options):
+        kind = tuple(sorted(name.removeprefix("xla_") for name in compiler_options))
+        return lambda x: (kind, function(x))
+
+    parts, older, cheaply = (
+        "cpu_parallel_codegen_split_count",
+        "cpu_use_fusion_emitters",
+        "backend_optimization_level",
+    )
+    compiling._options()  # asks XLA what it knows
+    monkeypatch.setattr(compiling.jax, "jit", jit)
     call = compiling.jit_by_work(lambda x: x + 1, lambda x: float(x))
-    few = compiling._FEW
-    assert [call(x)[0] for x in (1, few, few + 1)] == ["jit_cheaply", "jit_cheaply", "jit_quickly"]
+    few, many = compiling._FEW, compiling._MANY
+    assert [call(x)[0] for x in (1, few, few + 1)] == [(cheaply, parts, older)] * 2 + [(parts, older)]
+    assert [call(x)[0] for x in (many, many + 1, np.inf)] == [(parts, older), (parts,), (parts, older)]
     assert call(few)[1] == few + 1
 
 

@@ -25,7 +25,7 @@ def num_rows(client: ClientArrays, arguments: Sequence[str]) -> int | None:
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def bucket_lengths(rows: Sequence[int], max_buckets: int = 3) -> list[int]:
+def bucket_lengths(rows: Sequence[int], max_buckets: int = 3, worth: float = _WORTH_A_BUCKET) -> list[int]:
     """Padded lengths, ascending, with the least padding; one more only where it saves more than its compilation costs.
 
     Parameters
@@ -34,6 +34,8 @@ def bucket_lengths(rows: Sequence[int], max_buckets: int = 3) -> list[int]:
         Number of rows of each client.
     max_buckets
         Each costs one compilation.
+    worth
+        Rows of padding that one more saves at least.
     """
     lengths, counts = np.unique(np.asarray(rows), return_counts=True)
     if len(lengths) > 64:  # quantiles of the lengths are candidates enough
@@ -55,7 +57,7 @@ def bucket_lengths(rows: Sequence[int], max_buckets: int = 3) -> list[int]:
     chosen = best[0][-1]
     for option in (table[-1] for table in best[1:]):
         saved = chosen[0] - option[0]
-        if saved > _WORTH_A_BUCKET and saved > 0.25 * chosen[0]:
+        if saved > worth and saved > 0.25 * chosen[0]:
             chosen = option
     return chosen[1]
 

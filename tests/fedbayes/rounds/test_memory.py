@@ -24,15 +24,15 @@ def problem_of(*sizes: int):
 def test_clients_with_many_rows_are_calls_of_their_own_whether_or_not_their_sizes_differ(sizes) -> None:
     problem, executor = problem_of(*sizes), Batched()
     executor._problem = problem
-    [bucket] = problem.buckets
-    assert executor._chunk_size(bucket.clients, len(sizes)) == 1
+    assert len(problem.buckets) == 1
+    assert executor._chunk_size(executor._whole(0), len(sizes)) == 1
 
 
 def test_clients_with_few_rows_share_a_call() -> None:
     problem, executor = problem_of(20, 20, 20), Batched()
     executor._problem = problem
-    [bucket] = problem.buckets
-    assert executor._chunk_size(bucket.clients, 3) == 3
+    assert len(problem.buckets) == 1
+    assert executor._chunk_size(executor._whole(0), 3) == 3
 
 
 @pytest.mark.parametrize(("most", "waited_for"), [(1, [0, 1, 2, 3]), (2, [0, 1, 2]), (9, [])])

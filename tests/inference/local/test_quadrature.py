@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy.optimize import brentq
-from scipy.special import ndtri
+from scipy.special import erfcx, ndtri
 from scipy.stats import gamma
 
 import fedbayes as fb
@@ -114,6 +114,32 @@ def test_a_tail_that_falls_exponentially_is_not_cut() -> None:
     assert abs(value - exactly) < abs(halved)
     drawn = [float(quadrature.drawn(known, jnp.array([level]))[0]) for level in LEVELS]
     np.testing.assert_allclose(drawn, np.log(gamma(0.5, scale=0.5).ppf(LEVELS)), atol=0.1 * float(known.scale[0]))
+
+
+@pytest.mark.parametrize("slope", [1e-3, 0.3, 2.0, 40.0, 1e4])
+@pytest.mark.parametrize("curvature", [0.0, 1e-9, 0.02, 1.0, 30.0])
+def test_the_mass_of_a_tail_is_its_integral(slope: float, curvature: float) -> None:
+    """Also where a curvature is next to nothing, and the tail an exponential; with its derivative by the slope."""
+    both = lambda slope: quadrature._Ends(jnp.full((2, 1), slope), jnp.full((2, 1), curvature)).mass()[0, 0]  # noqa: E731
+    value, derivative = jax.value_and_grad(both)(slope)
+    z = slope / np.sqrt(2.0 * curvature) if curvature else np.inf
+    exactly = np.sqrt(np.pi / (2.0 * curvature)) * erfcx(z) if z < 1e6 else 1.0 / slope
+    np.testing.assert_allclose(value, exactly, rtol=1e-6)
+    # R' = x R - 1 for Mills' ratio, which cancels in the far tail: there it is 1 / slope^2
+    by_slope = (slope * exactly - 1.0) / curvature if z < 10.0 else -1.0 / (slope**2 + 3.0 * curvature)
+    np.testing.assert_allclose(derivative, by_slope, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "log_density",
+    [binomial(1.0, 1.0, 1.0), binomial(20.0, 20.0, 1.5), binomial(3.0, 3.0, 6.0), count(0.0, 1.0), count(40.0, 3.0)],
+)
+def test_a_wide_grid_adds_little_to_the_error_of_the_nodes(log_density) -> None:
+    total = lambda z: log_density(z[0])  # noqa: E731
+    known = quadrature.reference(total, jnp.array([0.5]), nodes=11)
+    fine, halved = quadrature.log_integral(total, known, 0.1)
+    wide, _ = quadrature.log_integral(total, known, quadrature.WIDE_STEP)
+    assert abs(wide - fine) < 0.05 * abs(halved) + 1e-6
 
 
 @pytest.mark.parametrize("start", [-8.0, -5.0, 6.0])
