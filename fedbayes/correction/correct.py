@@ -29,7 +29,7 @@ from jax import Array
 from fedbayes.contract.answer import COORDINATE, Answer
 from fedbayes.contract.modes import Modes
 from fedbayes.correction.images import NOWHERE, Images, Looked, Search, Shapes
-from fedbayes.correction.pool import NOISE, SHARE, Pool
+from fedbayes.correction.pool import SHARE, Pool
 from fedbayes.correction.proposal import Law, Proposal, fitted
 from fedbayes.correction.quantities import short_tails
 from fedbayes.correction.recipe import Counts, Drawn, draw
@@ -344,7 +344,7 @@ def correct(
     search = Search.around(laws[0], shapes, len(laws), least // _WIDE // _PROBES)
     drawn, proposals, counts = first_draws(approximation, num, prior, keys[0], rng, least, search.places)
     pool = pool_of(drawn, proposals, counts, ask(drawn, 0), prior.log_densities)
-    finer = pool.weighted_noise > NOISE
+    finer = pool.needs_finer
     if finer:
         pool = pool_of(drawn, proposals, counts, ask(drawn, 1, finer=True), prior.log_densities)
     images = search.found(laws, pool.log_joint, drawn.theta[:, :num], modes, rng)

@@ -17,7 +17,8 @@ from fedbayes.runtime.precision import computing
 LEAST = 100  # effective draws of all chains together, below which weighted moments say little
 SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's shape does not matter
 NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
-HALVED = 0.1  # sd of `Pool.halved` over the weighted draws, up to which the clients' quadrature is precise enough
+HALVED = 0.3  # sd of `Pool.halved` over the weighted draws, up to which the clients' quadrature is precise enough
+HALVED_OF_FEW = 0.1  # the same of the first answers, by fewer nodes: half of them may do nearly as well as all
 
 _smoothed = jit_cheaply(pareto_smooth)
 
@@ -124,6 +125,11 @@ class Pool:
         return weighted_noise(self.weights, self.noise, self.halved)
 
     @property
+    def needs_finer(self) -> bool:
+        """Whether the clients' first answers are too imprecise, so that they are asked for finer ones."""
+        return weighted_noise(self.weights, self.noise, self.halved, HALVED_OF_FEW) > NOISE
+
+    @property
     def largest(self) -> float:
         """Share of the largest weight, before smoothing, in the sum of all."""
         return largest_share(self.log_weights)
@@ -176,11 +182,11 @@ class Pool:
         return np.stack([places(weights) for weights in self.weights])
 
 
-def weighted_noise(weights: np.ndarray, noise: np.ndarray, halved: np.ndarray) -> float:
-    """See :attr:`Pool.weighted_noise`; all arrays have one shape."""
+def weighted_noise(weights: np.ndarray, noise: np.ndarray, halved: np.ndarray, most: float = HALVED) -> float:
+    """See :attr:`Pool.weighted_noise`; all arrays have one shape; of ``halved`` an sd of ``most`` is accepted."""
     some = weights > 0.0
     weights, halved = weights[some], halved[some]
-    of_quadrature = np.sum(weights * (halved - np.sum(weights * halved)) ** 2) / HALVED**2
+    of_quadrature = np.sum(weights * (halved - np.sum(weights * halved)) ** 2) / most**2
     return float(np.sum(weights * noise[some]) + of_quadrature)
 
 

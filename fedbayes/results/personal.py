@@ -14,7 +14,7 @@ from fedbayes.contract.client_locals import sampled
 from fedbayes.contract.locals_from import Personal
 from fedbayes.contract.state import RunState
 from fedbayes.correction.correct import Correction, correctable, num_first
-from fedbayes.correction.pool import LEAST, NOISE, tail_shape, trusted, weighted_noise
+from fedbayes.correction.pool import HALVED_OF_FEW, LEAST, NOISE, tail_shape, trusted, weighted_noise
 from fedbayes.correction.proposal import systematic
 from fedbayes.correction.recipe import Drawn, Recipe
 from fedbayes.numerics.gaussian import Gaussian, unpacked
@@ -276,7 +276,7 @@ def _weighed(ask: Callable[[str, Any], Heard], theta: np.ndarray, key: Array) ->
     _, first, copies = np.unique(theta.reshape(-1, theta.shape[-1]), axis=0, return_index=True, return_counts=True)
     distinct = logs.reshape(-1)[first] + np.log(copies)
     weights, k_hat = np.exp(distinct - logsumexp(distinct)), tail_shape(distinct)
-    imprecise = weighted_noise(weights, noise.reshape(-1)[first], halved.reshape(-1)[first])
+    imprecise = weighted_noise(weights, noise.reshape(-1)[first], halved.reshape(-1)[first], HALVED_OF_FEW)
     if not (trusted(distinct, k_hat) and np.sum(weights**2) <= 1.0 / LEAST and imprecise <= NOISE):
         return None
     joint = np.concatenate([theta, np.asarray(ask("given", theta).replies.each)[0]], axis=-1)

@@ -1,6 +1,6 @@
 """Where a client's update runs: batched in one process, sharded over devices, one by one, or through bytes.
 
-Executors differ in nothing else: the same keys, the same padded data, the same pure functions, so the same answers. An
+Executors differ in nothing else: the same keys, the same data, the same pure functions, so the same answers. An
 executor owns the clients' private states: the loop never sees them.
 """
 
@@ -37,9 +37,9 @@ _CHUNK_ROWS_ELSEWHERE = 1 << 17
 # which is also how XLA multiplies large matrices fastest.
 _CHUNK_VALUES = {"cpu": 1 << 20}
 _CHUNK_VALUES_ELSEWHERE = 1 << 26
-# Evaluations of a row's log density, of padding alone, that are worth a program for shorter clients: two seconds or
-# more of a processor, and it takes four to trace and compile what is asked after the rounds, once for many fits.
-_WORTH_A_PROGRAM = 2e8
+# Evaluations of a row's log density, in one exchange and of padding alone, that are worth a program for shorter
+# clients: a second or more of a processor. It takes four to trace and compile, once for many exchanges and fits.
+_WORTH_A_PROGRAM = 1e8
 # Compiled calls under way at once: JAX would begin all of them, each with its working memory, whatever there are cores.
 _UNDER_WAY = max(2, os.cpu_count() or 1)
 
@@ -210,7 +210,7 @@ class InProcess(Executor):
 
 
 class _Part(NamedTuple):
-    """All clients of a bucket, padded to a length that is enough for some of them, and the places of these in it."""
+    """All clients of a bucket with their first so many rows, and the places of those that have no more."""
 
     clients: Client
     members: np.ndarray
@@ -262,7 +262,7 @@ class Batched(InProcess):
             if len(chosen):
                 self._part(name, b, part, chosen, order, heard)
 
-    def _part(self, name: str, b: int, whole: "_Part", at: np.ndarray, order: Round, heard: Collected) -> None:
+    def _part(self, name: str, b: int, whole: _Part, at: np.ndarray, order: Round, heard: Collected) -> None:
         """Some clients of one shape that are padded to one length, chunk by chunk."""
         bucket, states = self._problem.buckets[b], self._private(order.phase, name, b)
         program = self._program(order.phase, name)
@@ -283,11 +283,11 @@ class Batched(InProcess):
         parts = [jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[:n], state) for n, state in after]
         self._keep(order.phase, b, at, jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
 
-    def _whole(self, b: int) -> "_Part":
+    def _whole(self, b: int) -> _Part:
         bucket = self._problem.buckets[b]
         return _Part(bucket.clients, np.arange(len(bucket.members)))
 
-    def _parts(self, phase: int | None, name: str, b: int, shared: Shared) -> list["_Part"]:
+    def _parts(self, phase: int | None, name: str, b: int, shared: Shared) -> list[_Part]:
         """The clients of a bucket; after the rounds by lengths, where much is evaluated that is padding.
 
         What a bucket is padded to serves all programs. Those of rounds compile longer, and evaluate less.
@@ -306,8 +306,10 @@ class Batched(InProcess):
 
     def _cut(self, b: int, rows: int) -> Client:
         """The clients of a bucket with their first rows, which are all rows of the shorter ones."""
+        clients = self._problem.buckets[b].clients
+        if rows == clients.mask.shape[1]:
+            return clients
         if (b, rows) not in self._shorter:
-            clients = self._problem.buckets[b].clients
             cut = lambda leaf: jax.device_put(np.asarray(leaf)[:, :rows])  # noqa: E731
             shorter = {name: cut(clients.data[name]) for name in clients.program.row_arguments}
             self._shorter[b, rows] = replace(clients, data=clients.data | shorter, mask=cut(clients.mask))
@@ -345,7 +347,7 @@ class Batched(InProcess):
             return self._programs.evaluations(phase, name, shared, clients)
 
         kept = "batched", phase, name, self.mesh
-        return self._programs.kept(kept, lambda: Compiled(jit_by_work(program, evaluations)))
+        return self._programs.kept(kept, lambda: Compiled(jit_by_work(program, evaluations, newer=phase is None)))
 
     @property
     def compiles_ahead(self) -> bool:
@@ -371,7 +373,7 @@ class Batched(InProcess):
             for part in self._parts(None, name, b, shared):
                 self._update_ahead((None, name), told, key, part, min(num_clients, len(part.members)))
 
-    def _update_ahead(self, address: tuple[int | None, str], told: tuple, key: Key, part: "_Part", num: int) -> Reply:
+    def _update_ahead(self, address: tuple[int | None, str], told: tuple, key: Key, part: _Part, num: int) -> Reply:
         """Begin to compile an update, as some clients of a bucket will run it; the shapes of a chunk's replies."""
         shared, personal, states = told
         places = np.zeros(self._chunk_size(part, num), int)
@@ -380,7 +382,7 @@ class Batched(InProcess):
         reply: Reply = self._program(*address).ahead(*asked)[0]
         return reply
 
-    def _chunk_size(self, part: "_Part", num_active: int) -> int:
+    def _chunk_size(self, part: _Part, num_active: int) -> int:
         members, rows = len(part.members), length(part.clients.data, axis=1)
         backend, num_globals = jax.default_backend(), self._problem.globals.size
         by_rows = _CHUNK_ROWS.get(backend, _CHUNK_ROWS_ELSEWHERE) // max(rows, 16)

@@ -88,19 +88,19 @@ class Programs:
         def evaluations(shared: Any, personal: Any, private: Any, client: Client, inputs: Any) -> float:
             return self.evaluations(phase, name, shared, client)
 
-        return self.kept(("one", phase, name), lambda: jit_by_work(one, evaluations))
+        return self.kept(("one", phase, name), lambda: jit_by_work(one, evaluations, newer=phase is None))
 
     def evaluations(self, phase: int | None, name: str, shared: Any, clients: Client) -> float:
         """Evaluations of a row's log density by all calls of a fit, infinite where that is not known.
 
-        Of one client, or of many along a leading axis. After the rounds the check asks twice, most often. Where data
-        sets are fitted side by side, these fits are repeated, as by a calibration.
+        Of one client, or of many along a leading axis. After the rounds clients are asked for few things twice. Where
+        data sets are fitted side by side, these fits are repeated, as by a calibration.
         """
         update = self.update(phase, name)
         if update.work is None or self.own_data:
             return np.inf
         work = update.work(jax.tree.map(_of_one_replicate, shared), clients)
-        rounds = 2 if phase is None else self.phases[phase].usual_rounds or self.phases[phase].max_rounds
+        rounds = 1 if phase is None else self.phases[phase].usual_rounds or self.phases[phase].max_rounds
         each = work.of_rows(length(clients.data, axis=clients.index.ndim))
         return rounds * self.times(phase) * clients.index.size * each
 

@@ -18,8 +18,9 @@ _LITTLE = 1 << 18  # bytes of arguments
 # Evaluations of a row's log density by all rounds of a fit. As many take a tenth of a second longer without
 # optimisation, or a second where a row costs much, and optimisation takes one to three seconds.
 _FEW = 1 << 24
-# From so many on XLA's newer code generator, which takes a second longer, may save several: up to half of the time.
-_MANY = 3 << 27
+# After the rounds, evaluations from which XLA's newer code generator, which takes a second longer, may save several: up
+# to half of the time.
+_MANY = 3 << 26
 _MOST_THREADS = 8  # that compile: each takes some hundred MiB
 
 
@@ -114,10 +115,8 @@ def jit_by_size(function: Callable) -> Callable:
     return _jit_by((little, much), lambda *arguments: much if num_bytes(arguments) > _LITTLE else little)
 
 
-def jit_by_work(function: Callable, evaluations: Callable[..., float]) -> Callable:
+def jit_by_work(function: Callable, evaluations: Callable[..., float], *, newer: bool = False) -> Callable:
     """``jax.jit`` that optimises only where a fit computes much by this program, and always for accelerators.
-
-    Where it computes very much, it is by the code generator whose programs are faster and compile later.
 
     Parameters
     ----------
@@ -125,6 +124,8 @@ def jit_by_work(function: Callable, evaluations: Callable[..., float]) -> Callab
         Whatever it returns, its arguments' shapes decide which program it gets.
     evaluations
         Of the same arguments: evaluations of a row's log density by all calls of a fit; infinite where it is not known.
+    newer
+        Whether the newer code generator is used where they are very many.
     """
     parts, _ = _options()
     little, much = jit_cheaply(function), jit_quickly(function)
@@ -134,7 +135,7 @@ def jit_by_work(function: Callable, evaluations: Callable[..., float]) -> Callab
         if jax.default_backend() != "cpu":
             return much
         number = evaluations(*arguments)
-        return little if number <= _FEW else very_much if _MANY < number < np.inf else much
+        return little if number <= _FEW else very_much if newer and _MANY < number < np.inf else much
 
     return _jit_by((little, much, very_much), fitting)
 

@@ -102,10 +102,12 @@ def work_of_log_factors(client: Client, num: int, num_local: int = NUM_LOCAL) ->
     centre = search_given(client, _COLD_NEWTON)
     if _one_by_one(client):
         each = search_given(client).and_then(Work(_nodes_for(num_local) * GIVEN * GRADIENT))
+        at_once = _AT_ONCE_SINGLE
     else:
         searched, drawn = _searched(client, num_local), Work(num_local * GIVEN)
         each = search_given(client, _NEWTON).and_then(drawn) if searched else drawn
-    return centre.and_then(each.times(num, _at_once(client, num_local)))
+        at_once = _at_once(client, num_local)
+    return centre.and_then(each.times(num, at_once))
 
 
 def locals_given(

@@ -182,10 +182,11 @@ def test_what_a_fit_evaluates_seldom_is_not_optimised(monkeypatch) -> None:
     )
     compiling._options()  # asks XLA what it knows
     monkeypatch.setattr(compiling.jax, "jit", jit)
-    call = compiling.jit_by_work(lambda x: x + 1, lambda x: float(x))
+    call = compiling.jit_by_work(lambda x: x + 1, float, newer=True)
     few, many = compiling._FEW, compiling._MANY
     assert [call(x)[0] for x in (1, few, few + 1)] == [(cheaply, parts, older)] * 2 + [(parts, older)]
     assert [call(x)[0] for x in (many, many + 1, np.inf)] == [(parts, older), (parts,), (parts, older)]
+    assert compiling.jit_by_work(lambda x: x + 1, float)(many + 1)[0] == (parts, older)
     assert call(few)[1] == few + 1
 
 

@@ -36,7 +36,7 @@ _POLISH = 6  # safeguarded Newton steps to a quantile between two points of the 
 _TAIL = 0.5 * np.arange(1, 33)  # points beyond the grid for draws, in widths of the tail
 _STEP, _FINE_STEP = 0.4, 1.0 / 16.0  # of the grid for integrals, and for draws
 WIDE_STEP = 2.0 / 3.0  # of the grid for many integrals: as exact but where a density ends in less than an sd
-_MILLS, _MILLS_DEGREE = 0.3, 8  # scale and degree of the series for the mass of tails, whose error is 1e-6
+_MILLS, _MILLS_DEGREE = 0.3, 8  # scale and degree of the series for the mass of tails, whose error is 2e-7
 
 
 class Reference(NamedTuple):
@@ -117,7 +117,7 @@ def log_integral(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Log integral over all locals, and its difference from the one that uses every second node.
 
-    The difference is larger than the error: eight nodes are off by some ten times as much as fifteen, or more.
+    Most often it is ten times the error, or more: of eight nodes beside fifteen. Six may be nearly as good as eleven.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class _Ends(NamedTuple):
         curvature = jnp.maximum(self.curvature, 1e-14 * self.slope**2)  # the ratio ends where none is left
         sd = jnp.sqrt(curvature)
         t = 1.0 / (1.0 + _MILLS * self.slope / sd)
-        return t * jnp.polyval(jnp.asarray(_mills_series()), t) / sd
+        return t * (_MILLS + t * (_MILLS + t * jnp.polyval(jnp.asarray(_mills_series()), t))) / sd
 
 
 def _log_densities(step: float, residual: Float[Array, "node m"]) -> tuple[Float[Array, "grid m"], _Ends]:
@@ -274,13 +274,17 @@ def _grid(step: float) -> np.ndarray:
 
 @cache
 def _mills_series() -> np.ndarray:
-    """Of Mills' ratio ``sqrt(pi / 2) erfcx(x / sqrt(2))`` over ``t = 1 / (1 + 0.3 x)``, in powers of ``t``."""
+    """Of Mills' ratio ``sqrt(pi / 2) erfcx(x / sqrt(2)) = 0.3 t + 0.3 t^2 + t^3 (...)``, ``t = 1 / (1 + 0.3 x)``.
 
-    def over_t(t: np.ndarray) -> np.ndarray:
+    With its first two terms exact, ``1 / x`` for large ``x``, derivatives are so, too.
+    """
+
+    def rest(t: np.ndarray) -> np.ndarray:
         x = (1.0 / t - 1.0) / _MILLS
-        return np.sqrt(np.pi / 2.0) * erfcx(x / np.sqrt(2.0)) / t
+        ratio = np.sqrt(np.pi / 2.0) * erfcx(x / np.sqrt(2.0))
+        return (ratio / t - _MILLS - _MILLS * t) / t**2
 
-    series = Chebyshev.interpolate(over_t, _MILLS_DEGREE, [0.0, 1.0]).convert(kind=Polynomial)
+    series = Chebyshev.interpolate(rest, _MILLS_DEGREE, [0.0, 1.0]).convert(kind=Polynomial)
     return np.asarray(series.coef[::-1])
 
 

@@ -75,6 +75,14 @@ def test_quadrature_that_half_of_the_nodes_change_is_not_trusted() -> None:
     assert not replace(pool, halved=trend).reliable
 
 
+def test_first_answers_are_held_to_a_third_of_what_is_accepted_in_the_end() -> None:
+    pool = pool_from(law(1.0, 1.0))
+    trend = 0.5 * HALVED * pool.theta[..., 0] / np.sqrt(pool.moments()[1][0, 0])
+    assert replace(pool, halved=trend).reliable
+    assert replace(pool, halved=trend).needs_finer
+    assert not replace(pool, halved=0.5 * trend).needs_finer
+
+
 def test_noise_where_there_is_no_weight_does_no_harm() -> None:
     """Draws of a law that is far off: a search for the locals may fail there, and none of them is used."""
     pool = pool_from(law(1.0, 1.5)).extended(pool_from(law(60.0, 0.1)))

@@ -128,6 +128,12 @@ def test_the_mass_of_a_tail_is_its_integral(slope: float, curvature: float) -> N
     # R' = x R - 1 for Mills' ratio, which cancels in the far tail: there it is 1 / slope^2
     by_slope = (slope * exactly - 1.0) / curvature if z < 10.0 else -1.0 / (slope**2 + 3.0 * curvature)
     np.testing.assert_allclose(derivative, by_slope, rtol=1e-2)
+    if curvature:
+        sd, x = np.sqrt(curvature), slope / np.sqrt(curvature)
+        mass = lambda sd: quadrature._Ends(jnp.full((2, 1), slope), jnp.full((2, 1), sd**2)).mass()[0, 0]  # noqa: E731
+        # R(x) / sd by sd; for large x it is that of 1 / slope - sd^2 / slope^3
+        by_sd = -(slope * (slope * exactly - 1.0) + curvature * exactly) / sd**3 if x < 30.0 else -2.0 * sd / slope**3
+        np.testing.assert_allclose(jax.grad(mass)(sd), by_sd, rtol=2e-2, atol=1e-9 / slope)
 
 
 @pytest.mark.parametrize(
