@@ -64,10 +64,9 @@ def test_clients_answer_the_same_whatever_they_are_padded_to(active, monkeypatch
         expected = answers(executor, active)
         monkeypatch.setattr(executors, "_WORTH_A_PROGRAM", 1.0)
         assert lengths(executor, None, "log_likelihood") == [(6, [1, 2, 3]), (40, [0])]
-        # searches for modes end together in a batch, so that the nodes of the integrals are others: by 1e-7 of them
-        np.testing.assert_allclose(answers(executor, active), expected, rtol=1e-6)
+        np.testing.assert_allclose(answers(executor, active), expected, rtol=1e-12)
         executor.chunk = 1
-        np.testing.assert_allclose(answers(executor, active), expected, rtol=1e-6)
+        np.testing.assert_allclose(answers(executor, active), expected, rtol=1e-12)
 
 
 def test_little_work_rounds_and_locals_of_rows_have_one_length(monkeypatch) -> None:
