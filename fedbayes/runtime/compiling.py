@@ -112,7 +112,7 @@ def evaluated(function: Callable, *arguments: Any) -> Any:
 def jit_by_size(function: Callable) -> Callable:
     """``jax.jit`` that optimises only where the arguments are large: the same arguments get the same program."""
     little, much = jit_cheaply(function), jit_quickly(function)
-    return _jit_by((little, much), lambda *arguments: much if num_bytes(arguments) > _LITTLE else little)
+    return _jit_by(function, (little, much), lambda *arguments: much if num_bytes(arguments) > _LITTLE else little)
 
 
 def jit_by_work(function: Callable, evaluations: Callable[..., float], *, newer: bool = False) -> Callable:
@@ -137,13 +137,13 @@ def jit_by_work(function: Callable, evaluations: Callable[..., float], *, newer:
         number = evaluations(*arguments)
         return little if number <= _FEW else very_much if newer and _MANY < number < np.inf else much
 
-    return _jit_by((little, much, very_much), fitting)
+    return _jit_by(function, (little, much, very_much), fitting)
 
 
-def _jit_by(kinds: tuple[Any, ...], fitting: Callable[..., Any]) -> Callable:
-    """One of several relatives of ``jax.jit`` of a function, chosen by its arguments."""
+def _jit_by(function: Callable, kinds: tuple[Any, ...], fitting: Callable[..., Any]) -> Callable:
+    """One of several kinds of programs of a function, chosen by its arguments."""
 
-    @wraps(kinds[0])
+    @wraps(function)
     def call(*arguments: Any) -> Any:
         return fitting(*arguments)(*arguments)
 
