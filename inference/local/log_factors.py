@@ -19,7 +19,7 @@ from fedbayes.numerics.importance import log_mean_exp, quasi_normal
 from fedbayes.problem.client import AT_ONCE, Client
 
 NUM_LOCAL, NUM_LOCAL_FINER = 16, 512  # draws that integrate out the locals at each draw of the globals
-_NODES = 11  # of quadrature: by them the log integral of 250 single locals is off by some thousandths
+_NODES = 11  # of quadrature: the log integral of 250 single locals is off by some thousandths
 _AT_ONCE, _AT_ONCE_SINGLE = 32, 16  # draws of the globals side by side, where no large groups are searched
 _COLD_NEWTON = 30  # steps to the locals' mode given the median of the draws
 _NEWTON = 4  # steps to the locals' mode given each draw of the globals
@@ -102,12 +102,10 @@ def work_of_log_factors(client: Client, num: int, num_local: int = NUM_LOCAL) ->
     centre = search_given(client, _COLD_NEWTON)
     if _one_by_one(client):
         each = search_given(client).and_then(Work(_nodes_for(num_local) * GIVEN * GRADIENT))
-        at_once = _AT_ONCE_SINGLE
     else:
         searched, drawn = _searched(client, num_local), Work(num_local * GIVEN)
         each = search_given(client, _NEWTON).and_then(drawn) if searched else drawn
-        at_once = _at_once(client, num_local)
-    return centre.and_then(each.times(num, at_once))
+    return centre.and_then(each.times(num, _at_once(client, num_local)))
 
 
 def locals_given(
@@ -167,6 +165,8 @@ def _searched(client: Client, num_local: int) -> bool:
 
 def _at_once(client: Client, num_local: int) -> int:
     """Draws of the globals side by side: a search takes as many derivatives at each as a group has locals."""
+    if _one_by_one(client):
+        return _AT_ONCE_SINGLE
     size = client.groups.shape[1] if _searched(client, num_local) else 0
     return _AT_ONCE * NUM_LOCAL // max(NUM_LOCAL, size)
 
