@@ -68,7 +68,7 @@ FAULTS = (
     Fault("change of a damped round not undone", "ep/server.py", "jnp.inf, rms / step)", "jnp.inf, rms)"),
     Fault(
         "messages of inactive clients used",
-        "../rounds/executors.py",
+        "../rounds/executors/executor.py",
         "usable(reply.code) & real.reshape(real.shape + (1,) * (reply.code.ndim - 1))",
         "jnp.ones_like(usable(reply.code))",
     ),

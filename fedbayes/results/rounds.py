@@ -97,7 +97,8 @@ def rounds_dataset(history: Sequence[Record], roster: Roster, diagnostics: Mappi
         first = next(record[name] for record in history if name in record)
         sizes |= {dim: first.shape[axis] for axis, dim in enumerate(dims) if dim not in sizes}  # a method's own
         variables[name] = (("round", *dims), _gathered(history, name, tuple(sizes[dim] for dim in dims)))
-    variables["staleness"] = (("round", CLIENT), _staleness(history))
+    used = usable(variables["code"][1]).any(axis=2) & variables["active"][1]
+    variables["staleness"] = (("round", CLIENT), _staleness(used, variables["rounds"][1]))
     coords: dict[str, Any] = {"round": np.cumsum(variables["rounds"][1]), CLIENT: list(roster.names)}
     if any(COORDINATE in dims for dims, _ in variables.values()):
         coords[COORDINATE] = np.arange(roster.size)
@@ -155,24 +156,23 @@ def check_diagnostics(
         )
 
 
-def _staleness(history: Sequence[Record]) -> np.ndarray:
+def _staleness(used: np.ndarray, rounds: np.ndarray) -> np.ndarray:
     """Rounds since a message of each client was used last, shape ``(record, client)``."""
-    stale, found = np.zeros(len(history[0]["active"]), int), []
-    for record in history:
-        codes = np.asarray(record["code"])
-        used = usable(codes).reshape(len(codes), -1).any(axis=1) & record["active"]
-        stale = np.where(used, 0, stale + int(record["rounds"]))
-        found.append(stale)
-    return np.stack(found)
+    stale, found = np.zeros(used.shape[1], int), np.empty(used.shape, int)
+    for at, (heard, num) in enumerate(zip(used, rounds, strict=True)):
+        stale = found[at] = np.where(heard, 0, stale + int(num))
+    return found
 
 
 def _gathered(history: Sequence[Record], name: str, shape: tuple[int, ...]) -> np.ndarray:
     """One array for all rounds."""
     first = next(record[name] for record in history if name in record)
     missing = np.full(shape, np.nan) if first.dtype.kind == "f" else np.zeros(shape, first.dtype)
-    return np.stack([np.broadcast_to(_fitted(record.get(name, missing), shape), shape) for record in history])
+    return np.stack([_fitted(record.get(name, missing), shape) for record in history])
 
 
 def _fitted(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A record's array with as many axes as wanted: without active clients the codes have no axis of replicates."""
-    return value.reshape(value.shape + (1,) * (len(shape) - value.ndim))
+    """A record's array in the wanted shape: without active clients the codes have no axis of replicates."""
+    if value.shape == shape:  # of thousands of rounds, nearly always
+        return value
+    return np.broadcast_to(value.reshape(value.shape + (1,) * (len(shape) - value.ndim)), shape)

@@ -5,20 +5,23 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fedbayes.contract.algorithm import Key
+from fedbayes.contract.algorithm import Key, Phase
 from fedbayes.contract.state import RunState
 from fedbayes.rounds.executors import Executor
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.compiling import num_cores, shapes_of
 
 
-def compile_ahead(programs: Programs, executor: Executor, current: RunState, key: Key) -> None:
+def compile_ahead(
+    programs: Programs, executor: Executor, current: RunState, key: Key, budget: Callable[[Phase], int]
+) -> None:
     """Let other threads compile the programs that this phase and all later ones begin with, once for a roster.
 
     The shapes in a round follow from those of the round before, back to the state that is there. A phase that is
-    sampled in blocks has programs of another kind, so that this ends before it.
+    sampled in blocks has programs of another kind, so that this ends before it. ``budget`` says how many rounds a phase
+    has.
     """
-    work = partial(_compile, programs, executor, current, key)
+    work = partial(_compile, programs, executor, current, key, budget)
     tried_once(programs, executor, ("rounds", current.phase), work)
 
 
@@ -33,15 +36,21 @@ def tried_once(programs: Programs, executor: Executor, what: tuple, compile_: Ca
             compile_()
 
 
-def _compile(programs: Programs, executor: Executor, current: RunState, key: Key) -> None:
+def _compile(
+    programs: Programs, executor: Executor, current: RunState, key: Key, budget: Callable[[Phase], int]
+) -> None:
     state: Any = shapes_of(current.state)
-    known: Any = None
+    states: Any = ()
     for index in range(current.phase, len(programs.phases)):
-        if programs.phases[index].recording is not None:
+        phase = programs.phases[index]
+        if phase.recording is not None:
             return
         server = programs.server(index)
-        if known is not None:
+        if index > current.phase:
             state = shapes_of(server.init.ahead(key, state))
         shared, personal = server.broadcast.ahead(state)
-        known = executor.ahead(index, shared, personal, key, () if known is None else known.states)
-        state = shapes_of(server.aggregate.ahead(state, known.replies, key)[0])
+        if executor.several(index, budget(phase)) is not None:
+            state, states = executor.several_ahead(index, state, shared, key, states)
+            continue
+        known = executor.ahead(index, shared, personal, key, states)
+        state, states = shapes_of(server.aggregate.ahead(state, known.replies, key)[0]), known.states

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,20 +11,22 @@ from jax import Array
 
 from fedbayes.contract.algorithm import CONTROL, Phase, Recording, everybody
 from fedbayes.contract.state import Record, RunState
-from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.errors import FederatedError, ResultCode, usable
 from fedbayes.problem.program.hierarchy import without_funnel
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.ahead import compile_ahead
 from fedbayes.rounds.chains import Pace, pace, summary
 from fedbayes.rounds.checkpoint import Checkpoint
 from fedbayes.rounds.exchange import Heard, Round
-from fedbayes.rounds.executors import Executor
+from fedbayes.rounds.executors import MOST_ROUNDS, Executor
 from fedbayes.rounds.forecast import Forecast
 from fedbayes.rounds.memory import memory_explained
 from fedbayes.rounds.programs import Programs
 from fedbayes.rounds.progress import Progress
 from fedbayes.runtime.compiling import waited
 from fedbayes.runtime.keys import Purpose, key_for
+
+_MOMENT = 0.2  # seconds between two looks at rounds that are one program: progress, checkpoint, an interrupt
 
 Participation = float | Callable[[int, Array], np.ndarray]
 
@@ -107,15 +110,16 @@ class Run:
         if current is None:
             current = self.begin(0, None)
         if self.participation == 1.0:  # else the first round has another number of clients
-            compile_ahead(self.programs, self.executor, current, self.key)
+            compile_ahead(self.programs, self.executor, current, self.key, partial(_budget, num_rounds))
         while True:
             phase = self.programs.phases[current.phase]
             if phase is self.programs.phases[-1] and self._before_last is not None:
                 self._before_last(current)
-            budget = num_rounds if phase.main and num_rounds is not None else phase.max_rounds
-            before = waited()
-            for _ in self._steps(phase, current, budget, num_draws, progress):
-                progress.after_round(current.history[-1])
+            before, told = waited(), len(current.history)
+            for _ in self._steps(phase, current, _budget(num_rounds, phase), num_draws, progress):
+                for record in current.history[told:]:
+                    progress.after_round(record)
+                told = len(current.history)
                 if self._forecast is not None:
                     self._forecast.after_round(current, waited() - before, progress)
                 before = waited()
@@ -131,6 +135,10 @@ class Run:
         if phase.recording is None:
             progress.start(phase.algorithm.name, None, current.rounds_in_phase)
             self._foretell(current, budget)
+            everybody = phase.full_participation or self.participation == 1.0
+            several = self.executor.several(current.phase, budget) if everybody else None
+            if several is not None:
+                return self._together(several, current, budget)
             return self._rounds(phase, current, budget)
         phase.recording.check(current)
         todo = pace(phase.recording, current.state, budget, num_draws)
@@ -147,6 +155,24 @@ class Run:
         while current.rounds_in_phase < budget and not np.all(current.settled):
             self.round(current, self._needed(phase, current) & self._taking_part(phase, current))
             yield
+
+    def _together(self, several: Callable, current: RunState, budget: int) -> Iterator[None]:
+        """The same, with as many rounds in one program as take a moment: where they begin does not change them."""
+        size, mask = 1, np.ones(self.roster.num_clients, bool)
+        while current.rounds_in_phase < budget and not np.all(current.settled):
+            before, started = waited(), time.perf_counter()
+            with memory_explained("Some rounds in one program"):
+                done = several(current.state, self._phase_key(current.phase), current.rounds_in_phase, size)
+            seconds, num = time.perf_counter() - started, int(done.done)
+            current.state = done.state
+            for at in range(num):
+                record = {name: leaf[at] for name, leaf in done.records.items()}
+                sizes = int(record.pop("bytes_down")), int(record.pop("bytes_up"))
+                self._write(current, record, mask, seconds / num, 1, sizes, current.updates)
+            self._settle(current, mask, record["code"], record, changed=False)  # none but the last can end them
+            yield
+            each = max(seconds - waited() + before, 1e-9) / num
+            size = max(1, min(MOST_ROUNDS, 8 * size, int(_MOMENT / each), budget - current.rounds_in_phase))
 
     def _blocks(self, phase: Phase, recording: Recording, current: RunState, todo: Pace) -> Iterator[None]:
         """Blocks of draws, fused into one program each where the executor allows it."""
@@ -168,7 +194,8 @@ class Run:
         current.draws.append(done.theta)
         record = {name: leaf / rounds if leaf.dtype.kind == "f" else leaf for name, leaf in done.totals.items()}
         sizes = (rounds * int(record.pop("bytes_down")), rounds * int(record.pop("bytes_up")))
-        self._write(current, record, np.ones(num, bool), started, rounds, sizes, current.updates)
+        seconds = time.perf_counter() - started
+        self._write(current, record, np.ones(num, bool), seconds, rounds, sizes, current.updates)
 
     def _one_by_one(self, phase: Phase, recording: Recording, current: RunState, stride: int, size: int) -> None:
         """The same rounds one by one."""
@@ -198,32 +225,33 @@ class Run:
             current.state, info = on_host(server.aggregate(current.state, heard.replies, key))
             record = info | heard.infos | {"code": heard.codes}
             current.updates = self._chosen(current, record, heard)
-            self._settle(current, mask, heard, record, changed=current.updates != updates)
+            self._settle(current, mask, heard.codes, record, changed=current.updates != updates)
             sizes = (heard.bytes_down, heard.bytes_up)
-        self._write(current, record, mask, started, 1, sizes, updates if len(active) else None)
+        seconds = time.perf_counter() - started
+        self._write(current, record, mask, seconds, 1, sizes, updates if len(active) else None)
 
     def _chosen(self, current: RunState, record: Record, heard: Heard) -> list[str]:
         """Each client's update in the next round."""
         return self.programs.phases[current.phase].algorithm.choose(current.updates, record)
 
-    def _settle(self, current: RunState, mask: np.ndarray, heard: Heard, record: Record, *, changed: bool) -> None:
+    def _settle(self, current: RunState, mask: np.ndarray, codes: np.ndarray, record: Record, *, changed: bool) -> None:
         """Whether every client has been heard since the last round that changed something."""
         # a client that has just changed its update must be heard once more
         settled = bool(np.all(record["converged"])) and not changed
         current.settled = (current.settled | mask) if settled else np.zeros(len(mask), bool)
-        used = heard.replies.used[mask]
+        used = usable(codes)[mask]
         current.converged = bool(np.all(current.settled)) and bool(np.all(used))
         if np.any(record.get("hopeless", False)):  # more rounds would not help: stop, without having converged
             current.settled, current.converged = np.ones(len(mask), bool), False
         if not np.any(used) and not np.all(record.get("proper", True)):
-            self._give_up(current, heard.codes)
+            self._give_up(current, codes)
 
     def _write(
         self,
         current: RunState,
         record: Record,
         mask: np.ndarray,
-        started: float,
+        seconds: float,
         rounds: int,
         sizes: tuple[int, int],
         updates: list[str] | None = None,
@@ -234,7 +262,7 @@ class Run:
         noted |= {"active": mask, "rounds": np.asarray(rounds)}
         noted |= {"bytes_down": np.asarray(sizes[0]), "bytes_up": np.asarray(sizes[1])}
         noted["phase"] = np.asarray(self.programs.phases[current.phase].algorithm.name)
-        noted["seconds"] = np.asarray(time.perf_counter() - started)
+        noted["seconds"] = np.asarray(seconds)
         current.history.append(noted)
         current.rounds_in_phase += rounds
 
@@ -280,6 +308,11 @@ class Run:
         mask = np.zeros(num, bool)
         mask[np.asarray(jax.random.permutation(key, num))[: max(1, round(participation * num))]] = True
         return mask
+
+
+def _budget(num_rounds: int | None, phase: Phase) -> int:
+    """The rounds of a phase, of which the user's number is the main one's."""
+    return num_rounds if phase.main and num_rounds is not None else phase.max_rounds
 
 
 def on_host(tree: Any) -> Any:

@@ -19,7 +19,7 @@ from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.marginal import integrate_locals, profile_locals
 from fedbayes.inference.local.steps.descent import Descended, descend, make_batches
 from fedbayes.inference.options import DENSE_LIMIT
-from fedbayes.numerics.gaussian import whitener
+from fedbayes.numerics.gaussian import whitener_for
 from fedbayes.problem.client import Client
 from fedbayes.problem.program.prior import Prior
 from fedbayes.problem.roster import Roster
@@ -272,7 +272,7 @@ def _exactly(
 
     found = find_mode(log_density, beside_zero(start), tolerance=1e-20, jacobian=client.jacobian)
     # the search ends where values no longer tell steps apart, 1e-9 away or so; slopes still do
-    white = whitener(found.curvature)
+    white = whitener_for(len(start))(found.curvature)
     last = white.T @ (white @ jax.grad(log_density)(found.position))
     position = found.position + jnp.where(jnp.all(jnp.isfinite(last)), last, 0.0)
     return Descended(position, z, energy.factor * slope, value, value)

@@ -70,11 +70,11 @@ class Energy(NamedTuple):
 
     def _of_data(self, u: Array, v: Array, key: Array) -> Array:
         """Gradient of the log factor in ``(u, v)``."""
-        size, x = self.prior.size, jnp.concatenate([u, v])
+        size, x = self.prior.size, _joined(u, v)
 
         def position(x: Array) -> Array:
             u, v = x[:size], x[size:]
-            return jnp.concatenate([self.shared.globals_at(u), self.own.locals_at(u, v)])
+            return _joined(self.shared.globals_at(u), self.own.locals_at(u, v))
 
         if self.batch_size is None and self.clip is None:
             return jax.grad(lambda x: self.client.log_factor(position(x)))(x)
@@ -101,6 +101,11 @@ class Energy(NamedTuple):
             of_client = jnp.where(jnp.isfinite(of_client), of_client, 0.0)
             each = each - of_client
         return of_client + scale * jnp.sum(jnp.where(real[:, None], clipped(each, self.clip), 0.0), axis=0)
+
+
+def _joined(globals_: Array, locals_: Array) -> Array:
+    """Both as one vector; of no locals nothing is joined, which XLA takes badly on one core (DESIGN.md, "Traps")."""
+    return jnp.concatenate([globals_, locals_]) if locals_.size else globals_
 
 
 def clipped(each: Float[Array, "row d"], norm: float) -> Float[Array, "row d"]:

@@ -10,9 +10,8 @@ import fedbayes as fb
 from fedbayes.inference.ep import EP
 from fedbayes.inference.local.after import AFTER
 from fedbayes.problem.problem import make_problem
-from fedbayes.rounds import executors
 from fedbayes.rounds.exchange import Round
-from fedbayes.rounds.executors import Batched
+from fedbayes.rounds.executors import Batched, batched
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.precision import computing
 
@@ -62,7 +61,7 @@ def test_clients_answer_the_same_whatever_they_are_padded_to(active, monkeypatch
     with computing():
         executor = executor_of(model)
         expected = answers(executor, active)
-        monkeypatch.setattr(executors, "_WORTH_A_PROGRAM", 1.0)
+        monkeypatch.setattr(batched, "_WORTH_A_PROGRAM", 1.0)
         assert lengths(executor, None, "log_likelihood") == [(6, [1, 2, 3]), (40, [0])]
         np.testing.assert_allclose(answers(executor, active), expected, rtol=1e-12)
         executor.chunk = 1
@@ -74,14 +73,14 @@ def test_little_work_rounds_and_locals_of_rows_have_one_length(monkeypatch) -> N
         executor = executor_of(model)
         whole = [(40, [0, 1, 2, 3])]
         assert lengths(executor, None, "log_likelihood") == whole
-        monkeypatch.setattr(executors, "_WORTH_A_PROGRAM", 1.0)
+        monkeypatch.setattr(batched, "_WORTH_A_PROGRAM", 1.0)
         assert lengths(executor, 0, "newton") == whole
         assert lengths(executor, None, "cavity") == whole  # of which the work is not known
         assert lengths(executor_of(rows_of_their_own), None, "log_likelihood") == whole
 
 
 def test_programs_of_all_lengths_are_compiled_ahead(monkeypatch) -> None:
-    monkeypatch.setattr(executors, "_WORTH_A_PROGRAM", 1.0)
+    monkeypatch.setattr(batched, "_WORTH_A_PROGRAM", 1.0)
     with computing():
         executor = executor_of(model)
         executor.asked_ahead("log_likelihood", theta(), (), KEY, len(SIZES))

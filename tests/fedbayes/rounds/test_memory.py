@@ -8,9 +8,9 @@ import pytest
 from fedbayes.contract.algorithm import Reply
 from fedbayes.models import linear
 from fedbayes.problem.problem import make_problem
-from fedbayes.rounds import exchange, executors, memory
+from fedbayes.rounds import exchange, memory
 from fedbayes.rounds.exchange import Collected, Round
-from fedbayes.rounds.executors import Batched
+from fedbayes.rounds.executors import Batched, batched
 from fedbayes.runtime.precision import computing
 
 
@@ -47,7 +47,7 @@ def test_a_call_begins_once_few_others_are_under_way(most: int, waited_for, monk
 
 
 def test_at_least_two_calls_are_under_way() -> None:
-    assert executors._UNDER_WAY >= 2
+    assert batched._UNDER_WAY >= 2
 
 
 @pytest.mark.parametrize(
