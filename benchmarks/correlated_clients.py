@@ -1,31 +1,37 @@
 """Correlated clients: the source's simulation E3.1, two schools and turbofan engines; Algorithm 3.1, ours, the oracle.
 
-    python benchmarks/correlated_clients.py --data PATH        # twenty minutes; writes CORRELATED_CLIENTS.md
+    python benchmarks/correlated_clients.py --data PATH                       # writes CORRELATED_CLIENTS.md
+    python benchmarks/correlated_clients.py --part simulation --case III      # resumes; two hours for all four cases
+    python benchmarks/correlated_clients.py --part table                      # the simulation's table, of what is there
 
 PATH is the folder with ``student-mat.csv`` (Cortez and Silva 2008) and ``cmapss_train_FD001.txt`` (Saxena and Goebel
-2008), which are not part of fedbayes; what is not there is left out, and the table says so. The source is Yue (2023),
-tables 3.1, 3.3 and 3.4. Noise sd 0.1 and noiseless test targets are the conventions under which its table 3.1 comes
-out.
+2008), which are not part of fedbayes; what is not there is left out, and the page says so. A part that runs replaces
+its section of the page; the others stay. What the simulation finds of each data set goes to
+``correlated_clients.json`` at once. The source is Yue (2023), tables 3.1, 3.3 and 3.4. Noise sd 0.1 and noiseless test
+targets are the conventions under which its table 3.1 comes out.
 """
 
 import csv
+import json
 import time
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from textwrap import fill
 from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pages
 import typer
-from pages import row
+from pages import wrapped
 
 import fedbayes as fb
 from fedbayes.theory.correlated import source_algorithm
 
 HERE = Path(__file__).resolve().parent
+STORED = HERE / "correlated_clients.json"
 KEY = jax.random.key(0)
 SD, SIZE, NUM = 0.1, 8, 100
 NOMINAL = ("Mjob", "Fjob", "reason", "guardian")
@@ -180,31 +186,80 @@ def one(data: Simulated, members: slice, model) -> Row:
 
 
 def mean_row(rows: list[Row]) -> list[str]:
-    means = np.mean(rows, axis=0)
+    """Means over data sets, of errors with their standard errors."""
+    values = np.array(rows)
+    means, errors = values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values))
     return (
-        [f"{value:.3f}" for value in means[:5]]
+        [f"{mean:.3f} ± {error:.3f}" for mean, error in zip(means[:5], errors[:5], strict=True)]
         + [f"{100 * value:.0f} %" for value in means[5:7]]
-        + [f"{means[7]:.0f} s"]
+        + [f"{means[7]:.0f} s", f"{len(rows)}"]
     )
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(row(*cells) for cells in (header, ["---"] * len(header), *rows))
+    return "\n".join(pages.table(header, rows)).strip()
 
 
-def simulation(repeats: int) -> str:
-    header = ["case", "Omega", "OLS", "separate SGD", "Algorithm 3.1", "ours", "oracle"]
-    header += ["ours: 90 % hold", "point Omega: 90 % hold", "time", "source: Alg. 3.1 / separate"]
-    rows = []
+class Setting(NamedTuple):
+    """A line of the simulation's table.
+
+    Attributes
+    ----------
+    case, omega
+        Its name.
+    times
+        Data sets for each repeat.
+    one
+        ``(seed) -> row``.
+    """
+
+    case: str
+    omega: str
+    times: int
+    one: Callable[[int], Row]
+
+
+def settings() -> Iterator[Setting]:
+    """All lines, in their order."""
     pair = np.array([[1.0, 0.7], [0.7, 1.0]])
-    found = [one(simulate([20, 200], pair, 5, 0.05, seed), slice(1), HALF) for seed in range(4 * repeats)]
-    rows.append(["I", "2 x 2, 0.7", *mean_row(found), " / ".join(SOURCE["I"])])
+    yield Setting("I", "2 x 2, 0.7", 4, lambda seed: one(simulate([20, 200], pair, 5, 0.05, seed), slice(1), HALF))
     for case, counts in CASES.items():
         members = slice(30) if case == "II" else slice(None)
         for name, make in [(f"q = {q}", lambda s, q=q: strong(q, s)) for q in (1, 3, 5)] + [("weak", weak)]:
-            found = [one(simulate(counts, make(s), SIZE, SD, s), members, KNOWN) for s in range(repeats)]
-            rows.append([case, name, *mean_row(found), " / ".join(SOURCE[case])])
-            print(rows[-1], flush=True)
+
+            def of_seed(seed: int, counts=counts, make=make, members=members) -> Row:
+                return one(simulate(counts, make(seed), SIZE, SD, seed), members, KNOWN)
+
+            yield Setting(case, name, 1, of_seed)
+
+
+def stored() -> dict[str, list[list[float]]]:
+    """What is known of each setting, data set by data set."""
+    return json.loads(STORED.read_text()) if STORED.exists() else {}
+
+
+def measure(repeats: int, cases: list[str]) -> None:
+    """The data sets that are missing; two processes can have different cases."""
+    for each in (each for each in settings() if each.case in cases):
+        name = f"{each.case}, {each.omega}"
+        for seed in range(len(stored().get(name, [])), each.times * repeats):
+            found = each.one(seed)
+            known = stored()
+            known.setdefault(name, []).append([float(f"{value:.6g}") for value in found])
+            STORED.write_text(json.dumps(known, indent=1) + "\n")
+            print(name, seed, *(f"{value:.4g}" for value in found), flush=True)
+
+
+def simulation() -> str:
+    """The table of what is stored."""
+    header = ["case", "Omega", "OLS", "separate SGD", "Algorithm 3.1", "ours", "oracle"]
+    header += ["ours: 90 % hold", "point Omega: 90 % hold", "time", "data sets", "source: Alg. 3.1 / separate"]
+    known = stored()
+    rows = [
+        [each.case, each.omega, *mean_row(found), " / ".join(SOURCE[each.case])]
+        for each in settings()
+        if len(found := [Row(*values) for values in known.get(f"{each.case}, {each.omega}", [])]) > 1
+    ]
     return table(header, rows)
 
 
@@ -260,7 +315,7 @@ def schools(folder: Path) -> str:
     cells = compared(train, test, 0.001)
     note = "The source's table 3.3 is of its other model (lasso 0.825, ridge 0.817, centralised 0.820 and 0.815)."
     header = ["pupils", "separate (OLS)", "Algorithm 3.1", "ours", "time"]
-    return table(header, [[f"{x.shape[1]} coefficients, two schools", *cells]]) + "\n\n" + fill(note, 120)
+    return table(header, [[f"{x.shape[1]} coefficients, two schools", *cells]]) + "\n\n" + wrapped(note)
 
 
 def engines(folder: Path) -> str:
@@ -286,29 +341,40 @@ def engines(folder: Path) -> str:
     return table(header, rows)
 
 
+TITLES = {"schools": "Two schools", "engines": "Turbofan engines", "simulation": "Simulation E3.1"}
+HEAD = "# Correlated clients\n\n" + wrapped(
+    "Made by `python benchmarks/correlated_clients.py`. Errors are A-RMSE: the root mean square error of a client's "
+    "predictions, averaged over clients. In the simulation they are means over data sets with their standard errors; "
+    "the source has 30 data sets. Targets are noiseless, the noise sd is 0.1 (case I: 0.05), Algorithm 3.1 has batches "
+    "of 8. The oracle knows Omega. 'Point Omega' is the Gaussian posterior of the coefficients given the posterior "
+    "mean of Omega, as if that were known."
+)
+
+
 def main(
-    data: Annotated[Path, typer.Option(help="Folder with the two data sets.")] = Path("shared/data"),
-    repeats: Annotated[int, typer.Option(help="Data sets a row of the simulation.")] = 2,
+    data: Annotated[Path, typer.Option(help="Folder with the two data sets.")] = Path("data"),
+    part: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(TITLES)}, table; all, if left out.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Of the simulation: I, II, III, IV; all, if left out.")] = None,
+    repeats: Annotated[int, typer.Option(help="Data sets of a setting; of case I four times as many.")] = 30,
     out: Annotated[Path, typer.Option(help="What to write.")] = HERE / "CORRELATED_CLIENTS.md",
 ) -> None:
-    parts = {
-        "Two schools": schools(data),
-        "Turbofan engines": engines(data),
-        "Simulation E3.1": simulation(repeats),
+    """Measure, and write."""
+
+    def simulated() -> str:
+        measure(repeats, case or ["I", *CASES])
+        return simulation()
+
+    makers: Mapping[str, Callable[[], str]] = {
+        "schools": lambda: schools(data),
+        "engines": lambda: engines(data),
+        "simulation": simulated,
+        "table": simulation,
     }
-    words = (
-        "Made by `python benchmarks/correlated_clients.py`. Errors are A-RMSE: the root mean square error of a "
-        f"client's predictions, averaged over clients. In the simulation a row is of {repeats} data sets (case I: "
-        f"{4 * repeats}), where the source has 30; targets are noiseless, the noise sd is 0.1 (case I: 0.05), "
-        "Algorithm 3.1 has batches of 8. The oracle knows Omega. 'Point Omega' is the Gaussian posterior of the "
-        "coefficients given the posterior mean of Omega, as if that were known."
-    )
-    text = "# Correlated clients\n\n" + fill(words, 120) + "\n\n"
-    text += "\n\n".join(
-        f"## {name}\n\n{part if part.startswith('|') else fill(part, 120)}" for name, part in parts.items()
-    )
-    out.write_text(text + "\n")
-    print(text)
+    for name in part or TITLES:
+        body = makers[name]()
+        section = {TITLES.get(name, TITLES["simulation"]): body if body.startswith("|") else wrapped(body)}
+        page = out.read_text() if out.exists() else ""
+        out.write_text(pages.merged(page, section, HEAD, list(TITLES.values()), {}))
 
 
 if __name__ == "__main__":
