@@ -6,6 +6,7 @@ from jax import Array
 
 from fedbayes.contract.algorithm import Method, Phase
 from fedbayes.contract.state import Record, RunState
+from fedbayes.errors import usable
 from fedbayes.problem.roster import Roster
 from fedbayes.rounds.exchange import Heard
 from fedbayes.rounds.executors import Executor
@@ -55,9 +56,9 @@ class SimulatedRun(Run):
         reports = {name: leaf[:, live] if name in by_client else leaf[live] for name, leaf in record.items()}
         return self.programs.phases[current.phase].algorithm.choose(current.updates, reports)
 
-    def _settle(self, current: RunState, mask: np.ndarray, heard: Heard, record: Record, *, changed: bool) -> None:
+    def _settle(self, current: RunState, mask: np.ndarray, codes: np.ndarray, record: Record, *, changed: bool) -> None:
         """The loop's rule for each data set: it has converged, more rounds would not help, or nothing can be used."""
-        used, never = heard.replies.used, np.zeros_like(self.failed)
+        used, never = usable(codes), np.zeros_like(self.failed)
         settled, hopeless = record["converged"] & (not changed), record.get("hopeless", never)
         nothing = ~used.any(axis=0) & ~record.get("proper", ~never)
         ending = (settled | hopeless | nothing) & ~self._stopped

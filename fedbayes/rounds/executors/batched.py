@@ -248,10 +248,15 @@ class Batched(InProcess):
         return run
 
     def several(self, phase: int, rounds: int) -> Callable | None:
-        """See :class:`Executor`; of few clients, whose round is one call for each bucket, and of many rounds."""
+        """See :class:`Executor`; of few clients, whose round is one call for each bucket, and of many rounds.
+
+        Data sets that are fitted side by side stop one by one, of which a program of rounds knows nothing.
+        """
         algorithm = self._programs.phases[phase].algorithm
         alike = len(algorithm.updates) == 1 and algorithm.choose is keep and algorithm.participants is everybody
-        if rounds < _WORTH_FUSING or not alike or not all(map(self._at_once, range(len(self._problem.buckets)))):
+        if rounds < _WORTH_FUSING or not alike or self._programs.own_data:
+            return None
+        if not all(map(self._at_once, range(len(self._problem.buckets)))):
             return None
         program = self._several(phase)
 

@@ -12,7 +12,10 @@ import pytest
 import fedbayes as fb
 from fedbayes.errors import FederatedError, ResultCode
 from fedbayes.inference.fedavg.fairness import GIFAIR
+from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.executors import MOST_ROUNDS, Batched
+from fedbayes.rounds.programs import Programs
+from fedbayes.runtime.precision import computing
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")  # most rounds end at a limit
 
@@ -174,3 +177,14 @@ def test_rounds_of_which_each_asks_others_stay_single(name):
     assert executor.sizes == []
     assert fit.rounds.sizes["round"] > 1
     assert (fit.rounds["code"] == ResultCode.OK).any()
+
+
+@pytest.mark.parametrize("own_data", [False, True])
+def test_data_sets_side_by_side_stay_single(own_data):
+    """Each of them stops by itself, which a program of rounds does not."""
+    with computing():
+        problem = make_problem(model, clients())
+        programs = Programs(EXACT.phases(problem.roster), {}, 2, own_data=own_data)
+        executor = Batched()
+        executor.connect(programs, problem, KEY)
+        assert (executor.several(0, 200) is None) == own_data
