@@ -239,14 +239,16 @@ def stored() -> dict[str, list[list[float]]]:
 
 
 def measure(repeats: int, cases: list[str]) -> None:
-    """The data sets that are missing; two processes can have different cases."""
+    """The data sets that are missing."""
     for each in (each for each in settings() if each.case in cases):
         name = f"{each.case}, {each.omega}"
         for seed in range(len(stored().get(name, [])), each.times * repeats):
             found = each.one(seed)
             known = stored()
             known.setdefault(name, []).append([float(f"{value:.6g}") for value in found])
-            STORED.write_text(json.dumps(known, indent=1) + "\n")
+            beside = STORED.with_suffix(".new")
+            beside.write_text(json.dumps(known, indent=1) + "\n")
+            beside.replace(STORED)
             print(name, seed, *(f"{value:.4g}" for value in found), flush=True)
 
 

@@ -165,11 +165,15 @@ class Run:
                 done = several(current.state, self._phase_key(current.phase), current.rounds_in_phase, size)
             seconds, num = time.perf_counter() - started, int(done.done)
             current.state = done.state
+            records = {
+                name: np.array(leaf[:num]) for name, leaf in done.records.items()
+            }  # not all that there is room for
             for at in range(num):
-                record = {name: leaf[at] for name, leaf in done.records.items()}
+                record = {name: leaf[at] for name, leaf in records.items()}
                 sizes = int(record.pop("bytes_down")), int(record.pop("bytes_up"))
+                if at == num - 1:  # none but the last can end them
+                    self._settle(current, mask, record["code"], record, changed=False)
                 self._write(current, record, mask, seconds / num, 1, sizes, current.updates)
-            self._settle(current, mask, record["code"], record, changed=False)  # none but the last can end them
             yield
             each = max(seconds - waited() + before, 1e-9) / num
             size = max(1, min(MOST_ROUNDS, 8 * size, int(_MOMENT / each), budget - current.rounds_in_phase))

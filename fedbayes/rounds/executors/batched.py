@@ -32,7 +32,7 @@ _CHUNK_VALUES_ELSEWHERE = 1 << 26
 # Evaluations of a row's log density, in one exchange and of padding alone, that are worth a program for shorter
 # clients: a second or more of a processor. It takes four to trace and compile, once for many exchanges and fits.
 _WORTH_A_PROGRAM = 1e8
-# Rounds of a phase from which several are one program; fewer cost less one by one than a second program would.
+# Rounds of a phase beyond which several are one program: of fewer the host's part is soon done.
 _WORTH_FUSING = 100
 MOST_ROUNDS = 256  # in one program
 # Compiled calls under way at once: JAX would begin all of them, each with its working memory, whatever there are cores.
@@ -254,7 +254,7 @@ class Batched(InProcess):
         """
         algorithm = self._programs.phases[phase].algorithm
         alike = len(algorithm.updates) == 1 and algorithm.choose is keep and algorithm.participants is everybody
-        if rounds < _WORTH_FUSING or not alike or self._programs.own_data:
+        if rounds <= _WORTH_FUSING or not alike or self._programs.own_data:
             return None
         if not all(map(self._at_once, range(len(self._problem.buckets)))):
             return None

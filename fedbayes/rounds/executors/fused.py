@@ -102,8 +102,9 @@ def several_rounds(one_round: OneRound, most: int) -> Callable:
     def run(
         state: State, states: list, clients: list, secrets: Key, key: Key, first: Array, size: Array
     ) -> SeveralRounds:
-        shapes = jax.eval_shape(one_round, state, states, clients, secrets, key)[2]
-        empty = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), shapes)
+        *after, record = jax.eval_shape(one_round, state, states, clients, secrets, key)
+        state, states = jax.tree.map(_wide, (state, states), tuple(after))
+        empty = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), record)
 
         def goes_on(carry: tuple) -> Array:
             done, over, *_ = carry
@@ -120,6 +121,11 @@ def several_rounds(one_round: OneRound, most: int) -> Callable:
         return SeveralRounds(state, states, records, done)
 
     return run
+
+
+def _wide(leaf: Array, after: jax.ShapeDtypeStruct) -> Array:
+    """A number as wide as a round leaves it: an optimiser's state may begin with narrower ones."""
+    return leaf if leaf.dtype == after.dtype else leaf.astype(after.dtype)
 
 
 def _is_over(record: Info) -> Array:

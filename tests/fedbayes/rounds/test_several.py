@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 
 import fedbayes as fb
-from fedbayes.errors import FederatedError, ResultCode
+from fedbayes.errors import ResultCode
 from fedbayes.inference.fedavg.fairness import GIFAIR
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.executors import MOST_ROUNDS, Batched
+from fedbayes.rounds.executors.fused import several_rounds
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.precision import computing
 
@@ -87,7 +89,7 @@ METHODS = {
         laplace=False,
         max_rounds=120,
     ),
-    "teams": fb.FedEnsemble(num_modes=2, weights="equal", step_size=0.02, local_steps=2, max_rounds=100),
+    "teams": fb.FedEnsemble(num_modes=2, weights="equal", step_size=0.02, local_steps=2, max_rounds=101),
 }
 
 
@@ -110,11 +112,48 @@ def test_they_are_the_rounds_one_by_one(name):
             np.testing.assert_array_equal(one, other, err_msg=each)
 
 
-def test_they_end_as_soon_as_they_have_arrived():
+def test_they_end_as_soon_as_they_have_arrived(monkeypatch):
+    monkeypatch.setattr("fedbayes.rounds.loop._MOMENT", 1e9)  # on a busy machine too
     executor = Watched()
     fit = fitted(EXACT, executor)
     assert fit.converged
+    assert executor.sizes[:2] == [1, 8]
     assert main_rounds(fit) < sum(executor.sizes)
+
+
+def toy(state, states, clients, secrets, key):
+    """A round that counts, and reports whatever its client has for the number of the round."""
+    number = state["round"] + 1
+    record = {name: values[number] for name, values in clients[0].items()}
+    return {"round": number, "sum": state["sum"] + 0.5}, [states[0] + 1.0], record
+
+
+ENDS = {
+    "arrived": ({"converged": [5]}, 5),
+    "hopeless": ({"hopeless": [4]}, 4),
+    "nobody heard, and not proper": ({"code": [6], "proper": [6]}, 6),
+    "nobody heard, but proper": ({"code": [3]}, 12),
+    "not proper, but heard": ({"proper": [3]}, 12),
+    "all rounds": ({}, 12),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_round_after_which_they_end(name):
+    happens, last = ENDS[name]
+    usual = {"converged": False, "hopeless": False, "proper": True, "code": int(ResultCode.OK)}
+    reports = {each: np.full((20, 1), value) for each, value in usual.items()}
+    unusual = {"converged": True, "hopeless": True, "proper": False, "code": int(ResultCode.NOT_FINITE)}
+    for each, rounds in happens.items():
+        reports[each][rounds] = unusual[each]
+    state = {"round": np.asarray(0), "sum": np.zeros((), np.float32)}  # which the first round makes wider
+    with computing():
+        done = jax.jit(several_rounds(toy, 16))(state, [np.zeros(())], [reports], KEY, KEY, 0, 12)
+    assert int(done.done) == int(done.state["round"]) == last
+    assert float(done.states[0]) == last
+    assert float(done.state["sum"]) == 0.5 * last
+    for each, values in reports.items():
+        np.testing.assert_array_equal(done.records[each][:last], values[1 : last + 1])
 
 
 def test_where_they_begin_does_not_change_them(monkeypatch):
@@ -135,17 +174,12 @@ def test_sizes_grow_step_by_step_up_to_the_limit(monkeypatch):
     assert all(after <= 8 * before for before, after in pairwise(executor.sizes))
 
 
-def test_where_nothing_can_be_computed_they_stop(recwarn):
-    """Steps that are too long lead to numbers that are not finite."""
-    method = fb.FedAvg(optimizer=None, step_size=1.9, local_steps=1, laplace=False, max_rounds=3000)
-    wild = {name: {"x": 1e150 * each["x"], "y": each["y"]} for name, each in clients().items()}
-    found = []
-    for executor in (Watched(), OneByOne()):
-        try:
-            found.append(fitted(method, executor, wild).rounds.sizes["round"])
-        except FederatedError as error:
-            found.append(str(error))
-    assert found[0] == found[1]
+def test_where_nothing_can_be_computed_they_stop():
+    """Momentum leads plain steps to numbers that are not finite, long before the limit."""
+    method = fb.FedAvg(optimizer=optax.sgd(1.5, momentum=0.9), local_steps=20, laplace=False, max_rounds=3000)
+    ours, theirs = fitted(method, Watched()), fitted(method, OneByOne())
+    assert not ours.converged
+    assert 1 < ours.rounds.sizes["round"] == theirs.rounds.sizes["round"] < 3000
 
 
 def test_an_interrupted_fit_goes_on_where_it_was(tmp_path):
@@ -162,9 +196,9 @@ def test_an_interrupted_fit_goes_on_where_it_was(tmp_path):
 
 
 NOT_FUSED = {
-    "few rounds": ({"max_rounds": 20}, {}),
-    "a part of the clients": ({"max_rounds": 100}, {"participation": 0.67}),
-    "clients drawn by the method": ({"max_rounds": 100, "scheme": "with_replacement", "num_active": 2}, {}),
+    "few rounds": ({"max_rounds": 100}, {}),
+    "a part of the clients": ({"max_rounds": 101}, {"participation": 0.67}),
+    "clients drawn by the method": ({"max_rounds": 101, "scheme": "with_replacement", "num_active": 2}, {}),
 }
 
 
