@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from fedbayes.numerics.gaussian import symmetrised, whitener
+from fedbayes.numerics.gaussian import symmetrised, whitener_for
 
 # Levenberg-Marquardt damping values, all tried at once: under vmap a search by backtracking would wait for the worst
 # client
@@ -94,7 +94,7 @@ def find_mode(
         curvature = symmetrised(-hessian)
         diagonal = jnp.abs(jnp.diagonal(curvature)) + 1e-8
         damped = curvature + ladder[:, None, None] * jnp.diag(diagonal)
-        whites = jax.vmap(whitener)(damped)
+        whites = jax.vmap(whitener_for(starts.shape[1]))(damped)
         proper = jnp.all(jnp.isfinite(whites), axis=(1, 2))
         moves = jnp.einsum("lij,li->lj", whites, whites @ slope)
         first = jnp.argmax(proper)  # the least damped curvature that is a precision at all
