@@ -1,6 +1,6 @@
 """Small problems with many rounds: what a round costs beside its arithmetic, against a plain NumPy loop.
 
-    python benchmarks/small_rounds.py          # half a minute; writes SMALL_ROUNDS.md
+    python benchmarks/small_rounds.py          # a minute; writes SMALL_ROUNDS.md
 
 The loop is what one writes from a paper: clients one after the other, gradients by hand, nothing compiled. Both sides
 begin at zero and do the same; how far apart they end is in the table. "One by one" is fedbayes with each round by
