@@ -234,9 +234,9 @@ def compared(problem: Problem) -> list[str]:
 
 
 WORDS = """\
-Written by `small_rounds.py`. Rounds of federated averaging on problems so small that the arithmetic of a round takes
-microseconds, against a loop in NumPy as one writes it from a paper: clients one after the other, gradients by hand.
-Both begin at zero and make the same rounds; "apart" is the largest difference between where they end. Seconds of
+Written by `small_rounds.py`. Many rounds of federated averaging on small problems, against a loop in NumPy as one
+writes it from a paper: clients one after the other, gradients by hand. Both begin at zero and make the same rounds;
+"apart" is the largest difference between where they end. Seconds of
 fedbayes are those of a whole second call of `fit_federated`, with its checks and the dataset of diagnostics, and of the
 first one, with compilation. Of three runs the quickest counts. "One by one" makes each round by itself, as over a
 network. Ratios are NumPy's seconds over those of fedbayes: above one, fedbayes is faster.

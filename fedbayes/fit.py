@@ -108,8 +108,8 @@ def fit_federated(
         Show a bar; where there is neither terminal nor notebook, a line every ten seconds. Of a fit that will take more
         than a minute it says how long, for what, and what takes less.
     checkpoint
-        File that holds the state after each round, or a sampler's block of rounds; an interrupted fit started again
-        with the same arguments resumes from it.
+        File that holds the state after each round, or after a block of rounds that are one program; an interrupted fit
+        started again with the same arguments resumes from it.
     dtype
         Precision in which the model runs; natural parameters are float64 whatever it is.
 

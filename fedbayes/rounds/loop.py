@@ -95,7 +95,7 @@ class Run:
         progress
             Told of each round.
         checkpoint
-            Written after each round, and read at the start.
+            Written after each round, or after those that were one program, and read at the start.
         num_draws
             Draws that a phase collects whose rounds are draws.
 

@@ -68,9 +68,9 @@ class Watched(Batched):
         return run
 
 
-def fitted(method: Any, executor: Batched, data: dict | None = None, **options: Any) -> fb.FederatedFit:
+def fitted(method: Any, executor: Batched, **options: Any) -> fb.FederatedFit:
     options = {"key": KEY, "progress": False} | options
-    return fb.fit_federated(model, data or clients(), method=method, executor=executor, **options)
+    return fb.fit_federated(model, clients(), method=method, executor=executor, **options)
 
 
 def main_rounds(fit: fb.FederatedFit) -> int:
