@@ -34,6 +34,7 @@ from fedbayes.results.saved.folder import Saved, SavedPosterior, about, check_sa
 from fedbayes.results.saved.regression import carried_by
 from fedbayes.rounds.ahead import tried_once
 from fedbayes.rounds.checkpoint import Checkpoint, fingerprint
+from fedbayes.rounds.description import described
 from fedbayes.rounds.executors import EXECUTORS, Batched, Executor
 from fedbayes.rounds.loop import Participation, Run
 from fedbayes.rounds.programs import programs_for
@@ -41,6 +42,7 @@ from fedbayes.rounds.progress import show
 from fedbayes.runtime.compiling import stop_compiling
 from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
+from fedbayes.runtime.processes import check_alike, is_first, spans_processes
 
 DEFAULT_METHOD = "ep"
 
@@ -103,7 +105,9 @@ def fit_federated(
         ``"batched"``, ``"sequential"`` (one by one: names the client in whatever goes wrong), ``"loopback"``
         (everything through bytes), or an :class:`~fedbayes.rounds.executors.Executor`.
     mesh
-        A one-dimensional device mesh to share the clients out over.
+        A one-dimensional device mesh to share the clients out over: ``jax.make_mesh((jax.device_count(),),
+        ("clients",))``. Its devices may belong to several processes, of which each runs the same script: the page
+        "Several machines" says how.
     progress
         Show a bar; where there is neither terminal nor notebook, a line every ten seconds. Of a fit that will take more
         than a minute it says how long, for what, and what takes less.
@@ -156,10 +160,12 @@ def fit_federated(
     """
     configured = method_of(method)
     key = typed_key(key)
+    seed = np.asarray(jax.random.key_data(key))
     check_arguments(num_rounds, participation, num_draws, mesh, executor)
     runner = _executor(executor, mesh)
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local), bool(correct))
-    bar = show(progress)
+    devices = getattr(runner, "mesh", None)
+    bar = show(progress and is_first(devices))
     with computing():
         problem = problem_for(configured, model, clients, local, dtype)
         check_names(problem, shown)
@@ -175,7 +181,13 @@ def fit_federated(
             )
         saved = None
         if checkpoint is not None:
-            saved = Checkpoint(checkpoint, fingerprint(problem.description(), configured, jax.random.key_data(key)))
+            mark = fingerprint(problem.description(), configured, seed)
+            saved = Checkpoint(checkpoint, mark, writes=is_first(devices))
+        if spans_processes(devices):
+            others = num_rounds, participation, num_draws, correct, np.dtype(dtype).name
+            given = {"the model": model, "`clients`": problem.description(), "`method`": configured, "`key`": seed}
+            given |= {"another argument": others, "the file of `checkpoint`": saved and saved.digest()}
+            check_alike({name: described(value) for name, value in given.items()})
 
         roster = problem.roster
         forecast = forecast_of(configured, problem, programs, num_draws if correct else None)

@@ -8,6 +8,8 @@ those of the mixture of all proposals (Cornuet, Marin, Mira and Robert 2012), th
     w_k = p(theta) prod_(j != k) f_j(theta) / mixture(theta),    elpd_k = log(sum_s w_k f_k / sum_s w_k).
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -27,8 +29,6 @@ from fedbayes.runtime.compiling import jit_cheaply
 _DRAWS = 400  # of each client's cavity, all chains together, at least
 _WIDER, _TAILS = 1.1, 5.0  # scale and degrees of freedom of the cavities' draws
 TURN = 50  # of the clients' random numbers, after those of the correction
-
-_smooth_all = jit_cheaply(jax.vmap(pareto_smooth))
 
 
 class LeftOut(NamedTuple):
@@ -101,7 +101,7 @@ def left_out(log_weights: np.ndarray, log_likelihood: np.ndarray) -> LeftOut:
     """
     logs = log_weights[:, None] - log_likelihood
     logs = np.where(np.isfinite(logs), logs, -np.inf)
-    smoothed, k_hat = map(np.asarray, _smooth_all(logs.T))
+    smoothed, k_hat = map(np.asarray, _smoothing()(logs.T))
     plain = np.asarray([largest_share(one) <= SHARE for one in logs.T])
     weights = np.where(plain[:, None], np.exp(logs - logsumexp(logs, axis=0)).T, smoothed)
     factors = log_likelihood.T
@@ -111,6 +111,11 @@ def left_out(log_weights: np.ndarray, log_likelihood: np.ndarray) -> LeftOut:
         gaps = np.exp(terms - elpd[:, None]) - weights  # w (f / mean - 1), where f alone may overflow
     reliable = [trusted(one, float(k)) for one, k in zip(logs.T, k_hat, strict=True)]
     return LeftOut(elpd, np.sqrt(np.sum(gaps**2, axis=1)), k_hat, np.asarray(reliable))
+
+
+@cache
+def _smoothing() -> Callable:
+    return jit_cheaply(jax.vmap(pareto_smooth))
 
 
 def by_normalisers(posterior: Gaussian, cavities: Gaussian) -> np.ndarray:

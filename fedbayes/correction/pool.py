@@ -1,7 +1,8 @@
 """Draws of the globals with the log posterior there: their importance weights, and what these say."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import jax
 import numpy as np
@@ -19,8 +20,6 @@ SHARE = 0.01  # of one draw in the sum of all weights, below which the tail's sh
 NOISE = 1.0  # variance of the clients' estimates, relative, up to which they do little harm
 HALVED = 0.3  # sd of `Pool.halved` over the weighted draws, up to which the clients' quadrature is precise enough
 HALVED_OF_FEW = 0.1  # the same of the first answers, by fewer nodes: half of them may do nearly as well as all
-
-_smoothed = jit_cheaply(pareto_smooth)
 
 
 @dataclass(frozen=True)
@@ -201,10 +200,15 @@ def tail_shape(log_weights: np.ndarray) -> float:
     return _smooth(log_weights)[1]
 
 
+@cache
+def _smoothing() -> Callable:
+    return jit_cheaply(pareto_smooth)
+
+
 def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
     """Smoothed weights and k-hat, in double precision whoever asks: decimals of a log weight of -1e6 count."""
     with computing():
-        smoothed, k_hat = _smoothed(log_weights.reshape(-1))
+        smoothed, k_hat = _smoothing()(log_weights.reshape(-1))
         return np.asarray(smoothed), float(k_hat)
 
 

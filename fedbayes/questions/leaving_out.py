@@ -1,8 +1,8 @@
 """Leave-one-out: clients given all other clients, and rows given all other rows, in ArviZ's form where it has one."""
 
 import warnings
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -207,11 +207,15 @@ def elpd_data(idata: Any, found: "xr.Dataset") -> Any:
     return made
 
 
-@jit_cheaply
 def _rows(log_density: Array) -> tuple[Array, Array]:
     """Leave-one-out densities ``(rows,)`` and their k-hats, from the densities ``(rows, draws)``."""
     weights, k_hat = jax.vmap(lambda one: pareto_smooth(-one))(log_density)
     return jax.scipy.special.logsumexp(jnp.log(weights) + log_density, axis=1), k_hat
+
+
+@cache
+def _compiled_rows() -> Callable:
+    return jit_cheaply(_rows)
 
 
 class Rows:
@@ -226,7 +230,7 @@ class Rows:
     def __init__(self, log_densities: Mapping[str, Any]) -> None:
         parts = [np.moveaxis(np.asarray(each).reshape(-1, *each.shape[2:]), 0, -1) for each in log_densities.values()]
         flat = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
-        found = [_rows(_filled(flat[at : at + _AT_ONCE])) for at in range(0, len(flat), _AT_ONCE)]
+        found = [_compiled_rows()(_filled(flat[at : at + _AT_ONCE])) for at in range(0, len(flat), _AT_ONCE)]
         elpd, k_hat = (
             np.concatenate([np.asarray(part) for part in each])[: len(flat)] for each in zip(*found, strict=True)
         )

@@ -46,6 +46,8 @@ class Checkpoint:
         Says what is being fitted. A checkpoint of something else is refused.
     advice
         What to say of a file that can't be used; a checkpoint's own words if left out.
+    writes
+        Whether it is this process that writes the file. Of several that fit together one does, and all read it.
 
     Raises
     ------
@@ -53,15 +55,20 @@ class Checkpoint:
         The path is a folder.
     """
 
-    def __init__(self, path: str | os.PathLike, fingerprint: str, advice: Advice | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike, fingerprint: str, advice: Advice | None = None, *, writes: bool = True
+    ) -> None:
         self.path = Path(path)
         self.fingerprint = fingerprint
         self.advice = advice
+        self.writes = writes
         if self.path.is_dir():
             raise ValueError(f"`checkpoint` is '{self.path}', a folder; name a file in it, such as 'fit.npz'.")
 
     def write(self, current: RunState, executor: Executor) -> None:
         """Replace the file by the present state: a crash leaves the old one or the new one, never half of either."""
+        if not self.writes:
+            return
         meta = {
             "fingerprint": self.fingerprint,
             "phase": current.phase,
@@ -80,6 +87,10 @@ class Checkpoint:
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, encode(content))
+
+    def digest(self) -> str | None:
+        """Tells the file's content from others; ``None`` without a file."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest() if self.path.exists() else None
 
     def read(self, begin: Callable[[int], RunState], executor: Executor) -> RunState | None:
         """The state in the file, or ``None`` without one.

@@ -90,12 +90,15 @@ def _generator() -> dict[str, bool | int]:
 
 
 def jit_quickly(function: Callable) -> Callable:
-    """``jax.jit`` with the code generator that compiles sooner."""
+    """``jax.jit`` with the code generator that compiles sooner; it starts JAX, as :func:`jit_cheaply` does."""
     return jax.jit(function, compiler_options=_generator())
 
 
 def jit_cheaply(function: Callable) -> Callable:
-    """``jax.jit`` for a program that runs once or does little."""
+    """``jax.jit`` for a program that runs once or does little.
+
+    It asks for JAX's platform, which starts JAX: not for a module to do while it is imported.
+    """
     return jax.jit(function, compiler_options=_generator() | CHEAPLY)
 
 

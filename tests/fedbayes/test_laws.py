@@ -225,7 +225,8 @@ def reference(problem):
 def mesh():
     devices = jax.devices("cpu")[:2]
     assert len(devices) == 2, "tests/conftest.py asks for two host devices"
-    return jax.sharding.Mesh(np.array(devices), ("clients",))
+    explicit = (jax.sharding.AxisType.Explicit,)  # as those of `jax.make_mesh`
+    return jax.sharding.Mesh(np.array(devices), ("clients",), axis_types=explicit)
 
 
 EXECUTORS = {

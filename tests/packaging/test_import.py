@@ -43,6 +43,25 @@ def test_import_loads_no_heavy_or_optional_package(package, tmp_path):
     assert result.stdout.split() == []
 
 
+STARTED_LATER = """
+import socket
+import jax, fedbayes
+
+for name in fedbayes.__all__:
+    getattr(fedbayes, name)
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+jax.distributed.initialize(f"localhost:{port}", 1, 0)  # refuses once JAX has started
+"""
+
+
+def test_jax_starts_after_all_of_fedbayes_is_imported(tmp_path):
+    """Platforms, devices and other processes can still be chosen."""
+    result = python(STARTED_LATER, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
 LAZY = """
 import sys, fedbayes, fedbayes.cli
 from typer.testing import CliRunner

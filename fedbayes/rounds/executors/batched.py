@@ -20,6 +20,7 @@ from fedbayes.rounds.executors.executor import InProcess, summed
 from fedbayes.rounds.executors.fused import OneRound, SeveralRounds, fused_block, round_of, several_rounds
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.compiling import Compiled, jit_by_work, jit_quickly, shapes_of
+from fedbayes.runtime.processes import check_processes, copied, of_the_first, on_each_device, readable, spans_processes
 
 # Rows of one compiled call: with some hundred draws each, the working set stays in a processor's cache, or fills an
 # accelerator without filling its memory.
@@ -52,23 +53,25 @@ class Batched(InProcess):
     Parameters
     ----------
     mesh
-        One-dimensional device mesh; the clients of a chunk are shared out over its devices.
+        One-dimensional device mesh; the clients of a chunk are shared out over its devices, which may belong to several
+        processes.
     chunk
         Clients per compiled call; ``None`` chooses it so that the working set stays in cache.
     """
 
     def __init__(self, mesh: Mesh | None = None, chunk: int | None = None) -> None:
         super().__init__()
-        if mesh is not None and len(mesh.axis_names) != 1:
-            raise ValueError(f"`mesh` has the axes {mesh.axis_names}; clients are shared out over exactly one.")
-        self.mesh = mesh
+        self.mesh = None if mesh is None else _checked(mesh)
         self.chunk = chunk
+        self._clients: list[Client] = []
         self._shorter: dict[tuple[int, int], Client] = {}
 
     def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
         """See :class:`Executor`."""
         super().connect(programs, problem, key)
-        self._shorter = {}
+        self._clients, self._shorter = [bucket.clients for bucket in problem.buckets], {}
+        if self.mesh is not None:
+            self._clients = on_each_device(self._clients, self.mesh)
 
     def run(self, order: Round) -> Heard:
         """See :class:`Executor`."""
@@ -114,8 +117,7 @@ class Batched(InProcess):
         self._keep(order.phase, b, at, jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
 
     def _whole(self, b: int) -> _Part:
-        bucket = self._problem.buckets[b]
-        return _Part(bucket.clients, np.arange(len(bucket.members)))
+        return _Part(self._clients[b], np.arange(len(self._problem.buckets[b].members)))
 
     def _parts(self, phase: int | None, name: str, b: int, shared: Shared) -> list[_Part]:
         """The clients of a bucket; after the rounds by lengths, where much is evaluated that is padding.
@@ -177,7 +179,9 @@ class Batched(InProcess):
             return self._programs.evaluations(phase, name, shared, clients)
 
         kept = "batched", phase, name, self.mesh
-        return self._programs.kept(kept, lambda: Compiled(jit_by_work(program, evaluations, newer=phase is None)))
+        return self._programs.kept(
+            kept, lambda: Compiled(jit_by_work(readable(program, self.mesh), evaluations, newer=phase is None))
+        )
 
     @property
     def compiles_ahead(self) -> bool:
@@ -234,7 +238,7 @@ class Batched(InProcess):
         kept = "fused", phase, block, self._members, self.mesh
         rounds = self._programs.phases[phase]
         program = self._programs.kept(
-            kept, lambda: Compiled(jax.jit(fused_block(rounds, self._one_round(phase), block)))
+            kept, lambda: Compiled(jax.jit(readable(fused_block(rounds, self._one_round(phase), block), self.mesh)))
         )
 
         def run(state: State, key: Key, first: int, stride: int, size: int) -> Any:
@@ -261,6 +265,7 @@ class Batched(InProcess):
         program = self._several(phase)
 
         def run(state: State, key: Key, first: int, size: int) -> SeveralRounds:
+            size = of_the_first(size, self.mesh)  # processes have clocks of their own
             done = jax.tree.map(
                 np.asarray, program(state, self._states, self._clients, self._secrets, key, *_counts(first, size))
             )
@@ -279,7 +284,7 @@ class Batched(InProcess):
     def _several(self, phase: int) -> Compiled:
         kept = "several", phase, self._members, self.mesh
         rounds = several_rounds(self._one_round(phase), MOST_ROUNDS)
-        return self._programs.kept(kept, lambda: Compiled(jit_quickly(rounds)))
+        return self._programs.kept(kept, lambda: Compiled(jit_quickly(readable(rounds, self.mesh))))
 
     def _one_round(self, phase: int) -> OneRound:
         rounds = self._programs.phases[phase]
@@ -296,9 +301,16 @@ class Batched(InProcess):
     def _members(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(bucket.members.tolist()) for bucket in self._problem.buckets)
 
-    @property
-    def _clients(self) -> list[Client]:
-        return [bucket.clients for bucket in self._problem.buckets]
+
+def _checked(mesh: Mesh) -> Mesh:
+    """A mesh for clients along its one axis."""
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"`mesh` is {mesh!r}; write `jax.make_mesh((jax.device_count(),), ('clients',))`.")
+    if len(mesh.axis_names) != 1:
+        raise ValueError(f"`mesh` has the axes {mesh.axis_names}; clients are shared out over exactly one.")
+    check_processes(mesh)
+    # the axes of `jax.make_mesh` are explicit: shardings would be a part of all types, within the user's model, too
+    return Mesh(mesh.devices, mesh.axis_names)
 
 
 def _counts(*numbers: int) -> tuple[np.ndarray, ...]:
@@ -310,10 +322,11 @@ def _sharded(batched: Callable, mesh: Mesh, *, teams: bool) -> Callable:
     axis = PartitionSpec(mesh.axis_names[0])
     everywhere = PartitionSpec()
     # check_vma=False: with the default, jax.grad inside shard_map silently sums over the devices
-    return jax.shard_map(
+    shared_out = jax.shard_map(
         batched,
         mesh=mesh,
         in_specs=(axis if teams else everywhere, axis, axis, axis, axis),
         out_specs=axis,
         check_vma=False,
     )
+    return (lambda *arguments: copied(shared_out(*arguments), mesh)) if spans_processes(mesh) else shared_out

@@ -1,0 +1,95 @@
+"""Devices of two processes are one mesh: both find what one process finds, and what differs between them is refused."""
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedbayes.rounds.executors import Batched
+from fedbayes.runtime.precision import computing
+from fedbayes.runtime.processes import copied, on_each_device
+
+WORKER = Path(__file__).with_name("one_of_several.py")
+LIMIT = 600  # seconds
+ROUNDING = 1e-9  # each client is computed beside other ones
+
+spec = importlib.util.spec_from_file_location("one_of_several", WORKER)
+work = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(work)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::fedbayes.errors.NotConvergedWarning", "ignore::fedbayes.errors.UnreliableWarning"
+)
+
+
+def test_arrays_as_bytes_come_back_as_they_were():
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("clients",))
+    kinds = (np.float64, np.float32, np.int64, np.int32, np.uint32, np.int8, np.uint8, bool)
+    rng = np.random.default_rng(0)
+    with computing():
+        tree = {kind.__name__: (100 * rng.normal(size=(4, *shape))).astype(kind) for kind in kinds for shape in [(3,)]}
+        tree |= {"none": np.zeros((4, 0)), "scalars": rng.normal(size=4), "matrices": rng.normal(size=(4, 2, 3))}
+        tree["special"] = np.array([np.nan, np.inf, -np.inf, -0.0])
+        back = jax.jit(lambda tree: copied(tree, mesh))(on_each_device(tree, mesh))
+    for name, array in tree.items():
+        assert back[name].dtype == array.dtype
+        assert np.asarray(back[name]).tobytes() == array.tobytes()
+
+
+def test_a_mesh_that_is_none():
+    with pytest.raises(TypeError, match=r"`mesh` is 2; write `jax.make_mesh\(\(jax.device_count\(\),\), \('clients',"):
+        Batched(2)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of two processes has found."""
+    folder = tmp_path_factory.mktemp("processes")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    logs = [folder / f"{rank}.log" for rank in range(work.NUM_PROCESSES)]
+    started = []
+    for rank, log in enumerate(logs):
+        with log.open("wb") as output:
+            command = [sys.executable, WORKER, str(rank), str(port), folder]
+            started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+    try:
+        codes = [process.wait(LIMIT) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert codes == [0, 0], "\n".join(log.read_text(errors="replace")[-3000:] for log in logs)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(work.NUM_PROCESSES)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", work.METHODS)
+def test_they_find_what_one_finds(name, found):
+    alone = work.found_by(name, None)
+    assert found[0][name] == found[1][name]
+    assert found[0][name].keys() == alone.keys()
+    for each, value in found[0][name].items():
+        np.testing.assert_allclose(value, alone[each], rtol=ROUNDING, atol=ROUNDING, err_msg=each)
+
+
+@pytest.mark.slow
+def test_the_first_writes_a_checkpoint_and_all_read_it(found):
+    for each in found:
+        assert each["devices"] == [4, 2]  # tests/conftest.py asks for two a process
+        assert each["files"] == ["shared.npz"]
+        assert each["saved"] == each["resumed"] == each["many rounds in one program"]
+
+
+@pytest.mark.slow
+def test_what_differs_between_them_is_refused_in_all(found):
+    for each in found:
+        assert "process 0 and the processes [1] differ in `key`. Run the same script" in each["another key"]
+        assert "differ in the file of `checkpoint`." in each["another file"]
+    assert "has devices of the processes [0] and none of [1]" in found[1]["left out"]
