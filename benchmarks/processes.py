@@ -35,13 +35,13 @@ LAYOUTS = (
 )
 CASES = (("ep", 256), ("ep", 1024), ("fald", 256), ("fald", 1024))
 COLUMNS = ("method", "clients", "processes", "first call, s", "second call, s", "of one core's", "means apart, sds")
-NOTES = f"""Logistic regression, {SIZE} coefficients, {ROWS} rows a client, everything in float64: three rounds of EP from
-the prior by importance sampling, and fifty of FA-LD with two chains, as on [ACCELERATOR](ACCELERATOR.md). A *call* is
-all of `fit_federated`, with the checks of the data and, of EP, the estimate of its error, and `fit.idata`. *Of one
+NOTES = f"""Logistic regression, {SIZE} coefficients, {ROWS} rows a client, everything in float64: three rounds of EP
+from the prior by importance sampling, and fifty of FA-LD with two chains, as on [ACCELERATOR](ACCELERATOR.md). A *call*
+is all of `fit_federated`, with the checks of the data and, of EP, the estimate of its error, and `fit.idata`. *Of one
 core's*: the second call's time as a share of that of one process on one core, in the same run. *Means apart*: the
 largest difference between the posterior means of this row and of that process, in posterior sds; between the two
-processes there is none. The processes speak to each other within one machine (Gloo); over a network each round of
-FA-LD waits for it once."""
+processes there is none. The processes speak to each other within one machine (Gloo); over a network each round of FA-LD
+waits for it once."""
 
 
 def fitted(method: str, clients: int, mesh: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def measured(method: str, clients: int, layout: Layout) -> dict[str, Any]:
         asked = {"method": method, "clients": clients, "cores": cores, "rank": rank, "port": port}
         asked["processes"] = len(layout.cores)
         command = [sys.executable, __file__, "--child", json.dumps(asked)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))  # noqa: S603
     found = [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
     assert all(each["mean"] == found[0]["mean"] for each in found)
     return found[0]

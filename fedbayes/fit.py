@@ -42,7 +42,7 @@ from fedbayes.rounds.progress import show
 from fedbayes.runtime.compiling import stop_compiling
 from fedbayes.runtime.keys import typed_key
 from fedbayes.runtime.precision import computing
-from fedbayes.runtime.processes import check_alike, is_first, spans_processes
+from fedbayes.runtime.processes import check_alike, is_first, spans_processes, wait_for_all
 
 DEFAULT_METHOD = "ep"
 
@@ -164,7 +164,7 @@ def fit_federated(
     check_arguments(num_rounds, participation, num_draws, mesh, executor)
     runner = _executor(executor, mesh)
     shown = Presentation(num_draws, dict(coords or {}), dict(dims or {}), tuple(local), bool(correct))
-    devices = getattr(runner, "mesh", None)
+    devices = runner.mesh
     bar = show(progress and is_first(devices))
     with computing():
         problem = problem_for(configured, model, clients, local, dtype)
@@ -184,6 +184,7 @@ def fit_federated(
             mark = fingerprint(problem.description(), configured, seed)
             saved = Checkpoint(checkpoint, mark, writes=is_first(devices))
         if spans_processes(devices):
+            wait_for_all()  # process 0 may still write what an earlier fit has found
             others = num_rounds, participation, num_draws, correct, np.dtype(dtype).name
             given = {"the model": model, "`clients`": problem.description(), "`method`": configured, "`key`": seed}
             given |= {"another argument": others, "the file of `checkpoint`": saved and saved.digest()}
@@ -213,7 +214,9 @@ def fit_federated(
             bar.close()
     carried = carried_by(model)
     fitted = fitted_by(configured, problem, current, programs, runner, key, shown, carried=carried)
-    return concluded(fitted, stacklevel=3)
+    fit = concluded(fitted, stacklevel=3)
+    runner.work_alone()
+    return fit
 
 
 def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:

@@ -38,9 +38,20 @@ def check_processes(mesh: Mesh) -> None:
         )
 
 
+def own_devices(mesh: Mesh) -> Mesh | None:
+    """Those of a mesh that belong to this process; ``None`` for a single one, which needs no mesh."""
+    mine = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    return Mesh(np.array(mine), mesh.axis_names) if len(mine) > 1 else None
+
+
 def is_first(mesh: Mesh | None) -> bool:
     """Whether it is this process that shows progress and writes files."""
     return not spans_processes(mesh) or jax.process_index() == 0
+
+
+def wait_for_all() -> None:
+    """Until every process is here."""
+    multihost_utils.sync_global_devices("fedbayes")
 
 
 def check_alike(given: Mapping[str, str]) -> None:

@@ -20,7 +20,15 @@ from fedbayes.rounds.executors.executor import InProcess, summed
 from fedbayes.rounds.executors.fused import OneRound, SeveralRounds, fused_block, round_of, several_rounds
 from fedbayes.rounds.programs import Programs
 from fedbayes.runtime.compiling import Compiled, jit_by_work, jit_quickly, shapes_of
-from fedbayes.runtime.processes import check_processes, copied, of_the_first, on_each_device, readable, spans_processes
+from fedbayes.runtime.processes import (
+    check_processes,
+    copied,
+    of_the_first,
+    on_each_device,
+    own_devices,
+    readable,
+    spans_processes,
+)
 
 # Rows of one compiled call: with some hundred draws each, the working set stays in a processor's cache, or fills an
 # accelerator without filling its memory.
@@ -63,15 +71,25 @@ class Batched(InProcess):
         super().__init__()
         self.mesh = None if mesh is None else _checked(mesh)
         self.chunk = chunk
+        self._devices = self.mesh
         self._clients: list[Client] = []
         self._shorter: dict[tuple[int, int], Client] = {}
 
     def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
         """See :class:`Executor`."""
         super().connect(programs, problem, key)
-        self._clients, self._shorter = [bucket.clients for bucket in problem.buckets], {}
-        if self.mesh is not None:
-            self._clients = on_each_device(self._clients, self.mesh)
+        self._share_out_over(self.mesh)
+
+    def work_alone(self) -> None:
+        """See :class:`Executor`."""
+        if spans_processes(self._devices):
+            self._share_out_over(own_devices(self._devices))
+
+    def _share_out_over(self, mesh: Mesh | None) -> None:
+        self._devices, self._shorter = mesh, {}
+        self._clients = [bucket.clients for bucket in self._problem.buckets]
+        if mesh is not None:
+            self._clients = on_each_device(self._clients, mesh)
 
     def run(self, order: Round) -> Heard:
         """See :class:`Executor`."""
@@ -110,7 +128,7 @@ class Batched(InProcess):
             reply, state = program(order.shared, order.personal, states, whole.clients, padded, places, real, inputs)
             after.append((len(part), state))
             heard.add(bucket.members[part], reply)
-        if len(after) == 1 and after[0][0] == size and self.mesh is None:
+        if len(after) == 1 and after[0][0] == size and self._devices is None:
             self._keep(order.phase, b, at, after[0][1])
             return
         parts = [jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[:n], state) for n, state in after]
@@ -125,7 +143,7 @@ class Batched(InProcess):
         What a bucket is padded to serves all programs. Those of rounds compile longer, and evaluate less.
         """
         whole, program = self._whole(b), self._problem.buckets[b].clients.program
-        if phase is not None or self.mesh is not None or program.row_locals or not program.row_arguments:
+        if phase is not None or self._devices is not None or program.row_locals or not program.row_arguments:
             return [whole]
         rows = np.asarray(whole.clients.mask).sum(axis=1)
         padded = length(whole.clients.data, axis=1) * len(rows)
@@ -153,7 +171,7 @@ class Batched(InProcess):
         With teams ``shared`` has that axis too.
         """
         batched: Callable = jax.vmap(update.run, in_axes=(0 if teams else None, 0, 0, 0, 0))
-        return batched if self.mesh is None else _sharded(batched, self.mesh, teams=teams)
+        return batched if self._devices is None else _sharded(batched, self._devices, teams=teams)
 
     def _program(self, phase: int | None, name: str) -> Compiled:
         update = self._programs.update(phase, name)
@@ -178,15 +196,15 @@ class Batched(InProcess):
         def evaluations(shared: Shared, personal: Personal, states: Private, clients: Client, *_: Any) -> float:
             return self._programs.evaluations(phase, name, shared, clients)
 
-        kept = "batched", phase, name, self.mesh
+        kept = "batched", phase, name, self._devices
         return self._programs.kept(
-            kept, lambda: Compiled(jit_by_work(readable(program, self.mesh), evaluations, newer=phase is None))
+            kept, lambda: Compiled(jit_by_work(readable(program, self._devices), evaluations, newer=phase is None))
         )
 
     @property
     def compiles_ahead(self) -> bool:
         """See :class:`Executor`; what is shared out over devices is not compiled ahead."""
-        return self.mesh is None
+        return self._devices is None
 
     def ahead(self, phase: int, shared: Shared, personal: Personal, key: Key, before: Any) -> Ahead:
         """See :class:`Executor`."""
@@ -226,7 +244,7 @@ class Batched(InProcess):
         by_rows = _CHUNK_ROWS.get(backend, _CHUNK_ROWS_ELSEWHERE) // max(rows, 16)
         by_values = _CHUNK_VALUES.get(backend, _CHUNK_VALUES_ELSEWHERE) // max(num_globals, 1)
         size = self.chunk or max(1, min(by_rows, by_values))
-        devices = 1 if self.mesh is None else self.mesh.size
+        devices = 1 if self._devices is None else self._devices.size
         # few active clients are filled up to a power of two at most; each size compiles once
         num = min(members, 1 << (num_active - 1).bit_length())
         even = -(-num // -(-num // size))  # in as many chunks as needed, all of one size
@@ -235,10 +253,10 @@ class Batched(InProcess):
     def fuse(self, phase: int, block: int) -> Callable | None:
         """See :class:`Executor`."""
         # thousands of rounds in one program: what counts is how fast it runs
-        kept = "fused", phase, block, self._members, self.mesh
+        kept = "fused", phase, block, self._members, self._devices
         rounds = self._programs.phases[phase]
         program = self._programs.kept(
-            kept, lambda: Compiled(jax.jit(readable(fused_block(rounds, self._one_round(phase), block), self.mesh)))
+            kept, lambda: Compiled(jax.jit(readable(fused_block(rounds, self._one_round(phase), block), self._devices)))
         )
 
         def run(state: State, key: Key, first: int, stride: int, size: int) -> Any:
@@ -265,7 +283,7 @@ class Batched(InProcess):
         program = self._several(phase)
 
         def run(state: State, key: Key, first: int, size: int) -> SeveralRounds:
-            size = of_the_first(size, self.mesh)  # processes have clocks of their own
+            size = of_the_first(size, self._devices)  # processes have clocks of their own
             done = jax.tree.map(
                 np.asarray, program(state, self._states, self._clients, self._secrets, key, *_counts(first, size))
             )
@@ -282,14 +300,14 @@ class Batched(InProcess):
         return done.state, done.states
 
     def _several(self, phase: int) -> Compiled:
-        kept = "several", phase, self._members, self.mesh
+        kept = "several", phase, self._members, self._devices
         rounds = several_rounds(self._one_round(phase), MOST_ROUNDS)
-        return self._programs.kept(kept, lambda: Compiled(jit_quickly(readable(rounds, self.mesh))))
+        return self._programs.kept(kept, lambda: Compiled(jit_quickly(readable(rounds, self._devices))))
 
     def _one_round(self, phase: int) -> OneRound:
         rounds = self._programs.phases[phase]
         (update,) = rounds.algorithm.updates.values()
-        devices = 1 if self.mesh is None else self.mesh.size
+        devices = 1 if self._devices is None else self._devices.size
         return round_of(rounds, update, partial(self.batched, update), self._members, devices)
 
     def _at_once(self, b: int) -> bool:

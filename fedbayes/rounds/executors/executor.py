@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from fedbayes.contract.algorithm import Key, Personal, Private, Reply, Shared, State, Teams
 from fedbayes.errors import usable
@@ -23,6 +24,10 @@ class Executor(ABC):
 
     _programs: Programs
     _problem: Problem
+    mesh: Mesh | None = None  # the devices among which clients are shared out
+
+    def work_alone(self) -> None:  # noqa: B027
+        """After a fit: answer questions without the devices of other processes, which may never ask them."""
 
     @property
     def compiles_ahead(self) -> bool:

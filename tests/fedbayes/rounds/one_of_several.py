@@ -64,8 +64,14 @@ def found_by(name: str, mesh: Any, **options: Any) -> dict[str, list]:
         "rounds": [fit.rounds.sizes["round"]],
     }
     if name == "sites":
-        found["level of a client"] = fit.client_posterior("west").posterior["level"].values.tolist()
+        found["of a client"] = fit.client_posterior("west").posterior["level"].values.tolist()
     return found
+
+
+def asked_alone(mesh: Any) -> str:
+    """What one process asks after a fit, while the others have done with it."""
+    fit = fitted("sites", mesh)
+    return str(fit) if jax.process_index() == 1 else ""
 
 
 def refused(**options: Any) -> str:
@@ -82,6 +88,7 @@ def main(rank: int, port: str, folder: Path) -> None:
     saved = folder / "shared.npz"
     found: dict[str, Any] = {name: found_by(name, mesh) for name in METHODS}
     found["devices"] = [jax.device_count(), jax.local_device_count()]
+    found["asked alone"] = asked_alone(mesh)
     found["saved"] = found_by("many rounds in one program", mesh, checkpoint=saved)
     found["resumed"] = found_by("many rounds in one program", mesh, checkpoint=saved)
     found["another key"] = refused(mesh=mesh, seed=rank)

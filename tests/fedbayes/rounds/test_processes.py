@@ -88,6 +88,13 @@ def test_the_first_writes_a_checkpoint_and_all_read_it(found):
 
 
 @pytest.mark.slow
+def test_after_a_fit_one_asks_alone(found):
+    assert found[0]["asked alone"] == ""
+    assert found[1]["asked alone"].startswith("FederatedFit by EP")
+    assert "owners" in found[1]["asked alone"]
+
+
+@pytest.mark.slow
 def test_what_differs_between_them_is_refused_in_all(found):
     for each in found:
         assert "process 0 and the processes [1] differ in `key`. Run the same script" in each["another key"]
