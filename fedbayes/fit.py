@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, overload
 
@@ -184,11 +185,9 @@ def fit_federated(
             mark = fingerprint(problem.description(), configured, seed)
             saved = Checkpoint(checkpoint, mark, writes=is_first(devices))
         if spans_processes(devices):
-            wait_for_all()  # process 0 may still write what an earlier fit has found
-            others = num_rounds, participation, num_draws, correct, np.dtype(dtype).name
-            given = {"the model": model, "`clients`": problem.description(), "`method`": configured, "`key`": seed}
-            given |= {"another argument": others, "the file of `checkpoint`": saved and saved.digest()}
-            check_alike({name: described(value) for name, value in given.items()})
+            arguments = {"num_rounds": num_rounds, "participation": participation, "num_draws": num_draws}
+            arguments |= {"correct": correct, "method": configured, "key": seed, "executor": runner.layout}
+            _compare_processes(model, problem, saved, arguments)
 
         roster = problem.roster
         forecast = forecast_of(configured, problem, programs, num_draws if correct else None)
@@ -204,7 +203,8 @@ def fit_federated(
             tried_once(programs, runner, ("check", num_draws), compile_)
 
         try:
-            run = Run(programs, roster, runner, key, participation, check_ahead if correct else None, forecast)
+            told = forecast if is_first(devices) else None
+            run = Run(programs, roster, runner, key, participation, check_ahead if correct else None, told)
             current = run.run(num_rounds, bar, saved, num_draws)
         except BaseException:
             stop_compiling()
@@ -214,19 +214,36 @@ def fit_federated(
             bar.close()
     carried = carried_by(model)
     fitted = fitted_by(configured, problem, current, programs, runner, key, shown, carried=carried)
-    fit = concluded(fitted, stacklevel=3)
+    fit = concluded(fitted, stacklevel=3, together=spans_processes(devices))
     runner.work_alone()
     return fit
 
 
-def concluded(fitted: Fitted, stacklevel: int) -> FederatedFit:
-    """The fit after its check. A check that fails, as for lack of memory, does not lose what the rounds have found."""
+def _compare_processes(model: Model, problem: Problem, saved: Checkpoint | None, arguments: dict[str, Any]) -> None:
+    """Refuse to fit where other processes were given something else."""
+    wait_for_all()  # process 0 may still write the file of an earlier fit
+    given = {f"`{name}`": value for name, value in arguments.items()} | {
+        "the model": model,
+        "`clients`": problem.description(),
+        "the file of `checkpoint`": None if saved is None else [saved.digest()],
+        "the versions of fedbayes, JAX and NumPyro": [version(name) for name in ("fedbayes", "jax", "numpyro")],
+    }
+    check_alike({name: described(value) for name, value in given.items()})
+
+
+def concluded(fitted: Fitted, stacklevel: int, *, together: bool = False) -> FederatedFit:
+    """The fit after its check. A check that fails, as for lack of memory, does not lose what the rounds have found.
+
+    Where processes fit together, one that went on without the check would leave the others waiting.
+    """
     fit = FederatedFit(fitted)
     try:
         warn_of_trouble(fit, stacklevel + 1)
     except Warning:  # a warning that the user has made an error
         raise
     except Exception as error:
+        if together:
+            raise
         fit = FederatedFit(without_check(fitted, error))
         warn_of_trouble(fit, stacklevel + 1)
     return fit

@@ -77,8 +77,19 @@ class Batched(InProcess):
 
     def connect(self, programs: Programs, problem: Problem, key: Key) -> None:
         """See :class:`Executor`."""
+        if self._clients and spans_processes(self.mesh):
+            raise ValueError(
+                "This executor has served a fit, whose questions each process asks by itself. Give each fit over "
+                "several processes an executor of its own, or `mesh=`."
+            )
         super().connect(programs, problem, key)
         self._share_out_over(self.mesh)
+
+    @property
+    def layout(self) -> list:
+        """See :class:`Executor`."""
+        devices = [] if self.mesh is None else self.mesh.devices.flat
+        return [self.chunk, [(device.id, device.device_kind) for device in devices]]
 
     def work_alone(self) -> None:
         """See :class:`Executor`."""
@@ -165,16 +176,10 @@ class Batched(InProcess):
             self._shorter[b, rows] = replace(clients, data=clients.data | shorter, mask=cut(clients.mask))
         return self._shorter[b, rows]
 
-    def batched(self, update: Update, *, teams: bool = False) -> Callable:
-        """``(shared, personal, states, clients, inputs)`` for clients along a leading axis, not yet compiled.
-
-        With teams ``shared`` has that axis too.
-        """
-        batched: Callable = jax.vmap(update.run, in_axes=(0 if teams else None, 0, 0, 0, 0))
-        return batched if self._devices is None else _sharded(batched, self._devices, teams=teams)
-
     def _program(self, phase: int | None, name: str) -> Compiled:
-        update = self._programs.update(phase, name)
+        # programs outlive this executor, and must not hold it and its clients
+        programs, devices = self._programs, self._devices
+        update = programs.update(phase, name)
 
         def program(
             shared: Shared,
@@ -188,17 +193,17 @@ class Batched(InProcess):
         ) -> tuple[Reply, Private]:
             take = partial(jax.tree.map, lambda leaf: leaf[at])
             mine, teams = jax.tree.map(lambda leaf: leaf[places], personal), isinstance(shared, Teams)
-            batched = self.batched(update, teams=teams)
+            batched = batched_over(devices, update, teams=teams)
             part = told(shared, places) if teams else shared
             reply, after = batched(part, mine, take(states), take(clients), inputs)
             return reply._replace(total=summed(reply, real, shared, places)), after
 
         def evaluations(shared: Shared, personal: Personal, states: Private, clients: Client, *_: Any) -> float:
-            return self._programs.evaluations(phase, name, shared, clients)
+            return programs.evaluations(phase, name, shared, clients)
 
-        kept = "batched", phase, name, self._devices
-        return self._programs.kept(
-            kept, lambda: Compiled(jit_by_work(readable(program, self._devices), evaluations, newer=phase is None))
+        kept = "batched", phase, name, devices
+        return programs.kept(
+            kept, lambda: Compiled(jit_by_work(readable(program, devices), evaluations, newer=phase is None))
         )
 
     @property
@@ -307,8 +312,8 @@ class Batched(InProcess):
     def _one_round(self, phase: int) -> OneRound:
         rounds = self._programs.phases[phase]
         (update,) = rounds.algorithm.updates.values()
-        devices = 1 if self._devices is None else self._devices.size
-        return round_of(rounds, update, partial(self.batched, update), self._members, devices)
+        num_devices = 1 if self._devices is None else self._devices.size
+        return round_of(rounds, update, partial(batched_over, self._devices, update), self._members, num_devices)
 
     def _at_once(self, b: int) -> bool:
         """Whether all clients of a bucket are asked by one call."""
@@ -318,6 +323,15 @@ class Batched(InProcess):
     @property
     def _members(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(bucket.members.tolist()) for bucket in self._problem.buckets)
+
+
+def batched_over(devices: Mesh | None, update: Update, *, teams: bool = False) -> Callable:
+    """``(shared, personal, states, clients, inputs)`` for clients along a leading axis, not yet compiled.
+
+    With teams ``shared`` has that axis too.
+    """
+    batched: Callable = jax.vmap(update.run, in_axes=(0 if teams else None, 0, 0, 0, 0))
+    return batched if devices is None else _sharded(batched, devices, teams=teams)
 
 
 def _checked(mesh: Mesh) -> Mesh:

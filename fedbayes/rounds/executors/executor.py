@@ -24,7 +24,12 @@ class Executor(ABC):
 
     _programs: Programs
     _problem: Problem
-    mesh: Mesh | None = None  # the devices among which clients are shared out
+    mesh: Mesh | None = None  # the devices among which clients are shared out in a fit
+
+    @property
+    def layout(self) -> list:
+        """How they are shared out: processes that fit together must have the same."""
+        return []
 
     def work_alone(self) -> None:  # noqa: B027
         """After a fit: answer questions without the devices of other processes, which may never ask them."""

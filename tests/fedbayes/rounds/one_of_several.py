@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import numpy as np
@@ -15,14 +16,18 @@ import numpyro.distributions as dist
 
 import fedbayes as fb
 from fedbayes.rounds.executors import Batched
+from fedbayes.runtime import files
 
 NUM_PROCESSES = 2
 KEY = jax.random.PRNGKey  # made where it is used: a key made here would start JAX before the processes know each other
+FEW = fb.FedAvg(step_size=0.05, local_steps=2, laplace=False, max_rounds=5)
 METHODS: dict[str, dict[str, Any]] = {
     "sites": {"method": fb.EP(num_samples=64, num_replicates=2, solver="importance"), "num_draws": 50},
     "many rounds in one program": {
         "method": fb.FedAvg(step_size=0.02, batch_size=4, local_steps=3, laplace=False, max_rounds=110)
     },
+    "few rounds": {"method": FEW},
+    "with some of the clients": {"method": FEW, "participation": 0.4},  # the same programs, for fewer at a time
     "chains": {"method": fb.FALD(num_chains=2), "num_draws": 30},
     "teams": {"method": fb.FedEnsemble(num_modes=2, weights="equal", step_size=0.02, local_steps=2, max_rounds=5)},
 }
@@ -43,7 +48,18 @@ def globals_only(x, y=None):
 def clients() -> dict[str, dict[str, np.ndarray]]:
     """Of two lengths, and fewer than devices can share out evenly."""
     rng, found = np.random.default_rng(3), {}
-    for name, rows in (("north", 8), ("south", 30), ("east", 8), ("west", 7), ("centre", 5)):
+    rows_of = {
+        "north": 8,
+        "south": 30,
+        "east": 8,
+        "west": 7,
+        "centre": 5,
+        "coast": 8,
+        "hills": 6,
+        "lakes": 7,
+        "isles": 8,
+    }
+    for name, rows in rows_of.items():
         x = rng.normal(size=(rows, 2))
         found[name] = {"x": x, "y": x @ [1.0, -0.5] + 0.5 * rng.normal(size=rows)}
     return found
@@ -63,15 +79,25 @@ def found_by(name: str, mesh: Any, **options: Any) -> dict[str, list]:
         "codes": fit.rounds["code"].values.tolist(),
         "rounds": [fit.rounds.sizes["round"]],
     }
-    if name == "sites":
+    if name == "sites" and (mesh is None or jax.process_index() == 1):  # one asks alone
         found["of a client"] = fit.client_posterior("west").posterior["level"].values.tolist()
     return found
 
 
-def asked_alone(mesh: Any) -> str:
-    """What one process asks after a fit, while the others have done with it."""
-    fit = fitted("sites", mesh)
-    return str(fit) if jax.process_index() == 1 else ""
+def in_two_parts(mesh: Any, path: Path) -> dict[str, Any]:
+    """A fit that goes on from the checkpoint of a shorter one; how often this process has written it."""
+    written = []
+
+    def replace_file(*arguments: Any) -> None:
+        written.append(arguments)
+        files.replace_file(*arguments)
+
+    name = "many rounds in one program"
+    with patch("fedbayes.rounds.checkpoint.replace_file", replace_file):
+        first = fitted(name, mesh, checkpoint=path, num_rounds=105)
+        second = fitted(name, mesh, checkpoint=path)
+    seconds = [fit.rounds["seconds"].values[:105].tolist() for fit in (first, second)]
+    return {"seconds": seconds, "beta": second.idata.posterior["beta"].values.tolist(), "written": len(written)}
 
 
 def refused(**options: Any) -> str:
@@ -88,9 +114,10 @@ def main(rank: int, port: str, folder: Path) -> None:
     saved = folder / "shared.npz"
     found: dict[str, Any] = {name: found_by(name, mesh) for name in METHODS}
     found["devices"] = [jax.device_count(), jax.local_device_count()]
-    found["asked alone"] = asked_alone(mesh)
-    found["saved"] = found_by("many rounds in one program", mesh, checkpoint=saved)
-    found["resumed"] = found_by("many rounds in one program", mesh, checkpoint=saved)
+    found["in two parts"] = in_two_parts(mesh, saved)
+    executor = Batched(mesh)
+    fitted("few rounds", None, executor=executor)
+    found["the same executor"] = refused(mesh=None, executor=executor)
     found["another key"] = refused(mesh=mesh, seed=rank)
     found["another file"] = refused(mesh=mesh, checkpoint=saved if rank == 0 else folder / "own.npz")
     found["files"] = sorted(path.name for path in folder.glob("*.npz"))

@@ -10,10 +10,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedbayes.rounds.executors import Batched
 from fedbayes.runtime.precision import computing
-from fedbayes.runtime.processes import copied, on_each_device
+from fedbayes.runtime.processes import copied
 
 WORKER = Path(__file__).with_name("one_of_several.py")
 LIMIT = 600  # seconds
@@ -36,13 +37,16 @@ def test_arrays_as_bytes_come_back_as_they_were():
         tree = {kind.__name__: (100 * rng.normal(size=(4, *shape))).astype(kind) for kind in kinds for shape in [(3,)]}
         tree |= {"none": np.zeros((4, 0)), "scalars": rng.normal(size=4), "matrices": rng.normal(size=(4, 2, 3))}
         tree["special"] = np.array([np.nan, np.inf, -np.inf, -0.0])
-        back = jax.jit(lambda tree: copied(tree, mesh))(on_each_device(tree, mesh))
+        halves = jax.device_put(tree, NamedSharding(mesh, PartitionSpec("clients")))
+        back = jax.jit(lambda tree: copied(tree, mesh))(halves)
     for name, array in tree.items():
+        assert not halves[name].sharding.is_fully_replicated
+        assert back[name].sharding.is_fully_replicated
         assert back[name].dtype == array.dtype
         assert np.asarray(back[name]).tobytes() == array.tobytes()
 
 
-def test_a_mesh_that_is_none():
+def test_what_is_no_mesh_is_refused():
     with pytest.raises(TypeError, match=r"`mesh` is 2; write `jax.make_mesh\(\(jax.device_count\(\),\), \('clients',"):
         Batched(2)
 
@@ -73,9 +77,10 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("name", work.METHODS)
 def test_they_find_what_one_finds(name, found):
     alone = work.found_by(name, None)
-    assert found[0][name] == found[1][name]
-    assert found[0][name].keys() == alone.keys()
-    for each, value in found[0][name].items():
+    first, second = (each[name] for each in found)
+    assert second | first == second
+    assert second.keys() == alone.keys()
+    for each, value in second.items():
         np.testing.assert_allclose(value, alone[each], rtol=ROUNDING, atol=ROUNDING, err_msg=each)
 
 
@@ -84,14 +89,17 @@ def test_the_first_writes_a_checkpoint_and_all_read_it(found):
     for each in found:
         assert each["devices"] == [4, 2]  # tests/conftest.py asks for two a process
         assert each["files"] == ["shared.npz"]
-        assert each["saved"] == each["resumed"] == each["many rounds in one program"]
+        assert each["in two parts"]["beta"] == each["many rounds in one program"]["beta"]
+    first, second = (each["in two parts"] for each in found)
+    assert first["written"] > 0
+    assert second["written"] == 0
+    assert second["seconds"][1] == first["seconds"][0]  # as the file says
+    assert second["seconds"][1] != second["seconds"][0]
 
 
 @pytest.mark.slow
-def test_after_a_fit_one_asks_alone(found):
-    assert found[0]["asked alone"] == ""
-    assert found[1]["asked alone"].startswith("FederatedFit by EP")
-    assert "owners" in found[1]["asked alone"]
+def test_an_executor_serves_one_fit_of_several_processes(found):
+    assert all("This executor has served a fit" in each["the same executor"] for each in found)
 
 
 @pytest.mark.slow
