@@ -185,9 +185,9 @@ def fit_federated(
             mark = fingerprint(problem.description(), configured, seed)
             saved = Checkpoint(checkpoint, mark, writes=is_first(devices))
         if spans_processes(devices):
-            arguments = {"num_rounds": num_rounds, "participation": participation, "num_draws": num_draws}
-            arguments |= {"correct": correct, "method": configured, "key": seed, "executor": runner.layout}
-            _compare_processes(model, problem, saved, arguments)
+            arguments: dict[str, Any] = {"method": configured, "key": seed, "executor": runner.layout}
+            arguments |= {"num_rounds": num_rounds, "participation": participation}
+            _compare_processes(model, problem, saved, arguments | {"num_draws": num_draws, "correct": correct})
 
         roster = problem.roster
         forecast = forecast_of(configured, problem, programs, num_draws if correct else None)

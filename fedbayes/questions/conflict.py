@@ -401,12 +401,11 @@ def disagreeing(conflict: "xr.Dataset") -> list[str]:
         From :meth:`fedbayes.FederatedFit.conflict`.
     """
     found = []
-    for place in _by_weight(conflict):
+    for place in _at_odds(conflict):
         single = conflict["p_adjusted"].isel({CLIENT: place})
         about = [str(label) for label in single[COORDINATE].values[single.values < LEVEL]]
-        if about or conflict["p_overall_adjusted"].values[place] < LEVEL:
-            name = str(conflict[CLIENT].values[place])
-            found.append(f"{name} ({shortened(about, _NAMED) if about else _JOINTLY})")
+        name = str(conflict[CLIENT].values[place])
+        found.append(f"{name} ({shortened(about, _NAMED) if about else _JOINTLY})")
     return found
 
 
@@ -419,6 +418,13 @@ def left_out(conflict: "xr.Dataset") -> list[str]:
         From :meth:`fedbayes.FederatedFit.conflict`.
     """
     return list(conflict[CLIENT].values[np.isnan(conflict["share"].values).any(axis=1)])
+
+
+def _at_odds(conflict: "xr.Dataset") -> list[int]:
+    """Places of the clients that disagree, the clearest case first."""
+    single = np.any(conflict["p_adjusted"].values < LEVEL, axis=1)
+    disagrees = single | (conflict["p_overall_adjusted"].values < LEVEL)
+    return [int(place) for place in _by_weight(conflict) if disagrees[place]]
 
 
 def _by_weight(conflict: "xr.Dataset") -> np.ndarray:
@@ -437,19 +443,18 @@ def disagreement(conflict: "xr.Dataset") -> str:
     conflict
         From :meth:`fedbayes.FederatedFit.conflict`.
     """
-    single, overall, parts = conflict["p_adjusted"], conflict["p_overall_adjusted"], []
-    for client in conflict[CLIENT].values[_by_weight(conflict)]:
-        mine, at = conflict.sel({CLIENT: client}), {CLIENT: client}
-        p = single.sel(at)
-        places = [place for place in np.argsort(p.values) if p.values[place] < LEVEL]
-        about = [_about(mine.isel({COORDINATE: place})) for place in places]
-        if not about and overall.sel(at) < LEVEL:
+    parts = []
+    for client in _at_odds(conflict):
+        mine = conflict.isel({CLIENT: client})
+        p = mine["p_adjusted"].values
+        about = [_about(mine.isel({COORDINATE: place})) for place in np.argsort(p) if p[place] < LEVEL]
+        if not about:
             about = [
                 f"several globals together (chi-squared {float(mine['chi2']):.1f} on {int(mine['rank'])} degrees of "
                 f"freedom, adjusted p = {float(mine['p_overall_adjusted']):.2g})"
             ]
-        if about:
-            parts.append(f"client '{client}' disagrees with all the others about {shortened(about, _NAMED)}")
+        name = str(mine[CLIENT].values)
+        parts.append(f"client '{name}' disagrees with all the others about {shortened(about, _NAMED)}")
     return "; ".join(parts)
 
 

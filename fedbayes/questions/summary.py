@@ -203,7 +203,7 @@ def _disagreement_lines(fitted: Fitted) -> list[str]:
     lines, names = [], disagreeing(found)
     if names:
         verb = "disagrees" if len(names) == 1 else "disagree"
-        lines.append(f"{', '.join(names)} {verb} with the others; see fit.conflict()")
+        lines.append(f"{shortened(names)} {verb} with the others; see fit.conflict()")
     if fitted.roster.prior.is_proper and (unknown := left_out(found)):  # else one client may know what nobody else does
         lines.append(f"not known of {shortened(unknown)}, left an improper cavity by the others' sites")
     return [f"  conflict  {line}" for line in lines]

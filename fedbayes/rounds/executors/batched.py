@@ -88,12 +88,12 @@ class Batched(InProcess):
     @property
     def layout(self) -> list:
         """See :class:`Executor`."""
-        devices = [] if self.mesh is None else self.mesh.devices.flat
+        devices: list = [] if self.mesh is None else self.mesh.devices.tolist()
         return [self.chunk, [(device.id, device.device_kind) for device in devices]]
 
     def work_alone(self) -> None:
         """See :class:`Executor`."""
-        if spans_processes(self._devices):
+        if self._devices is not None and spans_processes(self._devices):
             self._share_out_over(own_devices(self._devices))
 
     def _share_out_over(self, mesh: Mesh | None) -> None:

@@ -145,3 +145,12 @@ def test_who_disagrees_is_not_known_where_rounds_have_stopped_far_off(fitted, co
     check = GOOD._replace(correction="applied", mean_error=mean_error)
     fit = replace(fitted, saved=replace(fitted.saved, checked=check), answers={verdict: found})
     assert ("  conflict  not known, as the rounds did not converge" in summary(fit).splitlines()) is told
+
+
+def test_six_of_those_who_disagree_are_named(monkeypatch) -> None:
+    named = [f"c{k} (mu)" for k in range(9)]
+    monkeypatch.setattr(words, "_conflict_at_hand", lambda fitted: named)
+    monkeypatch.setattr(words, "disagreeing", lambda found: found)
+    improper = SimpleNamespace(roster=SimpleNamespace(prior=SimpleNamespace(is_proper=False)))
+    (line,) = words._disagreement_lines(improper)
+    assert line == f"  conflict  {', '.join(named[:6])}, ... (3 more) disagree with the others; see fit.conflict()"

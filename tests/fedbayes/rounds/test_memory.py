@@ -23,14 +23,14 @@ def problem_of(*sizes: int):
 @pytest.mark.parametrize("sizes", [(3000, 3000, 3000), (2999, 3000, 2998)])
 def test_clients_with_many_rows_are_calls_of_their_own_whether_or_not_their_sizes_differ(sizes) -> None:
     problem, executor = problem_of(*sizes), Batched()
-    executor._problem = problem
+    executor._problem, executor._clients = problem, [bucket.clients for bucket in problem.buckets]
     assert len(problem.buckets) == 1
     assert executor._chunk_size(executor._whole(0), len(sizes)) == 1
 
 
 def test_clients_with_few_rows_share_a_call() -> None:
     problem, executor = problem_of(20, 20, 20), Batched()
-    executor._problem = problem
+    executor._problem, executor._clients = problem, [bucket.clients for bucket in problem.buckets]
     assert len(problem.buckets) == 1
     assert executor._chunk_size(executor._whole(0), 3) == 3
 
