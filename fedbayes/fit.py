@@ -226,7 +226,7 @@ def _compare_processes(model: Model, problem: Problem, saved: Checkpoint | None,
         "the model": model,
         "`clients`": problem.description(),
         "the file of `checkpoint`": None if saved is None else [saved.digest()],
-        "the versions of fedbayes, JAX and NumPyro": [version(name) for name in ("fedbayes", "jax", "numpyro")],
+        "the versions of packages": [version(name) for name in ("fedbayes", "jax", "jaxlib", "numpyro", "numpy")],
     }
     check_alike({name: described(value) for name, value in given.items()})
 

@@ -1,6 +1,7 @@
 """Several processes whose devices are one mesh: each runs the same script, and the same programs at the same time."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
@@ -21,12 +22,12 @@ def spans_processes(mesh: Mesh | None) -> bool:
 
 
 def check_processes(mesh: Mesh) -> None:
-    """Refuse a mesh that leaves out some of the processes: they would wait for each other for ever.
+    """Refuse a mesh over some of the processes, which would wait for each other for ever, or over unequal ones.
 
     Raises
     ------
     ValueError
-        It has devices of several processes, but not of all.
+        It has devices of several processes, but not of all; or these have unequal numbers of devices.
     """
     taking_part = {device.process_index for device in mesh.devices.flat}
     left_out = set(range(jax.process_count())) - taking_part
@@ -35,6 +36,13 @@ def check_processes(mesh: Mesh) -> None:
             f"`mesh` has devices of the processes {sorted(taking_part)} and none of {sorted(left_out)}, while all "
             f"{jax.process_count()} processes work together. Write "
             "`jax.make_mesh((jax.device_count(),), ('clients',))`, which has the devices of all."
+        )
+    numbers = Counter(device.process_index for device in jax.devices())
+    if spans_processes(mesh) and len(set(numbers.values())) > 1:
+        raise ValueError(
+            f"The processes have {[numbers[each] for each in sorted(numbers)]} devices, and JAX lets them speak to "
+            "each other only where these are equally many. Start each with as many, by `local_device_ids` of "
+            "`jax.distributed.initialize`."
         )
 
 
@@ -130,6 +138,8 @@ def _as_bytes(leaf: Array) -> Array:
 
 def _from_bytes(part: Array, like: Array) -> Array:
     """What :func:`_as_bytes` made bytes of, with the shape and the kind of numbers of ``like``."""
+    if like.dtype == bool:
+        return part.reshape(like.shape).astype(bool)
     if like.dtype.itemsize == 1:
-        return part.reshape(like.shape).astype(like.dtype)
+        return jax.lax.bitcast_convert_type(part.reshape(like.shape), like.dtype)
     return jax.lax.bitcast_convert_type(part.reshape(*like.shape, like.dtype.itemsize), like.dtype)
