@@ -1,6 +1,6 @@
-"""100,000 clients, each with an intercept of its own: time, memory, and how far off the answer is.
+"""20,000 clients, each with an intercept of its own: time, memory, and how far off the answer is.
 
-    python benchmarks/many_clients.py               # what has no result yet; half an hour on two cores
+    python benchmarks/many_clients.py               # what has no result yet; ten minutes on two cores
     python benchmarks/many_clients.py --only all    # one part anew: all, some or nuts
 
 The fit of all clients has no reference: no other program known to us fits them with an error beside it. So its draws
@@ -31,7 +31,7 @@ from fedbayes.questions.conflict import disagreeing
 
 SCRIPT = Path(__file__)
 STORED, PAGE = SCRIPT.with_suffix(".json"), SCRIPT.with_name("MANY_CLIENTS.md")
-ALL, SOME, ROWS, SLOPES = 100_000, 1_000, 10, 20
+ALL, SOME, ROWS, SLOPES = 20_000, 1_000, 10, 20
 LEVEL, BETWEEN = -0.5, 0.7
 LIMIT = 7200.0  # CPU seconds
 PARTS = ("all", "some", "nuts")
@@ -93,8 +93,9 @@ client, whose mean and sd are globals as well; {ROWS} rows a client. `fedbayes.f
 num_draws=250)` and `fit.idata`, compilation included: Newton's rounds to the federated mode, then one exchange for the
 clients' log-likelihoods at draws of the Gaussian there, by which `fit.idata` is corrected. Nothing but sums leaves a
 client. *Of the check*: all that is not of the rounds, the reading of the data among it. *Peak* is the largest resident
-memory of the process, *data* what it was before the fit. *Own error*: the largest Monte Carlo error
-of the means of `fit.idata` by `fit.error`. Verdicts are those of [HIERARCHIES.md](HIERARCHIES.md).
+memory of the process, *data* what it was before the fit. *Own error*: the largest Monte Carlo error of
+the means that the weights give, by `fit.error`; draws that are taken by the weights add that of so many draws.
+Verdicts are those of [HIERARCHIES.md](HIERARCHIES.md).
 {results.get("machine", "")}"""
     lines = [_line(name, results[name], results.get("nuts", {})) for name in ("some", "all") if name in results]
     text = [pages.wrapped(words), *pages.table(COLUMNS, lines)]
@@ -115,7 +116,7 @@ of the means of `fit.idata` by `fit.error`. Verdicts are those of [HIERARCHIES.m
                 f"NUTS takes {reference['wall']:.0f} s, {reference['cpu']:.0f} CPU seconds, for {SOME:,} clients."
             )
         ]
-    return "\n".join(["# 100,000 clients\n", *text])
+    return "\n".join([f"# {ALL:,} clients\n", *text])
 
 
 def _line(name: str, found: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
