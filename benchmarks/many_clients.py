@@ -3,9 +3,8 @@
     python benchmarks/many_clients.py               # what has no result yet; ten minutes on two cores
     python benchmarks/many_clients.py --only all    # one part anew: all, some or nuts
 
-The fit of all clients has no reference: no other program known to us fits them with an error beside it. So its draws
-are held against the truth of the simulation and against what the fit says of its own error, and the same fit of 1,000
-of the clients against NumPyro's NUTS on their pooled rows. Each runs in a fresh process, one after the other.
+The fit of all clients has no reference. Its draws are compared with the truth of the simulation, and the same fit of
+1,000 of the clients with NumPyro's NUTS on their pooled rows. Each runs in a fresh process, one after the other.
 """
 
 import json
@@ -104,9 +103,9 @@ Verdicts are those of [HIERARCHIES.md](HIERARCHIES.md).
             pages.wrapped(
                 f"The root mean square of the {SLOPES} slopes' distances from the truth, in posterior sds, is "
                 f"{results['all']['z']:.2f} for {ALL:,} clients; 0.69 to 1.31 would hold 95 percent of such data sets. "
-                f"All clients come from the model, and `fit.conflict()` names {results['all']['named']:,} of them: its "
-                "test takes what a client says for Gaussian, which ten rows with hardly another outcome than events "
-                "are not."
+                f"All clients come from the model, and `fit.conflict()` names {results['all']['named']:,} of them all "
+                "the same: its test takes the word of each client for Gaussian, which is too crude where nine or all "
+                "of ten rows are events."
             )
         ]
     if "cpu" in results.get("nuts", {}):

@@ -53,12 +53,12 @@ def own_devices(mesh: Mesh) -> Mesh | None:
 
 
 def is_first(mesh: Mesh | None) -> bool:
-    """Whether it is this process that shows progress and writes files."""
+    """Whether this process shows the progress and writes files; without other processes it does."""
     return not spans_processes(mesh) or jax.process_index() == 0
 
 
 def wait_for_all() -> None:
-    """Until every process is here."""
+    """Wait until every process has come here."""
     multihost_utils.sync_global_devices("fedbayes")
 
 
@@ -104,7 +104,7 @@ def on_each_device(tree: Any, mesh: Mesh) -> Any:
 
 
 def readable(program: Callable, mesh: Mesh | None) -> Callable:
-    """The program, with its whole value on each device: a process reads no device of another one."""
+    """The program, with its whole value on each device, because a process can't read another one's devices."""
     if mesh is None or not spans_processes(mesh):
         return program
     sharding = NamedSharding(mesh, _EVERYWHERE)

@@ -46,7 +46,7 @@ def globals_only(x, y=None):
 
 
 def clients() -> dict[str, dict[str, np.ndarray]]:
-    """Of two lengths, and fewer than devices can share out evenly."""
+    """Of several lengths, and nine, which four devices can't share out evenly."""
     rng, found = np.random.default_rng(3), {}
     rows_of = {
         "north": 8,
