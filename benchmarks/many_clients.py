@@ -26,7 +26,7 @@ from hierarchies_programs.intercepts import logistic, logistic_together
 from hierarchies_programs.together import gathered
 
 import fedbayes as fb
-from fedbayes.questions.conflict import disagreeing
+from fedbayes.questions.conflict.words import disagreeing
 
 SCRIPT = Path(__file__)
 STORED, PAGE = SCRIPT.with_suffix(".json"), SCRIPT.with_name("MANY_CLIENTS.md")
@@ -103,9 +103,7 @@ Verdicts are those of [HIERARCHIES.md](HIERARCHIES.md).
             pages.wrapped(
                 f"The root mean square of the {SLOPES} slopes' distances from the truth, in posterior sds, is "
                 f"{results['all']['z']:.2f} for {ALL:,} clients; 0.69 to 1.31 would hold 95 percent of such data sets. "
-                f"All clients come from the model, and `fit.conflict()` names {results['all']['named']:,} of them all "
-                "the same: its test takes the word of each client for Gaussian, which is too crude where nine or all "
-                "of ten rows are events."
+                f"All clients come from the model; `fit.conflict()` names {results['all']['named']:,} of them."
             )
         ]
     if "cpu" in results.get("nuts", {}):

@@ -5,12 +5,17 @@
     python benchmarks/selection.py nuts --data PATH
 
 Without a name every part runs. A part that runs replaces its section of the page; the others stay. `--repeats` is the
-number of simulated data sets, or of splits of the pupils; 0 takes the part's own number.
+number of simulated data sets, or of splits of the pupils; 0 takes the part's own number. What was found of a simulated
+data set is stored in `selection.json` at once, so that `cases` goes on where it was stopped; it takes two hours on two
+cores from the start.
 """
 
+import json
+import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -38,18 +43,19 @@ Array = np.ndarray
 Clients = dict[str, dict[str, Array]]
 
 HERE = Path(__file__).resolve().parent
-ONE = {"method": fb.EP(num_replicates=1), "num_draws": 2000}
-"""One replicate: others serve the error estimate of a fit, which these tables do not need."""
-FEWER = {"num_draws": 1000}
-WIDE = {"method": fb.EP(num_replicates=1, num_samples=1024, solver="importance")}
-"""Where the default sends some clients to slower solvers: case III, with 30 local latents, elastic net, horseshoe."""
+STORED = HERE / "selection.json"
+TOGETHER = 5  # data sets that are fitted in one process: it keeps the programs of all that it has fitted
+FEWER = {"method": fb.EP(num_replicates=1), "num_draws": 1000}
+"""One replicate: others serve the error estimate of a fit, which the pupils' table does not need."""
+WIDE = {"method": fb.EP(num_replicates=1, num_samples=1024, solver="importance"), "num_draws": 2000}
+"""Where the default sends some clients to slower solvers."""
 
 
 def fitted(model: Callable, clients: Clients, seed: int = 0, **options: Any) -> fb.FederatedFit:
     """A fit without a bar; the tables say how many have not converged."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return fb.fit_federated(model, clients, key=jax.random.key(seed), progress=False, **{**ONE, **options})
+        return fb.fit_federated(model, clients, key=jax.random.key(seed), progress=False, **options)
 
 
 def coefficients(fit: fb.FederatedFit) -> Array:
@@ -98,6 +104,7 @@ class Score(NamedTuple):
     covered: float
     covered_zero: float
     converged: float
+    rough: float = 0.0  # whether `repr(fit)` says not to rely on `fit.idata`
 
 
 def scored(mean: Array, lower: Array, upper: Array, test: Clients, theta: Array, converged: bool) -> Score:
@@ -119,15 +126,30 @@ def scored(mean: Array, lower: Array, upper: Array, test: Clients, theta: Array,
     )
 
 
-def by_penalty(model: Callable, case: str, noise_sd: float, seed: int) -> Score:
+def by_penalty(penalty: str, case: str, noise_sd: float, seed: int) -> Score:
     """One data set by `fit.select`."""
     train, test, theta = penalised.simulate_case(jax.random.key(seed), case, noise_sd)
-    slow = case == "III" or model in (elastic_net, horseshoe)
-    fit = fitted(model, train, seed, **(WIDE if slow else {}))
+    fit = fitted(PENALTIES[penalty], train, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = fit.select(level=0.9)
-    return scored(*(found[name].values for name in ("mean", "lower", "upper")), test, theta, fit.converged)
+    score = scored(*(found[name].values for name in ("mean", "lower", "upper")), test, theta, fit.converged)
+    return score._replace(rough=float("don't rely" in repr(fit)))
+
+
+def all_by_penalty(penalty: str, case: str, noise_sd: float, repeats: int) -> list[Score]:
+    """So many data sets, one after the other; what is stored is kept."""
+    scores, context = [], multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=TOGETHER) as fresh:
+        for seed in range(repeats):
+            stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+            name, begin = f"{penalty} {case} {noise_sd:g} {seed}", time.perf_counter()
+            if name not in stored:
+                stored[name] = fresh.submit(by_penalty, penalty, case, noise_sd, seed).result()._asdict()
+                STORED.write_text(json.dumps(stored, indent=1) + "\n")
+                told(name, f"{time.perf_counter() - begin:.0f} s")
+            scores.append(Score(**stored[name]))
+    return scores
 
 
 def by_least_squares(case: str, noise_sd: float, seed: int) -> Score:
@@ -153,8 +175,7 @@ square error on a client's test rows, which have noise, averaged over clients; "
 CIR and FIR are the shares of relevant and of irrelevant predictors that are included, averaged over clients. "Held" is
 the share of 90 percent intervals that hold the true coefficient. "Exact" is Gibbs sampling of the same model with all
 rows in one place, on 10 data sets of another generator. Least squares, with t-intervals, has the same data sets as the
-federated fits. Case III is
-fitted by one replicate of `EP(num_samples=1024, solver="importance")`.
+federated fits. "Relied on" counts fits of which `repr(fit)` doesn't say not to rely on `fit.idata`.
 """
 WHY = """\
 The source's CIR of 0.88 cannot come from this model on these data. The smallest relevant coefficient, 1.5, is as large
@@ -167,7 +188,7 @@ NOISY_TEXT = """\
 Case I with noise of sd 3, as in van Erp, Oberski and Mulder (2019), where selection has something to decide. Error is
 the root mean square error of x'theta for a new standard normal x, averaged over clients, without noise. "Held:
 relevant" is the coverage of the three relevant coefficients alone. Least squares fits each client by itself,
-with t-intervals. Elastic net and horseshoe are fitted as case III is.
+with t-intervals.
 """
 
 
@@ -181,6 +202,11 @@ def told_of_convergence(scores: Sequence[Score]) -> str:
     return f"{sum(score.converged for score in scores):.0f} of {len(scores)}"
 
 
+def told_of_trust(scores: Sequence[Score]) -> str:
+    """Of how many fits `repr(fit)` doesn't say not to rely on them."""
+    return f"{len(scores) - sum(score.rough for score in scores):.0f} of {len(scores)}"
+
+
 def cells_of(scores: Sequence[Score], case: str) -> list[str]:
     """The first table's numbers."""
     small = f"{mean_of(scores, 'small'):.4f}" if case == "II" else ""
@@ -191,18 +217,19 @@ def cells_of(scores: Sequence[Score], case: str) -> list[str]:
 def least_squares_row(case: str, repeats: int) -> list[str]:
     """The rival's line of the first table, on the same data sets."""
     scores = [by_least_squares(case, 0.05, seed) for seed in range(repeats)]
-    return [case, "least squares, each client", *cells_of(scores, case), ""]
+    return [case, "least squares, each client", *cells_of(scores, case), "", ""]
 
 
 def case_rows(penalty: str, case: str, repeats: int) -> list[list[str]]:
     """Our line of the first table, and what it is compared with."""
-    scores = [by_penalty(PENALTIES[penalty], case, 0.05, seed) for seed in range(repeats)]
+    scores = all_by_penalty(penalty, case, 0.05, repeats)
     exact = [cell.replace(".", "0.", 1) if cell.startswith(".") else cell for cell in EXACT[penalty, case]]
-    rows = [[case, f"{penalty}, federated", *cells_of(scores, case), told_of_convergence(scores)]]
-    rows.append([case, f"{penalty}, exact", *exact, "", ""])
+    rows = [[case, f"{penalty}, federated", *cells_of(scores, case)]]
+    rows[0] += [told_of_convergence(scores), told_of_trust(scores)]
+    rows.append([case, f"{penalty}, exact", *exact, "", "", ""])
     if penalty == "lasso":
         error, correct, false = SOURCE[case]
-        rows.append([case, "lasso, the source", error, "", correct, false, "", "", ""])
+        rows.append([case, "lasso, the source", error, "", correct, false, "", "", "", ""])
     told(*rows[0])
     return rows
 
@@ -214,15 +241,14 @@ def cases(repeats: int, data: Path) -> list[str]:
     for case in ("I", "II", "III"):
         rows += [each for name in ("lasso", "ridge") for each in case_rows(name, case, repeats)]
         rows.append(least_squares_row(case, repeats))
-    head = ["case", "", "A-RMSE", "small", "CIR", "FIR", "held", "noiseless error", "converged"]
+    head = ["case", "", "A-RMSE", "small", "CIR", "FIR", "held", "noiseless error", "converged", "relied on"]
     noisy, fewer = [], max(2, repeats // 2)
-    for name, model in [*PENALTIES.items(), ("least squares", None)]:
-        found = [
-            by_least_squares("I", 3.0, s) if model is None else by_penalty(model, "I", 3.0, s) for s in range(fewer)
-        ]
+    for name in (*PENALTIES, None):
+        scores = [by_least_squares("I", 3.0, seed) for seed in range(fewer)] if name is None else []
+        scores = scores or all_by_penalty(name, "I", 3.0, fewer)
         named = ("noiseless", "correct", "false", "covered", "covered_zero")
-        noisy.append([name, *(f"{mean_of(found, each):.3f}" for each in named)])
-        noisy[-1].append("" if model is None else told_of_convergence(found))
+        noisy.append([name or "least squares", *(f"{mean_of(scores, each):.3f}" for each in named)])
+        noisy[-1] += ["", ""] if name is None else [told_of_convergence(scores), told_of_trust(scores)]
         told(*noisy[-1])
     return [
         wrapped(CASES_TEXT),
@@ -232,7 +258,7 @@ def cases(repeats: int, data: Path) -> list[str]:
         "### More noise\n",
         wrapped(NOISY_TEXT),
         f"Means over {fewer} data sets:\n",
-        *table(["", "error", "CIR", "FIR", "held", "held: relevant", "converged"], noisy),
+        *table(["", "error", "CIR", "FIR", "held", "held: relevant", "converged", "relied on"], noisy),
     ]
 
 
@@ -370,7 +396,13 @@ def way_row(name: str, found: Sequence[Schools]) -> list[str]:
 def chosen(pupils: list[dict[str, str]]) -> list[str]:
     """The predictors that the lasso includes at either school, given all its rows."""
     labels = names(pupils)
-    fit = fitted(lasso, schools(pupils, None).train, coords={"predictor": labels}, dims={"theta": ["predictor"]})
+    fit = fitted(
+        lasso,
+        schools(pupils, None).train,
+        **{**FEWER, "num_draws": 2000},
+        coords={"predictor": labels},
+        dims={"theta": ["predictor"]},
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = fit.select(level=0.9)
@@ -568,7 +600,7 @@ HEAD = """\
 
 Written by `selection.py`, section by section. Each client has coefficients of its own under a penalty that all share
 (`fedbayes.models.penalised`); the source is Yue (2023), section 3.4.3. All fits are by expectation propagation with its
-defaults where nothing else is said, but with one replicate in the first two sections.
+defaults where nothing else is said, but with one replicate in the section of the two schools.
 """
 NOTES: Mapping[str, str] = {
     "cases": """\

@@ -29,7 +29,8 @@ from fedbayes.network.messages import Message
 from fedbayes.numerics.chains import worst_mixing
 from fedbayes.numerics.gaussian import Gaussian, packed, unpacked
 from fedbayes.numerics.host import normal_from_moments, whiteners
-from fedbayes.questions.conflict import LEVEL, compared, other_scale, usual_parts
+from fedbayes.questions.conflict.agreement import compared, other_scale, usual_parts
+from fedbayes.questions.conflict.words import LEVEL
 from fedbayes.results.fitted import Fitted, verdict
 from fedbayes.rounds.wire import arrays_of
 

@@ -14,7 +14,7 @@ from fedbayes.pictures.drawing import (
     set_title,
     shades,
 )
-from fedbayes.questions.conflict import LEVEL
+from fedbayes.questions.conflict.words import LEVEL
 
 if TYPE_CHECKING:
     import xarray as xr

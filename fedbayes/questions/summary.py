@@ -14,7 +14,8 @@ from fedbayes.correction.correct import correctable
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.owner.disclosure import disclosure_of
 from fedbayes.owner.rules import DisclosureRules
-from fedbayes.questions.conflict import conflict, disagreeing, left_out
+from fedbayes.questions.conflict.question import conflict
+from fedbayes.questions.conflict.words import disagreeing, left_out
 from fedbayes.results.corrected import check_is_due, checked, is_checked, weighed
 from fedbayes.results.fitted import Fitted, cost, cost_of_posterior, labels, once, rounds, verdict, was_asked
 from fedbayes.results.posterior import idata

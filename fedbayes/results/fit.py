@@ -17,7 +17,7 @@ from fedbayes.owner.rules import DisclosureRules
 from fedbayes.problem.problem import Problem
 from fedbayes.problem.roster import Roster
 from fedbayes.questions.clients import adapt, arguments_of, client_posterior, client_posteriors
-from fedbayes.questions.conflict import conflict
+from fedbayes.questions.conflict.question import conflict
 from fedbayes.questions.leaving_out import leave_one_out, loo, loo_rows
 from fedbayes.questions.predictions import log_predictive_density, predict, predict_probabilities
 from fedbayes.questions.predictive_check import predictive_check

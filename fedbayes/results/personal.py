@@ -94,6 +94,17 @@ class Clients:
         self.exchanges.append(Asked(what, heard.bytes_down, heard.bytes_up))
         return _as_one(heard) if together else heard
 
+    def own_log_likelihood(self, place: int, points: np.ndarray) -> np.ndarray:
+        """One client's log-likelihood at points ``(n, d)``, mean over replicates, shape ``(n,)``; in one process only.
+
+        There it is no exchange.
+        """
+        posterior = self._answer.posterior
+        assert isinstance(posterior, Gaussian)  # noqa: S101  (others have no conflicts)
+        heard = self._ask("log_likelihood", np.tile(points, (len(posterior.shift), 1, 1)), np.asarray([place]))
+        values: np.ndarray = np.asarray(heard.replies.each[place]).mean(axis=0)
+        return values
+
     def compile_ahead(self, num_draws: int) -> None:
         """Let other threads compile the check, and draws of one client's locals, while the rounds go on."""
         roster, posterior = self._problem.roster, self._answer.posterior

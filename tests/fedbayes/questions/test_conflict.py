@@ -1,5 +1,6 @@
 """Conflict between clients: closed forms, uniform p-values, a planted outlier, what can't be compared, refusals."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import xarray as xr
 from scipy import linalg, stats
 
 import fedbayes as fb
@@ -17,8 +19,11 @@ from fedbayes.models import heart_disease, linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, product_of
 from fedbayes.problem.program.program import Block
-from fedbayes.questions import conflict
-from fedbayes.questions.conflict import agreement, conflict_of, gaussians_of, holm, left_out
+from fedbayes.questions.conflict import agreement as formulas
+from fedbayes.questions.conflict import question
+from fedbayes.questions.conflict.agreement import agreement, holm
+from fedbayes.questions.conflict.question import conflict_of, gaussians_of
+from fedbayes.questions.conflict.words import left_out
 
 
 def roster_of(names, size, prior) -> SimpleNamespace:
@@ -137,7 +142,7 @@ def test_p_values_are_uniform_where_the_model_holds() -> None:
 
 def test_a_variance_that_adds_instead_is_noticed(monkeypatch) -> None:
     """Planted bug: ``V_k + V``, the variance of a difference of independent estimates, which these are not."""
-    monkeypatch.setattr(conflict, "_expected", lambda share: (1.0 + share) / share)
+    monkeypatch.setattr(formulas, "_expected", lambda share: (1.0 + share) / share)
     single, overall = p_values(500)
     assert stats.kstest(single[:, 0, 0], "uniform").pvalue < 1e-50
     assert stats.kstest(overall[:, 1], "uniform").pvalue < 1e-6
@@ -209,7 +214,7 @@ def test_what_is_off_in_no_single_global_is_found_in_all_together() -> None:
 
 @pytest.mark.parametrize("converged", [True, False])
 def test_sites_of_a_fit_that_has_not_converged_are_no_evidence_against_anybody(small_fit, monkeypatch, converged):
-    monkeypatch.setattr(conflict, "verdict", lambda fitted: SimpleNamespace(converged=converged))
+    monkeypatch.setattr(question, "verdict", lambda fitted: SimpleNamespace(converged=converged))
     told = small_fit.conflict().attrs["remarks"]
     assert told.startswith("the rounds have not converged, so that their sites are not yet") is not converged
 
@@ -375,6 +380,111 @@ def test_few_false_alarms_about_the_scale_of_locals_by_laplace() -> None:
     limit = 0.1 + 4.0 * np.sqrt(0.1 * 0.9 / 60)
     assert np.mean(careful) < limit
     assert np.mean(careless) > limit
+
+
+def events_in_ten(events) -> tuple[Gaussian, Gaussian, SimpleNamespace, Callable]:
+    """Clients with so many events in ten rows, ``theta ~ N(0, 4)`` the log odds: Laplace's answer, and who is asked."""
+    prior, mode = normal(1, 2.0), 0.0
+    for _ in range(50):
+        chance = 1.0 / (1.0 + np.exp(-mode))
+        slope, bend = events - 10.0 * chance, 10.0 * chance * (1.0 - chance)
+        mode += (slope.sum() - mode / 4.0) / (bend * len(events) + 0.25)
+    bends = np.full((1, len(events), 1, 1), bend)
+    sites = Gaussian((slope + bend * mode)[None, :, None], bends, np.zeros((1, len(events))))
+    asked = []
+
+    def ask(place: int, points: np.ndarray) -> np.ndarray:
+        asked.append(place)
+        return events[place] * points[:, 0] - 10.0 * np.logaddexp(0.0, points[:, 0])
+
+    ask.asked = asked
+    answer = answer_of(prior, sites)
+    roster = roster_of([f"c{k}" for k in range(len(events))], 1, prior)
+    return *gaussians_of(answer.posterior, answer.locals_from.others, roster), roster, ask
+
+
+def by_events(events, *, asked: bool = True):
+    *gaussians, roster, ask = events_in_ten(np.asarray(events, float))
+    return conflict_of(*gaussians, roster, roster.globals.labels(), ask if asked else None), ask
+
+
+USUAL = np.random.default_rng(0).binomial(10, 0.2, 500)
+
+
+def test_who_is_only_extreme_is_asked_for_its_likelihood_and_not_named() -> None:
+    """Eight of ten at a chance of .2: one of 13,000 such clients, by the normal law one of 500,000."""
+    ours, ask = by_events([*USUAL, 8])
+    assert ask.asked == [500, 500]  # for the one global, and for all together; nobody else
+    assert ours.attrs["disagreement"] == ""
+    careless, _ = by_events([*USUAL, 8], asked=False)
+    assert careless.attrs["disagreement"].count("client '") == 1  # planted: the Gaussian form alone
+    chance = np.mean(USUAL) / 10.0
+    gained = 8.0 * np.log(0.8 / chance) + 2.0 * np.log(0.2 / (1.0 - chance))
+    p = ours["p"].values[-1, 0]
+    np.testing.assert_allclose(p, np.exp(-gained), rtol=0.15)  # one of the points is near the peak
+    np.testing.assert_allclose(ours["p_overall"].values[-1], p, rtol=1e-6)
+    assert p > 1.0 / 13_000
+    np.testing.assert_allclose(ours["z"].values[:-1], careless["z"].values[:-1])
+
+
+def test_who_disagrees_by_its_likelihood_is_named() -> None:
+    ours, _ = by_events([*USUAL, 10])
+    assert ours.attrs["disagreement"].startswith("client 'c500' disagrees with all the others about beta[0] (z = 5.")
+
+
+def test_the_likelihood_of_a_linear_model_changes_nothing(drawn) -> None:
+    """Its Gaussian form is the likelihood, and z and chi-squared are those of the closed form."""
+    far = drawn | {"client1": {**drawn["client1"], "y": drawn["client1"]["y"] + 3.0 * drawn["client1"]["x"][:, 2]}}
+    answer, roster = answer_of(normal(3), sites_of(far)), roster_of(far, 3, normal(3))
+    gaussians, asked = gaussians_of(answer.posterior, answer.locals_from.others, roster), []
+
+    def ask(place: int, points: np.ndarray) -> np.ndarray:
+        asked.append(place)
+        data = list(far.values())[place]
+        return -0.5 * np.sum((data["y"] - points @ data["x"].T) ** 2, axis=1)
+
+    ours = conflict_of(*gaussians, roster, roster.globals.labels(), ask)
+    assert asked.count(1) > 1
+    xr.testing.assert_identical(ours, conflict_of(*gaussians, roster, roster.globals.labels()))
+
+
+@pytest.mark.parametrize("lost", [np.nan, -np.inf])
+def test_a_likelihood_that_is_not_finite_at_the_cavity_takes_nothing_back(lost: float) -> None:
+    *gaussians, roster, ask = events_in_ten(np.array([*USUAL, 8.0]))
+
+    def nowhere(place: int, points: np.ndarray) -> np.ndarray:
+        return np.where(points[:, 0] == points[0, 0], lost, ask(place, points))
+
+    ours = conflict_of(*gaussians, roster, roster.globals.labels(), nowhere)
+    xr.testing.assert_identical(ours, conflict_of(*gaussians, roster, roster.globals.labels()))
+
+
+@pytest.mark.statistical(key=2, alarm=3.3e-5)  # 4 errors above the 0.1 that two families of tests allow
+def test_few_false_alarms_among_many_clients_with_few_rows() -> None:
+    """Planted bug: by their Gaussian forms alone somebody is named in half of the federations."""
+    rng, careful, careless = np.random.default_rng(2), [], []
+    for _ in range(60):
+        events = rng.binomial(10, 0.15, 500)
+        careful.append(bool(by_events(events)[0].attrs["disagreement"]))
+        careless.append(bool(by_events(events, asked=False)[0].attrs["disagreement"]))
+    limit = 0.1 + 4.0 * np.sqrt(0.1 * 0.9 / 60)
+    assert np.mean(careful) < limit < np.mean(careless)
+
+
+def test_a_fit_asks_its_clients() -> None:
+    """The same by a fit, its locals integrated out: nobody disagrees, whom the Gaussian forms would name."""
+
+    def model(y) -> None:
+        theta = numpyro.sample("theta", dist.Normal(0.0, 2.0))
+        with fb.local():
+            own = numpyro.sample("own", dist.Normal(0.0, 0.1))
+        numpyro.sample("y", dist.Bernoulli(logits=theta + own), obs=y)
+
+    clients = {f"c{k}": {"y": np.arange(10) < events} for k, events in enumerate([*USUAL[:400], 8])}
+    fit = fb.fit_federated(model, clients, method="laplace", key=jax.random.key(0), correct=False, progress=False)
+    assert fit.conflict().attrs["disagreement"] == ""
+    gaussians = gaussians_of(fit.posterior, fit.fitted.cavities(), fit.roster)
+    assert "client 'c400'" in conflict_of(*gaussians, fit.roster, fit.global_labels).attrs["disagreement"]
 
 
 def test_holm_by_hand() -> None:

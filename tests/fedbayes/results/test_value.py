@@ -11,7 +11,7 @@ import pytest
 
 import fedbayes as fb
 from fedbayes.models import linear
-from fedbayes.questions.conflict import conflict
+from fedbayes.questions.conflict.question import conflict
 from fedbayes.questions.summary import summary
 from fedbayes.results.corrected import theta, weighed
 from fedbayes.results.fitted import Fitted, once, was_asked
