@@ -101,7 +101,8 @@ class Programs:
             return np.inf
         work = update.work(jax.tree.map(_of_one_replicate, shared), clients)
         rounds = 1 if phase is None else self.phases[phase].usual_rounds or self.phases[phase].max_rounds
-        each = work.of_rows(length(clients.data, axis=clients.index.ndim))
+        rows = length(clients.data, axis=clients.index.ndim)
+        each = work.of_rows(rows) * (rows if clients.program.rows_by_rows else 1)  # a row's with all others
         return rounds * self.times(phase) * clients.index.size * each
 
     def inputs(self, phase: int | None, name: str, num_locals: int) -> Compiled:

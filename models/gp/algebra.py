@@ -9,6 +9,7 @@ inverse is formed once, and every derivative is a product of matrices:
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.linalg import solve_triangular
 
 from fedbayes.numerics.gaussian import LOG_2PI, large_whitener
 
@@ -26,6 +27,14 @@ def _inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, 
     return found, -found @ tangents[0] @ found
 
 
+@jax.custom_batching.sequential_vmap
+def _by_factor(covariance: Array, rest: Array) -> Array:
+    """:func:`log_normal_density` without derivatives: a triangular solve in place of the inverse."""
+    factor = jnp.linalg.cholesky(covariance)
+    scaled = solve_triangular(factor, rest, lower=True)
+    return -0.5 * (scaled @ scaled + len(rest) * LOG_2PI) - jnp.sum(jnp.log(jnp.diag(factor)))
+
+
 @jax.custom_jvp
 def log_normal_density(covariance: Array, rest: Array) -> Array:
     """``-1/2 [ r' C^-1 r + log |C| + n log 2 pi ]``.
@@ -37,15 +46,22 @@ def log_normal_density(covariance: Array, rest: Array) -> Array:
     rest
         ``r``: the outcomes less their means, shape ``(n,)``.
     """
+    return _by_factor(covariance, rest)
+
+
+@jax.custom_jvp
+def _by_inverse(covariance: Array, rest: Array) -> Array:
+    """:func:`log_normal_density` where derivatives are asked: by what the inverse is made of."""
     white = large_whitener(covariance)
     scaled = white @ rest
     return -0.5 * (scaled @ scaled + len(rest) * LOG_2PI) + jnp.sum(jnp.log(jnp.diag(white)))
 
 
 @log_normal_density.defjvp
+@_by_inverse.defjvp
 def _log_normal_density_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (covariance, rest), (change, moved) = primals, tangents
     found = inverse(covariance)
     weights = found @ rest
     slope = 0.5 * (jnp.outer(weights, weights) - found)
-    return log_normal_density(covariance, rest), jnp.sum(slope * change) - weights @ moved
+    return _by_inverse(covariance, rest), jnp.sum(slope * change) - weights @ moved

@@ -181,22 +181,23 @@ def test_wire_never_loads_pickles():
         decode(buffer.getvalue(), np.zeros(1))
 
 
-def cost(rows: list[int], lengths: tuple[int, ...]) -> int:
-    return sum(min(length for length in lengths if length >= n) for n in rows)
+def cost(rows: list[int], lengths: tuple[int, ...], power: int = 1) -> int:
+    return sum(min(length for length in lengths if length >= n) ** power for n in rows)
 
 
+@pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
-def test_bucket_lengths_are_optimal(seed):
-    """Against brute force over all choices of up to three lengths."""
+def test_bucket_lengths_are_optimal(seed, power):
+    """Against brute force over all choices of up to three lengths; also where a client costs the square of its rows."""
     rows = (np.random.default_rng(seed).lognormal(5.0, 1.5, size=12).astype(int) + 1).tolist()
-    chosen = bucket_lengths(rows)
+    chosen = bucket_lengths(rows, power=power)
     best = {
-        k: min(cost(rows, (*others, max(rows))) for others in combinations(sorted(set(rows))[:-1], k - 1))
+        k: min(cost(rows, (*others, max(rows)), power) for others in combinations(sorted(set(rows))[:-1], k - 1))
         for k in (1, 2, 3)
     }
     assert chosen == sorted(chosen)
     assert chosen[-1] == max(rows)
-    assert cost(rows, tuple(chosen)) == best[len(chosen)]
+    assert cost(rows, tuple(chosen), power) == best[len(chosen)]
     if len(chosen) > 1:  # a bucket is opened only where it pays for its compilation
         assert min(best[k] for k in range(1, len(chosen))) - best[len(chosen)] > _WORTH_A_BUCKET
 

@@ -25,7 +25,9 @@ def num_rows(client: ClientArrays, arguments: Sequence[str]) -> int | None:
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def bucket_lengths(rows: Sequence[int], max_buckets: int = 3, worth: float = _WORTH_A_BUCKET) -> list[int]:
+def bucket_lengths(
+    rows: Sequence[int], max_buckets: int = 3, worth: float = _WORTH_A_BUCKET, power: int = 1
+) -> list[int]:
     """Padded lengths, ascending, with the least padding; one more only where it saves more than its compilation costs.
 
     Parameters
@@ -35,7 +37,9 @@ def bucket_lengths(rows: Sequence[int], max_buckets: int = 3, worth: float = _WO
     max_buckets
         Each costs one compilation.
     worth
-        Rows of padding that one more saves at least.
+        Rows of padding that one more saves at least, or what they cost.
+    power
+        Of a client's rows, with which its cost grows.
     """
     lengths, counts = np.unique(np.asarray(rows), return_counts=True)
     if len(lengths) > 64:  # quantiles of the lengths are candidates enough
@@ -44,12 +48,13 @@ def bucket_lengths(rows: Sequence[int], max_buckets: int = 3, worth: float = _WO
         counts = np.bincount(np.searchsorted(edges, np.asarray(rows), side="left"), minlength=len(edges))
         lengths = edges
     total = np.concatenate([[0], np.cumsum(counts)])
-    best = [[(int(total[j + 1] * lengths[j]), [int(lengths[j])]) for j in range(len(lengths))]]
+    cost = lengths.astype(float) ** power
+    best = [[(total[j + 1] * cost[j], [int(lengths[j])]) for j in range(len(lengths))]]
     for _ in range(1, min(max_buckets, len(lengths))):
         previous, current = best[-1], []
         for j in range(len(lengths)):
             options = [previous[j]] + [
-                (previous[i][0] + int((total[j + 1] - total[i + 1]) * lengths[j]), [*previous[i][1], int(lengths[j])])
+                (previous[i][0] + (total[j + 1] - total[i + 1]) * cost[j], [*previous[i][1], int(lengths[j])])
                 for i in range(j)
             ]
             current.append(min(options, key=lambda option: option[0]))

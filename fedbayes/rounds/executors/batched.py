@@ -157,9 +157,11 @@ class Batched(InProcess):
         if phase is not None or self._devices is not None or program.row_locals or not program.row_arguments:
             return [whole]
         rows = np.asarray(whole.clients.mask).sum(axis=1)
-        padded = length(whole.clients.data, axis=1) * len(rows)
+        power = 2 if program.rows_by_rows else 1
+        padded = length(whole.clients.data, axis=1) ** power * len(rows)
         each = self._programs.evaluations(phase, name, shared, whole.clients) / padded
-        lengths = bucket_lengths(rows.tolist(), worth=_WORTH_A_PROGRAM / each) if 0.0 < each < np.inf else []
+        worth = _WORTH_A_PROGRAM / each if 0.0 < each < np.inf else np.inf
+        lengths = bucket_lengths(rows.tolist(), worth=worth, power=power)
         if len(lengths) < 2:
             return [whole]
         places = np.searchsorted(lengths, rows)

@@ -9,6 +9,7 @@ import pytest
 import fedbayes as fb
 from fedbayes.inference.ep import EP
 from fedbayes.inference.local.after import AFTER
+from fedbayes.models import gp
 from fedbayes.problem.problem import make_problem
 from fedbayes.rounds.exchange import Round
 from fedbayes.rounds.executors import Batched, batched
@@ -31,6 +32,11 @@ def rows_of_their_own(x, y=None):
     with fb.local(), numpyro.plate("rows", x.shape[0]):
         z = numpyro.sample("z", dist.Normal(mu, 1.0))
         numpyro.sample("y", dist.Bernoulli(logits=z + 0.5 * x), obs=y)
+
+
+def process(x, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("y", gp.GaussianProcess(gp.RBF(scale), x, 0.5), obs=y)
 
 
 def executor_of(function) -> Batched:
@@ -77,6 +83,17 @@ def test_little_work_rounds_and_locals_of_rows_have_one_length(monkeypatch) -> N
         assert lengths(executor, 0, "newton") == whole
         assert lengths(executor, None, "cavity") == whole  # of which the work is not known
         assert lengths(executor_of(rows_of_their_own), None, "log_likelihood") == whole
+
+
+def test_rows_that_each_meet_all_others_are_worth_more_programs(monkeypatch) -> None:
+    """A Gaussian process of n rows costs their square: 30 draws of 4 clients padded to 40 rows, or of fewer rows."""
+    with computing():
+        executor = executor_of(process)
+        wasted = DRAWS * (4 * 40**2 - (3 * 6**2 + 40**2))
+        monkeypatch.setattr(batched, "_WORTH_A_PROGRAM", wasted - 1.0)
+        assert lengths(executor, None, "log_likelihood") == [(6, [1, 2, 3]), (40, [0])]
+        monkeypatch.setattr(batched, "_WORTH_A_PROGRAM", 1.01 * wasted)  # of three lengths, too
+        assert lengths(executor, None, "log_likelihood") == [(40, [0, 1, 2, 3])]
 
 
 def test_programs_of_all_lengths_are_compiled_ahead(monkeypatch) -> None:
