@@ -6,8 +6,8 @@
 
 Without a name every part runs. A part that runs replaces its section of the page; the others stay. `--repeats` is the
 number of simulated data sets, or of splits of the pupils; 0 takes the part's own number. What was found of a simulated
-data set is stored in `selection.json` at once, so that `cases` goes on where it was stopped; it takes two hours on two
-cores from the start.
+data set is stored in `selection.json` at once, so that `cases` goes on where it was stopped. Delete that file to begin
+anew.
 """
 
 import json
@@ -146,7 +146,9 @@ def all_by_penalty(penalty: str, case: str, noise_sd: float, repeats: int) -> li
             name, begin = f"{penalty} {case} {noise_sd:g} {seed}", time.perf_counter()
             if name not in stored:
                 stored[name] = fresh.submit(by_penalty, penalty, case, noise_sd, seed).result()._asdict()
-                STORED.write_text(json.dumps(stored, indent=1) + "\n")
+                written = STORED.with_suffix(".new")  # whole, or not at all
+                written.write_text(json.dumps(stored, indent=1) + "\n")
+                written.replace(STORED)
                 told(name, f"{time.perf_counter() - begin:.0f} s")
             scores.append(Score(**stored[name]))
     return scores

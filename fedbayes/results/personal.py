@@ -94,16 +94,17 @@ class Clients:
         self.exchanges.append(Asked(what, heard.bytes_down, heard.bytes_up))
         return _as_one(heard) if together else heard
 
-    def own_log_likelihood(self, place: int, points: np.ndarray) -> np.ndarray:
-        """One client's log-likelihood at points ``(n, d)``, mean over replicates, shape ``(n,)``; in one process only.
+    def own_log_likelihood(self, place: int, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One client's log-likelihood at points ``(n, d)``, and its variance, each ``(n,)``; in one process only.
 
-        There it is no exchange.
+        There it is no exchange. With locals each replicate is an estimate of the likelihood, and this is their mean.
         """
         posterior = self._answer.posterior
         assert isinstance(posterior, Gaussian)  # noqa: S101  (others have no conflicts)
-        heard = self._ask("log_likelihood", np.tile(points, (len(posterior.shift), 1, 1)), np.asarray([place]))
-        values: np.ndarray = np.asarray(heard.replies.each[place]).mean(axis=0)
-        return values
+        num = len(posterior.shift)
+        heard = self._ask("log_likelihood", np.tile(points, (num, 1, 1)), np.asarray([place]))
+        values = logsumexp(np.asarray(heard.replies.each[place]), axis=0) - np.log(num)
+        return values, np.mean(heard.infos["noise"][place], axis=0) / num
 
     def compile_ahead(self, num_draws: int) -> None:
         """Let other threads compile the check, and draws of one client's locals, while the rounds go on."""

@@ -42,8 +42,10 @@ def check_positive(name: str, value: ArrayLike, *, zero: bool = False) -> None:
 
 def _squared_distances(x: Array, other: Array, length_scale: ArrayLike) -> Array:
     """``sum_j ((x_j - other_j) / l_j)^2``, shape ``(n, m)``; exactly zero for equal rows."""
+    x, other = 1.0 * x, 1.0 * other  # whole numbers would wrap around
     if jnp.ndim(length_scale) == 0:  # whose derivatives then are those of a number
-        return jnp.sum((x[:, None] - other[None]) ** 2, axis=-1) / jnp.asarray(length_scale) ** 2
+        scale = 1.0 / length_scale
+        return jnp.sum((x[:, None] - other[None]) ** 2, axis=-1) * scale * scale
     return jnp.sum((x[:, None] / length_scale - other[None] / length_scale) ** 2, axis=-1)
 
 

@@ -251,6 +251,18 @@ def test_closed_forms_are_the_derivatives_of_the_cholesky_form() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("kind", ["int16", "int64", "float64"])
+def test_inputs_may_be_whole_numbers(kind: str) -> None:
+    """Whose squares would wrap around: days in seconds, and hundreds in two bytes."""
+    x = np.array([0, 100, 200, 300], dtype=kind)
+    found = gp.RBF(30.0)(x, x)
+    np.testing.assert_allclose(found, np.exp(-0.5 * ((x[:, None] - x[None].astype(float)) / 30.0) ** 2), rtol=1e-12)
+    far = gp.RBF(86_400)(x * 864.0, x * 864.0) if kind == "float64" else gp.RBF(86_400)(x, x)
+    assert float(far.max()) == 1.0
+    tiny = gp.RBF(np.float32(1e-30))(np.zeros(2, np.float32), np.zeros(2, np.float32))
+    np.testing.assert_array_equal(tiny, np.ones((2, 2)))
+
+
 def test_closed_forms_are_finite_differences() -> None:
     at, step = jnp.array([-1.0, 0.3, 0.4]), 1e-5 * jnp.eye(3)
     density = jax.jit(partial(along, log_normal_density))

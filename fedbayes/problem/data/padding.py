@@ -37,9 +37,9 @@ def bucket_lengths(
     max_buckets
         Each costs one compilation.
     worth
-        Rows of padding that one more saves at least, or what they cost.
+        Rows of padding, to that power, that one more saves at least.
     power
-        Of a client's rows, with which its cost grows.
+        A client's cost grows with this power of its rows.
     """
     lengths, counts = np.unique(np.asarray(rows), return_counts=True)
     if len(lengths) > 64:  # quantiles of the lengths are candidates enough

@@ -5,12 +5,16 @@ rises no further: nine events in ten rows have hardly any curvature at a small p
 rows some are always so extreme. So whoever disagrees is asked for its log-likelihood at points on the way from its
 cavity's mean to where its Gaussian form is highest, and beyond. Of data that obey the model the likelihood at any one
 other value is ``e^g`` times as high with probability at most ``e^-g`` (Markov's inequality). With ``g`` the most nats
-that it gains at these points, the p-value is no less than ``e^-g``, and chi-squared no more than ``2 g``, the
-likelihood ratio. Where the likelihood gains nine tenths of what its Gaussian form gains, as a Gaussian one does,
-nothing changes.
+that it gains at these points, the p-value is taken to be ``e^-g`` at least, which is cautious, and chi-squared to be
+``2 g`` at most, the likelihood ratio.
+
+Nothing changes where the likelihood gains nine tenths of what its Gaussian form gains, as a Gaussian one does; where
+the way has no end; where the Gaussian form gains less on it than ``z^2 / 2``, as the evidence then lies elsewhere; and
+where the likelihood is known too imprecisely, its locals having been integrated out by chance.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,11 +25,13 @@ from fedbayes.numerics.host import whiteners
 from fedbayes.questions.conflict.agreement import AWAY, Agreement, Factors, holm, limit_of, moves_on
 from fedbayes.questions.conflict.words import LEVEL
 
-Ask = Callable[[int, np.ndarray], np.ndarray]  # place of a client, points (n, d): its log-likelihood there, (n,)
+# place of a client, points (n, d): its log-likelihood there, and the variance of that, each (n,)
+Ask = Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
-_MOST = 200  # clients, the clearest cases, that are asked
+_MOST = 200  # questions, one for each way
 _STEPS = np.concatenate([[0.0], 2.0 ** np.arange(-5.0, 2.25, 0.25)])  # of the way to the Gaussian form's peak
 _AGREES = 0.9  # of what the Gaussian form gains, from which the likelihood bears it out
+_NOISE = 0.1  # variance of a log-likelihood, beyond which it says nothing
 
 
 def by_likelihood(
@@ -50,45 +56,57 @@ def by_likelihood(
     covariances = np.swapaxes(white, 1, 2) @ white
     factors = Factors.of(posterior, jax.tree.map(lambda leaf: leaf[named], cavities), covariances)
     farthest = np.full(z.shape[1], np.inf) if scale is None else AWAY * scale
-    z, chi2 = z.copy(), found.chi2.copy()
+    z, chi2, left = z.copy(), found.chi2.copy(), _MOST
     for at, (place, moves) in enumerate(zip(named, moves_on(covariances), strict=True)):
+        about = np.flatnonzero(single[place])
+        left -= len(about) + int(jointly[place])
+        if left < 0:
+            break
         one = Factors(*(leaf[at] for leaf in factors))
-        gains = [_gains(one, moves[:, i], farthest[i], ask, place) for i in np.flatnonzero(single[place])]
-        limits = [limit_of(_p_at_least(*each)) for each in gains]
-        z[place, single[place]] = np.clip(z[place, single[place]], -np.array(limits), limits)
+        gains = [_gains(one, moves[:, i], farthest[i], ask, place) for i in about]
+        for i, gain in zip(about, gains, strict=True):
+            if gain.falls_short(0.5 * z[place, i] ** 2):
+                limit = limit_of(np.exp(-gain.likelihood))
+                z[place, i] = np.clip(z[place, i], -limit, limit)
         if jointly[place]:
-            gained, claimed = _gains(one, found.toward[place], np.inf, ask, place)
-            gained = max([gained, *(each for each, _ in gains)])
-            if (p := _p_at_least(gained, claimed)) > 0.0:
-                chi2[place] = min(chi2[place], 2.0 * gained, stats.chi2.isf(p, found.rank[place]))
+            whole = _gains(one, found.toward[place], np.inf, ask, place)
+            most = max(gain.likelihood for gain in (whole, *gains) if gain is whole or np.isfinite(gain.likelihood))
+            if whole._replace(likelihood=most).falls_short(0.5 * chi2[place]):
+                chi2[place] = min(chi2[place], 2.0 * most, stats.chi2.isf(np.exp(-most), found.rank[place]))
     return found._replace(chi2=chi2), z
 
 
 def _clearest(found: Agreement, z: np.ndarray, disagree: np.ndarray) -> np.ndarray:
-    """Places of those who disagree and have a proper cavity, those who are farthest off first."""
+    """Places of those who disagree and have a proper cavity, the clearest cases first."""
     disagree = disagree & ~np.isnan(found.share).any(axis=1)
-    farthest = np.nanmax(np.abs(np.where(np.isnan(z), 0.0, z)), axis=1)
-    order = np.lexsort((-farthest, found.p_overall))
-    return order[disagree[order]][:_MOST]
+    least = np.fmin(2.0 * stats.norm.sf(np.max(np.abs(np.nan_to_num(z)), axis=1)), found.p_overall)
+    order = np.argsort(least, kind="stable")
+    return order[disagree[order]]
 
 
-def _gains(one: Factors, way: np.ndarray, farthest: float, ask: Ask, place: int) -> tuple[float, float]:
-    """Nats that the likelihood gains along a way from the cavity's mean, and those that its Gaussian form does.
+class _Gain(NamedTuple):
+    """Nats that a client's likelihood gains along a way, and that its Gaussian form does; infinite if not known."""
 
-    The way ends where the Gaussian form is highest, or farther off than is believed; infinite if it has no end.
-    """
+    likelihood: float
+    claimed: float
+
+    def falls_short(self, evidence: float) -> bool:
+        """Whether the likelihood does not bear out the form, which gains this evidence on the way."""
+        return self.claimed >= 0.99 * evidence and self.likelihood < _AGREES * self.claimed
+
+
+_UNKNOWN = _Gain(np.inf, np.inf)
+
+
+def _gains(one: Factors, way: np.ndarray, farthest: float, ask: Ask, place: int) -> _Gain:
+    """Along a way from the cavity's mean to where the Gaussian form is highest, or farther off than is believed."""
     pull, bend = one.slope @ way, way @ one.curvature @ way
     length = min(abs(pull) / bend if bend > 0.0 else np.inf, farthest)
     if not np.isfinite(length):
-        return np.inf, np.inf
+        return _UNKNOWN
     steps = np.minimum(_STEPS * length, farthest)
-    values = ask(int(place), one.means + np.sign(pull) * steps[:, None] * way)
-    gained = values[1:] - values[0]
-    if np.all(np.isnan(gained)):
-        return np.inf, np.inf
-    return float(max(np.nanmax(gained), 0.0)), float(abs(pull) * length - 0.5 * bend * length**2)
-
-
-def _p_at_least(gained: float, claimed: float) -> float:
-    """What the p-value can't be below; zero where the likelihood bears out its Gaussian form."""
-    return 0.0 if gained >= _AGREES * claimed else float(np.exp(-gained))
+    values, noise = ask(int(place), one.means + np.sign(pull) * steps[:, None] * way)
+    if not np.isfinite(values[0]) or np.any(noise[_STEPS <= 1.0] > _NOISE):
+        return _UNKNOWN
+    gained = float(np.nanmax(np.where(noise > _NOISE, -np.inf, values) - values[0]))  # at least zero, of no step
+    return _Gain(gained, float(abs(pull) * length - 0.5 * bend * length**2))

@@ -1,5 +1,6 @@
 """``fit.conflict``: who disagrees with all the others."""
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from fedbayes.runtime.precision import computing
 if TYPE_CHECKING:
     import xarray as xr
 
+log = logging.getLogger(__name__)
 _NOT_CONVERGED = (
     "the rounds have not converged, so that their sites are not yet what the clients say: "
     "a client that is named may agree with all others"
@@ -36,10 +38,11 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     sqrt(V_k,ii - V_ii)`` is standard normal. It is exact for Gaussian sites (:mod:`fedbayes.questions.conflict` has
     the proof and the sources), and as good as the Gaussian form of the posterior otherwise: a fit that ends beside
     the mode, as federated averaging with many local steps does, has sites and z that are off as well. In one process
-    the clients that disagree by their Gaussian form, the 200 clearest at most, are asked for their likelihood on the
-    way from ``m_k``: where it gains less than nine tenths of what its Gaussian form does, p is no less than ``e^-g``,
-    with g the most nats that it gains (:mod:`fedbayes.questions.conflict.likelihood`). So a client of few rows that is
-    only extreme is not named.
+    the clients that disagree by their Gaussian form are asked for their likelihood on the way from ``m_k``, in 200
+    questions at most, about the clearest cases first. Where it gains less than nine tenths of what its Gaussian form
+    does, p is taken to be ``e^-g`` at least, with g the most nats that it gains
+    (:mod:`fedbayes.questions.conflict.likelihood`). So a client of few rows that is only extreme is not named. A client
+    without a proper cavity is not asked.
 
     With locals, a client's site speaks of the globals only, its locals integrated out: a client whose locals are
     unusual, but not what they say of the globals, is not found. A client that knows nothing of a global by itself
@@ -84,7 +87,7 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     """
     found = _found(fitted)
     if verdict(fitted).converged:
-        return found.copy()
+        return found.copy(deep=True)
     return found.assign_attrs(remarks="; ".join([_NOT_CONVERGED, *filter(None, [found.attrs["remarks"]])]))
 
 
@@ -93,8 +96,14 @@ def _found(fitted: Fitted) -> "xr.Dataset":
     """Kept, as clients may have been asked."""
     with computing():
         gaussians = gaussians_of(fitted.posterior, fitted.cavities(), fitted.roster)
-        ask = None if fitted.problem.elsewhere else fitted.clients.own_log_likelihood
-        return conflict_of(*gaussians, fitted.roster, labels(fitted), ask)
+        given = *gaussians, fitted.roster, labels(fitted)
+        if fitted.problem.elsewhere:
+            return conflict_of(*given)
+        try:
+            return conflict_of(*given, fitted.clients.own_log_likelihood)
+        except Exception as error:  # a client ran out of memory, say: no report may fail for it
+            log.warning("Clients that disagree could not be asked for their likelihood.", exc_info=error)
+            return conflict_of(*given)
 
 
 def conflict_of(

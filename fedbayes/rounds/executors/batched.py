@@ -160,8 +160,9 @@ class Batched(InProcess):
         power = 2 if program.rows_by_rows else 1
         padded = length(whole.clients.data, axis=1) ** power * len(rows)
         each = self._programs.evaluations(phase, name, shared, whole.clients) / padded
-        worth = _WORTH_A_PROGRAM / each if 0.0 < each < np.inf else np.inf
-        lengths = bucket_lengths(rows.tolist(), worth=worth, power=power)
+        if not 0.0 < each < np.inf:
+            return [whole]
+        lengths = bucket_lengths(rows.tolist(), worth=_WORTH_A_PROGRAM / each, power=power)
         if len(lengths) < 2:
             return [whole]
         places = np.searchsorted(lengths, rows)

@@ -20,7 +20,7 @@ from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, product_of
 from fedbayes.problem.program.program import Block
 from fedbayes.questions.conflict import agreement as formulas
-from fedbayes.questions.conflict import question
+from fedbayes.questions.conflict import likelihood, question
 from fedbayes.questions.conflict.agreement import agreement, holm
 from fedbayes.questions.conflict.question import conflict_of, gaussians_of
 from fedbayes.questions.conflict.words import left_out
@@ -393,9 +393,9 @@ def events_in_ten(events) -> tuple[Gaussian, Gaussian, SimpleNamespace, Callable
     sites = Gaussian((slope + bend * mode)[None, :, None], bends, np.zeros((1, len(events))))
     asked = []
 
-    def ask(place: int, points: np.ndarray) -> np.ndarray:
+    def ask(place: int, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked.append(place)
-        return events[place] * points[:, 0] - 10.0 * np.logaddexp(0.0, points[:, 0])
+        return events[place] * points[:, 0] - 10.0 * np.logaddexp(0.0, points[:, 0]), np.zeros(len(points))
 
     ask.asked = asked
     answer = answer_of(prior, sites)
@@ -438,25 +438,63 @@ def test_the_likelihood_of_a_linear_model_changes_nothing(drawn) -> None:
     answer, roster = answer_of(normal(3), sites_of(far)), roster_of(far, 3, normal(3))
     gaussians, asked = gaussians_of(answer.posterior, answer.locals_from.others, roster), []
 
-    def ask(place: int, points: np.ndarray) -> np.ndarray:
+    def ask(place: int, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked.append(place)
         data = list(far.values())[place]
-        return -0.5 * np.sum((data["y"] - points @ data["x"].T) ** 2, axis=1)
+        return -0.5 * np.sum((data["y"] - points @ data["x"].T) ** 2, axis=1), np.zeros(len(points))
 
     ours = conflict_of(*gaussians, roster, roster.globals.labels(), ask)
     assert asked.count(1) > 1
     xr.testing.assert_identical(ours, conflict_of(*gaussians, roster, roster.globals.labels()))
 
 
-@pytest.mark.parametrize("lost", [np.nan, -np.inf])
-def test_a_likelihood_that_is_not_finite_at_the_cavity_takes_nothing_back(lost: float) -> None:
+@pytest.mark.parametrize(("lost", "noise"), [(np.nan, 0.0), (-np.inf, 0.0), (None, 0.2)])
+def test_a_likelihood_that_is_not_known_takes_nothing_back(lost: float | None, noise: float) -> None:
+    """Where it is not finite at the cavity, and where the locals are integrated out too roughly."""
     *gaussians, roster, ask = events_in_ten(np.array([*USUAL, 8.0]))
 
-    def nowhere(place: int, points: np.ndarray) -> np.ndarray:
-        return np.where(points[:, 0] == points[0, 0], lost, ask(place, points))
+    def roughly(place: int, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, _ = ask(place, points)
+        known = lost is None or points[:, 0] != points[0, 0]
+        return np.where(known, values, lost), np.full(len(points), noise)
 
-    ours = conflict_of(*gaussians, roster, roster.globals.labels(), nowhere)
+    ours = conflict_of(*gaussians, roster, roster.globals.labels(), roughly)
     xr.testing.assert_identical(ours, conflict_of(*gaussians, roster, roster.globals.labels()))
+
+
+def test_a_way_on_which_the_form_gains_nothing_says_nothing() -> None:
+    """A client that is far off in both globals, one of which is no further off than their correlation says.
+
+    Along the cavity's regression on either of them its form gains next to nothing, and its likelihood nothing.
+    """
+    flat = normal(2)
+    own = np.array([[505.0, -495.0], [-495.0, 505.0]])
+    sites = Gaussian(np.array([[own @ [5.0, 5.1], [0.0, 0.0]]]), np.array([[own, np.eye(2) * 1e-3]]), np.zeros((1, 2)))
+    answer, roster = answer_of(flat, sites), roster_of("ab", 2, flat)
+    gaussians = gaussians_of(answer.posterior, answer.locals_from.others, roster)
+    silent = conflict_of(*gaussians, roster, roster.globals.labels(), lambda _, points: (np.zeros(len(points)),) * 2)
+    plain = conflict_of(*gaussians, roster, roster.globals.labels())
+    assert float(plain["z"].isel(client=0).min()) > 4.0
+    np.testing.assert_allclose(silent["z"], plain["z"])
+    assert float(silent["p_overall"].isel(client=0)) == 1.0  # whose way is where the form is highest
+
+
+def test_questions_have_an_end(monkeypatch) -> None:
+    """The clearest cases come first; who is beyond them keeps what its form says."""
+    monkeypatch.setattr(likelihood, "_MOST", 3)
+    ours, ask = by_events([*USUAL, 8, 9])
+    assert ask.asked == [501, 501]
+    assert "client 'c500'" in ours.attrs["disagreement"]
+
+
+def test_a_question_that_fails_leaves_what_the_forms_say(small_fit, monkeypatch, caplog) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    expected = question._found.__wrapped__(small_fit.fitted)
+    monkeypatch.setattr(question, "by_likelihood", fails)
+    xr.testing.assert_identical(question._found.__wrapped__(small_fit.fitted), expected)
+    assert "could not be asked for their likelihood" in caplog.text
 
 
 @pytest.mark.statistical(key=2, alarm=3.3e-5)  # 4 errors above the 0.1 that two families of tests allow
