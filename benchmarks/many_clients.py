@@ -103,7 +103,7 @@ Verdicts are those of [HIERARCHIES.md](HIERARCHIES.md).
             pages.wrapped(
                 f"The root mean square of the {SLOPES} slopes' distances from the truth, in posterior sds, is "
                 f"{results['all']['z']:.2f} for {ALL:,} clients; 0.69 to 1.31 would hold 95 percent of such data sets. "
-                f"All clients come from the model; `fit.conflict()` names {results['all']['named']:,} of them."
+                f"All clients come from the model; `fit.conflict()` names {results['all']['named'] or 'none'} of them."
             )
         ]
     if "cpu" in results.get("nuts", {}):
