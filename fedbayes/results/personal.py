@@ -104,7 +104,8 @@ class Clients:
         num = len(posterior.shift)
         heard = self._ask("log_likelihood", np.tile(points, (num, 1, 1)), np.asarray([place]))
         values = logsumexp(np.asarray(heard.replies.each[place]), axis=0) - np.log(num)
-        return values, np.mean(heard.infos["noise"][place], axis=0) / num
+        noise = heard.infos["noise"][place].reshape(num, -1)  # one number where nobody has locals
+        return values, np.broadcast_to(noise.mean(axis=0) / num, values.shape)
 
     def compile_ahead(self, num_draws: int) -> None:
         """Let other threads compile the check, and draws of one client's locals, while the rounds go on."""

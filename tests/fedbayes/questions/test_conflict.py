@@ -24,6 +24,7 @@ from fedbayes.questions.conflict import likelihood, question
 from fedbayes.questions.conflict.agreement import agreement, holm
 from fedbayes.questions.conflict.question import conflict_of, gaussians_of
 from fedbayes.questions.conflict.words import left_out
+from fedbayes.runtime.precision import computing
 
 
 def roster_of(names, size, prior) -> SimpleNamespace:
@@ -165,7 +166,7 @@ def test_an_outlier_is_named_and_nobody_else() -> None:
     assert (np.flatnonzero(ours["p_overall_adjusted"] < 0.05)).tolist() == [2]
 
 
-def test_the_report_names_who_disagrees() -> None:
+def test_the_report_names_who_disagrees(caplog) -> None:
     clients, _ = linear.simulate(jax.random.key(3), rows=(40,) * 8, beta=[1.0, -1.0, 0.5, 0.0])
     odd = clients["client2"]["y"] + 1.2 * clients["client2"]["x"][:, 3]
     clients["client2"] = {**clients["client2"], "y": odd}
@@ -182,6 +183,13 @@ def test_the_report_names_who_disagrees() -> None:
     )
     assert "  conflict  client2 (beta[dose]) disagrees with the others; see fit.conflict()" in repr(fit)
     assert "about beta[dose] (z = " in fit.conflict().attrs["disagreement"]
+    assert caplog.text == ""  # it was asked
+    points = np.random.default_rng(0).normal(size=(5, 4))
+    with computing():
+        values, noise = fit.fitted.clients.own_log_likelihood(2, points)
+    means = points @ clients["client2"]["x"].T
+    np.testing.assert_allclose(values, stats.norm.logpdf(odd, means).sum(axis=1), rtol=1e-9)
+    np.testing.assert_array_equal(noise, np.zeros(5))
     assert fit.error["coordinate"].values.tolist() == fit.global_labels == [f"beta[{name}]" for name in names]
 
 
@@ -509,7 +517,7 @@ def test_few_false_alarms_among_many_clients_with_few_rows() -> None:
     assert np.mean(careful) < limit < np.mean(careless)
 
 
-def test_a_fit_asks_its_clients() -> None:
+def test_a_fit_asks_its_clients(caplog) -> None:
     """The same by a fit, its locals integrated out: nobody disagrees, whom the Gaussian forms would name."""
 
     def model(y) -> None:
@@ -521,6 +529,7 @@ def test_a_fit_asks_its_clients() -> None:
     clients = {f"c{k}": {"y": np.arange(10) < events} for k, events in enumerate([*USUAL[:400], 8])}
     fit = fb.fit_federated(model, clients, method="laplace", key=jax.random.key(0), correct=False, progress=False)
     assert fit.conflict().attrs["disagreement"] == ""
+    assert caplog.text == ""
     gaussians = gaussians_of(fit.posterior, fit.fitted.cavities(), fit.roster)
     assert "client 'c400'" in conflict_of(*gaussians, fit.roster, fit.global_labels).attrs["disagreement"]
 
