@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbayes.calibration.uniformity import holm, p_value
+from fedbayes.calibration.uniformity import p_value
 from fedbayes.errors import K_HAT_LIMIT
+from fedbayes.numerics.p_values import holm
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -77,15 +77,6 @@ def p_value(ranks: np.ndarray, num_draws: int) -> float:
     return float((1 + np.sum(null <= own * (1.0 + 1e-12))) / (1 + len(null)))
 
 
-def holm(p_values: np.ndarray) -> np.ndarray:
-    """P-values adjusted for their number, so that all parameters together err with the level of one (Holm 1979)."""
-    order = np.argsort(p_values)
-    factors = len(p_values) - np.arange(len(p_values))
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(np.maximum.accumulate(factors * p_values[order]), 1.0)
-    return adjusted
-
-
 def _grid(num_draws: int) -> np.ndarray:
     """Ranks at which the distribution function is looked at, from 1 to L."""
     places = min(_MOST, num_draws + 1)

@@ -270,13 +270,3 @@ def averaged(posterior: Gaussian, cavities: Gaussian) -> tuple[Gaussian, Gaussia
 def _standard_error(values: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
     """Of the mean over a leading axis of replicates; NaN where one of them has none."""
     return np.std(values, axis=0, ddof=1) / np.sqrt(len(values))
-
-
-def holm(p: np.ndarray) -> np.ndarray:
-    """P-values adjusted for the number of comparisons (Holm 1979), in the shape of ``p``; NaN does not count."""
-    flat = p.ravel()
-    order = np.argsort(flat, kind="stable")[: np.count_nonzero(~np.isnan(flat))]
-    adjusted = np.full(flat.shape, np.nan)
-    steps = flat[order] * np.arange(len(order), 0, -1)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted.reshape(p.shape)

@@ -10,10 +10,11 @@ that it gains at these points, the p-value is taken to be ``e^-g`` at least, whi
 
 Nothing changes where the likelihood gains nine tenths of what its Gaussian form gains, as a Gaussian one does; where
 the way has no end; where the Gaussian form gains less on it than ``z^2 / 2``, as the evidence then lies elsewhere; and
-where the likelihood is known too imprecisely, its locals having been integrated out by chance.
+where the estimate of the likelihood is too imprecise, as by few draws of many locals.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,8 @@ from scipy import stats
 
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import whiteners
-from fedbayes.questions.conflict.agreement import AWAY, Agreement, Factors, holm, limit_of, moves_on
+from fedbayes.numerics.p_values import holm
+from fedbayes.questions.conflict.agreement import AWAY, Agreement, Factors, limit_of, moves_on
 from fedbayes.questions.conflict.words import LEVEL
 
 # place of a client, points (n, d): its log-likelihood there, and the variance of that, each (n,)
@@ -30,8 +32,22 @@ Ask = Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _MOST = 200  # questions, one for each way
 _STEPS = np.concatenate([[0.0], 2.0 ** np.arange(-5.0, 2.25, 0.25)])  # of the way to the Gaussian form's peak
-_AGREES = 0.9  # of what the Gaussian form gains, from which the likelihood bears it out
+_AGREES = 0.9  # of what the Gaussian form gains, from which the likelihood confirms it
 _NOISE = 0.1  # variance of a log-likelihood, beyond which it says nothing
+
+
+class _Gain(NamedTuple):
+    """Nats that a client's likelihood gains along a way, and that its Gaussian form does; infinite if not known."""
+
+    likelihood: float
+    claimed: float
+
+    def falls_short(self, evidence: float) -> bool:
+        """Whether the likelihood gains less than the form, and the way is one that carries this evidence."""
+        return self.claimed >= 0.99 * evidence and self.likelihood < _AGREES * self.claimed
+
+
+_UNKNOWN = _Gain(np.inf, np.inf)
 
 
 def by_likelihood(
@@ -57,23 +73,35 @@ def by_likelihood(
     factors = Factors.of(posterior, jax.tree.map(lambda leaf: leaf[named], cavities), covariances)
     farthest = np.full(z.shape[1], np.inf) if scale is None else AWAY * scale
     z, chi2, left = z.copy(), found.chi2.copy(), _MOST
-    for at, (place, moves) in enumerate(zip(named, moves_on(covariances), strict=True)):
+    for at, (place, moves) in enumerate(zip(named.tolist(), moves_on(covariances), strict=True)):
         about = np.flatnonzero(single[place])
         left -= len(about) + int(jointly[place])
         if left < 0:
             break
-        one = Factors(*(leaf[at] for leaf in factors))
-        gains = [_gains(one, moves[:, i], farthest[i], ask, place) for i in about]
-        for i, gain in zip(about, gains, strict=True):
-            if gain.falls_short(0.5 * z[place, i] ** 2):
-                limit = limit_of(np.exp(-gain.likelihood))
-                z[place, i] = np.clip(z[place, i], -limit, limit)
+        one, asked = Factors(*(leaf[at] for leaf in factors)), partial(ask, place)
+        gains = [_along(one, moves[:, i], farthest[i], asked) for i in about]
+        z[place, about] = [_limited(z[place, i], gain) for i, gain in zip(about, gains, strict=True)]
         if jointly[place]:
-            whole = _gains(one, found.toward[place], np.inf, ask, place)
-            most = max(gain.likelihood for gain in (whole, *gains) if gain is whole or np.isfinite(gain.likelihood))
-            if whole._replace(likelihood=most).falls_short(0.5 * chi2[place]):
-                chi2[place] = min(chi2[place], 2.0 * most, stats.chi2.isf(np.exp(-most), found.rank[place]))
+            whole = _along(one, found.toward[place], np.inf, asked)
+            chi2[place] = _limited_jointly(chi2[place], int(found.rank[place]), whole, gains)
     return found._replace(chi2=chi2), z
+
+
+def _limited(z: float, gain: _Gain) -> float:
+    """What z is by the gain of the likelihood, where the Gaussian form claims more."""
+    if not gain.falls_short(0.5 * z**2):
+        return z
+    limit = float(limit_of(np.exp(-gain.likelihood)))
+    return float(np.clip(z, -limit, limit))
+
+
+def _limited_jointly(chi2: float, rank: int, whole: _Gain, gains: list[_Gain]) -> float:
+    """What chi-squared is by the largest gain of the likelihood, on the way of all globals together or of one."""
+    known = [gain.likelihood for gain in gains if gain is not _UNKNOWN]
+    most = max([whole.likelihood, *known])
+    if not whole._replace(likelihood=most).falls_short(0.5 * chi2):
+        return chi2
+    return float(min(chi2, 2.0 * most, stats.chi2.isf(np.exp(-most), rank)))
 
 
 def _clearest(found: Agreement, z: np.ndarray, disagree: np.ndarray) -> np.ndarray:
@@ -84,28 +112,16 @@ def _clearest(found: Agreement, z: np.ndarray, disagree: np.ndarray) -> np.ndarr
     return order[disagree[order]]
 
 
-class _Gain(NamedTuple):
-    """Nats that a client's likelihood gains along a way, and that its Gaussian form does; infinite if not known."""
-
-    likelihood: float
-    claimed: float
-
-    def falls_short(self, evidence: float) -> bool:
-        """Whether the likelihood does not bear out the form, which gains this evidence on the way."""
-        return self.claimed >= 0.99 * evidence and self.likelihood < _AGREES * self.claimed
-
-
-_UNKNOWN = _Gain(np.inf, np.inf)
-
-
-def _gains(one: Factors, way: np.ndarray, farthest: float, ask: Ask, place: int) -> _Gain:
-    """Along a way from the cavity's mean to where the Gaussian form is highest, or farther off than is believed."""
+def _along(
+    one: Factors, way: np.ndarray, farthest: float, ask: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+) -> _Gain:
+    """What one client gains from its cavity's mean to where its Gaussian form is highest, or as far as is believed."""
     pull, bend = one.slope @ way, way @ one.curvature @ way
     length = min(abs(pull) / bend if bend > 0.0 else np.inf, farthest)
     if not np.isfinite(length):
         return _UNKNOWN
     steps = np.minimum(_STEPS * length, farthest)
-    values, noise = ask(int(place), one.means + np.sign(pull) * steps[:, None] * way)
+    values, noise = ask(one.means + np.sign(pull) * steps[:, None] * way)
     if not np.isfinite(values[0]) or np.any(noise[_STEPS <= 1.0] > _NOISE):
         return _UNKNOWN
     gained = float(np.nanmax(np.where(noise > _NOISE, -np.inf, values) - values[0]))  # at least zero, of no step

@@ -12,8 +12,9 @@ from fedbayes.contract.answer import CLIENT, COORDINATE
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import whiteners
 from fedbayes.numerics.low_rank import LowRankGaussian
+from fedbayes.numerics.p_values import holm
 from fedbayes.problem.roster import Roster
-from fedbayes.questions.conflict.agreement import averaged, compared, holm, other_scale, prior_scale, usual_parts
+from fedbayes.questions.conflict.agreement import averaged, compared, prior_scale, usual_parts
 from fedbayes.questions.conflict.likelihood import Ask, by_likelihood
 from fedbayes.questions.conflict.words import disagreement, remarks
 from fedbayes.results.fitted import Fitted, labels, once, verdict
@@ -41,8 +42,8 @@ def conflict(fitted: Fitted) -> "xr.Dataset":
     the clients that disagree by their Gaussian form are asked for their likelihood on the way from ``m_k``, in 200
     questions at most, about the clearest cases first. Where it gains less than nine tenths of what its Gaussian form
     does, p is taken to be ``e^-g`` at least, with g the most nats that it gains
-    (:mod:`fedbayes.questions.conflict.likelihood`). So a client of few rows that is only extreme is not named. A client
-    without a proper cavity is not asked.
+    (:mod:`fedbayes.questions.conflict.likelihood`). So a client is not named that has few rows and is only extreme. A
+    client without a proper cavity is not asked.
 
     With locals, a client's site speaks of the globals only, its locals integrated out: a client whose locals are
     unusual, but not what they say of the globals, is not found. A client that knows nothing of a global by itself
@@ -101,7 +102,7 @@ def _found(fitted: Fitted) -> "xr.Dataset":
             return conflict_of(*given)
         try:
             return conflict_of(*given, fitted.clients.own_log_likelihood)
-        except Exception as error:  # a client ran out of memory, say: no report may fail for it
+        except (MemoryError, RuntimeError) as error:  # what the fit has found does not hang on it
             log.warning("Clients that disagree could not be asked for their likelihood.", exc_info=error)
             return conflict_of(*given)
 
@@ -115,9 +116,10 @@ def conflict_of(
     """
     import xarray as xr
 
-    found, z, error = compared(posterior, cavities, usual_parts(roster), scale=other_scale(roster.prior))
+    scale = prior_scale(roster.prior)
+    found, z, error = compared(posterior, cavities, usual_parts(roster), scale=scale)
     if ask is not None:
-        found, z = by_likelihood(found, z, *averaged(posterior, cavities), prior_scale(roster.prior), ask)
+        found, z = by_likelihood(found, z, *averaged(posterior, cavities), scale, ask)
     p, p_overall = 2.0 * stats.norm.sf(np.abs(z)), found.p_overall
     each, overall = (CLIENT, COORDINATE), (CLIENT,)
     variables: dict[str, Any] = {

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbayes.calibration.uniformity import distribution, holm, p_value, uniform_band
+from fedbayes.calibration.uniformity import distribution, p_value, uniform_band
+from fedbayes.numerics.p_values import holm
 
 NUM, DRAWS = 200, 99
 

@@ -18,10 +18,11 @@ from fedbayes.contract.client_locals import FromCavity, FromRecord, FromServer
 from fedbayes.models import heart_disease, linear
 from fedbayes.numerics.gaussian import Gaussian
 from fedbayes.numerics.host import cavities_of, product_of
+from fedbayes.numerics.p_values import holm
 from fedbayes.problem.program.program import Block
 from fedbayes.questions.conflict import agreement as formulas
 from fedbayes.questions.conflict import likelihood, question
-from fedbayes.questions.conflict.agreement import agreement, holm
+from fedbayes.questions.conflict.agreement import agreement
 from fedbayes.questions.conflict.question import conflict_of, gaussians_of
 from fedbayes.questions.conflict.words import left_out
 from fedbayes.runtime.precision import computing
@@ -507,7 +508,7 @@ def test_a_question_that_fails_leaves_what_the_forms_say(small_fit, monkeypatch,
 
 @pytest.mark.statistical(key=2, alarm=3.3e-5)  # 4 errors above the 0.1 that two families of tests allow
 def test_few_false_alarms_among_many_clients_with_few_rows() -> None:
-    """Planted bug: by their Gaussian forms alone somebody is named in half of the federations."""
+    """Planted bug: by their Gaussian forms alone somebody is named in 23 of 60 federations."""
     rng, careful, careless = np.random.default_rng(2), [], []
     for _ in range(60):
         events = rng.binomial(10, 0.15, 500)
