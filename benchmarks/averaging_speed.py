@@ -6,19 +6,24 @@ Everybody does the same work: each client takes the server's weights, makes two 
 8, in fresh random orders, by plain gradient steps on its mean loss with its share of the prior, and the server takes
 the mean. The script stops if the losses after the last round differ. Every run has a process of its own, so that
 peaks of memory are apart (the first process stays small, as others count from its size), and no compiled program is
-read from a disk.
+read from a disk. Where the time of a round goes is read from JAX's profile of a second fit.
 """
 
+import gzip
+import json
 import multiprocessing
+import re
 import resource
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pages import row, wrapped
@@ -244,8 +249,8 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
-def by_fedbayes(case: Case) -> Run:
-    """``fit_federated``, as a user calls it; its loss is computed after everything is measured."""
+def prepared(case: Case) -> Callable[[], Any]:
+    """``fit_federated``, as a user calls it."""
     import jax
     import optax
 
@@ -258,17 +263,21 @@ def by_fedbayes(case: Case) -> Run:
     method = fb.FedAvg(
         optimizer=optax.sgd(STEP), epochs=EPOCHS, batch_size=BATCH, init=init, laplace=False, max_rounds=case.rounds
     )
+    key, share, model = jax.random.key(0), case.active / case.clients, network(case.widths)
+
+    def fit() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fb.NotConvergedWarning)  # the rounds are few on purpose
+            return fb.fit_federated(model, clients, method=method, key=key, participation=share, progress=False)
+
+    return fit
+
+
+def by_fedbayes(case: Case) -> Run:
+    """Its loss is computed after everything is measured."""
+    fitted, (x, y), start = prepared(case), deal(case), first_weights(case)
     begin, started = peak(), time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fb.NotConvergedWarning)  # the rounds are few on purpose
-        fit = fb.fit_federated(
-            network(case.widths),
-            clients,
-            method=method,
-            key=jax.random.key(0),
-            participation=case.active / case.clients,
-            progress=False,
-        )
+    fit = fitted()
     wall, most, seconds = time.perf_counter() - started, peak(), fit.rounds["seconds"].values
     assert fit.rounds["active"].sum("client").values.tolist() == [case.active] * case.rounds
     point = {name: np.asarray(value)[0, 0] for name, value in fit.idata.posterior.data_vars.items()}
@@ -276,6 +285,50 @@ def by_fedbayes(case: Case) -> Run:
     return Run(
         seconds, wall - seconds.sum(), most, begin, mean_loss(first_weights(case), x, y), mean_loss(weights, x, y)
     )
+
+
+KINDS = {
+    "products of matrices": r"(ynn_fusion|dot|convolution)[.\d]*$",
+    "random orders": r"sort|while|call",
+    "copies": r"((copy|bitcast|concatenate|slice|split|transpose|broadcast|gather|pad)_?)+(fusion)?[.\d]*$",
+    "other numbers": r"[a-z_\-]+(fusion)?[.\d]*$",
+}
+"""What the parts of a compiled program do, by XLA's names for them; the first pattern that fits decides."""
+
+
+def profiled(case: Case) -> dict[str, float]:
+    """Milliseconds of a round by kind of work, summed over threads, of a second fit of the same clients."""
+    import jax
+
+    fit = prepared(case)
+    fit()
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            fit()
+        (path,) = Path(folder).rglob("*.trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    spent: Counter = Counter()
+    for name, micros in alone(event for event in events if "hlo_op" in event.get("args", {})):
+        kind = next((kind for kind, pattern in KINDS.items() if re.match(pattern, name)), "other numbers")
+        spent[kind] += micros
+    return {kind: spent[kind] / 1e3 / case.rounds for kind in KINDS}
+
+
+def alone(events: Iterable[dict]) -> list[tuple[str, float]]:
+    """Each event's name, and its microseconds without those of the events inside it."""
+    found: list[list] = []
+    open_: dict[int, list[tuple[float, int]]] = {}  # of each thread: ends, and places in `found`
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        stack = open_.setdefault(event["tid"], [])
+        while stack and stack[-1][0] <= event["ts"]:
+            stack.pop()
+        if stack:
+            found[stack[-1][1]][1] -= event["dur"]
+        stack.append((event["ts"] + event["dur"], len(found)))
+        found.append([event["name"], event["dur"]])
+    return [(name, micros) for name, micros in found]
 
 
 LOOPS = {"NumPy loop": loop, "PyTorch loop": torch_loop, "NumPy, 128 clients at once": at_once}
@@ -384,6 +437,21 @@ def bounds(small: dict[Case, dict[str, Run]]) -> str:
         loop over clients can be bettered on these cores, and no arrangement makes it 20 times."""
 
 
+def profile_table(found: dict[Case, dict[str, Run]]) -> list[str]:
+    """Where the time of a round goes, of the cases in which every client takes part."""
+    batched = names()[-1]
+    lines = headed(["network", "clients", *KINDS, "together", "a warm round", batched])
+    for case, runs in found.items():
+        if case.active < case.clients or case.clients > 1_000:
+            continue
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            spent = pool.apply(profiled, (case,))
+        times = [*spent.values(), sum(spent.values()), *(1e3 * runs[name].warm for name in ("fedbayes", batched))]
+        lines.append(row(case.network, f"{case.clients:,}", *(f"{each:.3g}" for each in times)))
+        print(lines[-1], flush=True)
+    return lines
+
+
 def page(small: dict[Case, dict[str, Run]], large: dict[str, Run]) -> str:
     """The stored result."""
     every = {**small, LARGE: large}
@@ -407,6 +475,8 @@ def page(small: dict[Case, dict[str, Run]], large: dict[str, Run]) -> str:
         *speed_table(small),
         "\n## What bounds it\n",
         wrapped(bounds(small)),
+        wrapped(PROFILE),
+        *profile_table(every),
         "\n## What comes before, and memory\n",
         wrapped(first),
         *cost_table(small),
@@ -431,6 +501,12 @@ on two cores that other work loaded too: between two runs of the script single r
 three. fedbayes' programs may use both cores. After the last round the mean losses
 of a row, over all clients, were within {gap:.2g} percent of each other in each case, and at {fall:.0f} percent or less
 of where they began. Random orders differ, and so do the clients of a round where not all take part.
+"""
+
+PROFILE = """\
+Milliseconds of a round within fedbayes' compiled programs, by JAX's profile of a second fit and summed over threads,
+beside a warm round of fedbayes and of NumPy with 128 clients at once. "Copies" move weights and rows without computing;
+what a round takes beyond its programs is Python's.
 """
 
 

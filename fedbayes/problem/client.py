@@ -12,7 +12,7 @@ from jax import Array
 
 from fedbayes.numerics.batches import in_batches, in_batches_up_to
 from fedbayes.numerics.columns import by_columns
-from fedbayes.problem.program.program import Program
+from fedbayes.problem.program.program import Globals, Program
 
 AT_ONCE = 1 << 21  # points, or tangents, times rows that a client computes side by side: 16 MiB for a number of a row
 
@@ -51,10 +51,9 @@ class Client:
     program: Program
     independent: bool = False
 
-    def log_factor(self, position: Array) -> Array:
-        """Log factor at the joint position ``(theta, z)``, shape ``(d + m,)``."""
-        size = self.program.globals.size
-        return self.program.log_factor(position[:size], position[size:], self.data, self.mask)
+    def log_factor(self, position: Globals) -> Array:
+        """Log factor at the joint position ``(theta, z)``, shape ``(d + m,)``; without locals also at named globals."""
+        return self.program.log_factor(*self._split(position), self.data, self.mask)
 
     def given(self, theta: Array) -> Callable[[Array], Array]:
         """The log factor as a function of the locals alone, shape ``(m,)``, at the globals ``theta``, shape ``(d,)``.
@@ -65,16 +64,22 @@ class Client:
         return lambda z: self.program.log_factor(theta, z, self.data, self.mask)
 
     def log_factor_of_rows(
-        self, position: Array, rows: Array, scale: Array | float, real: Array | None = None
+        self, position: Globals, rows: Array, scale: Array | float, real: Array | None = None
     ) -> Array:
         """The same with the given rows alone, shape ``(batch,)``, their terms multiplied by ``scale``.
 
         ``real`` says which of them count; ``None``: all.
         """
-        size, program = self.program.globals.size, self.program
-        data = self.data | {name: self.data[name][rows] for name in program.row_arguments}
+        data = self.data | {name: self.data[name][rows] for name in self.program.row_arguments}
         real = jnp.ones(rows.shape, bool) if real is None else real
-        return program.log_factor(position[:size], position[size:], data, real, scale)
+        return self.program.log_factor(*self._split(position), data, real, scale)
+
+    def _split(self, position: Globals) -> tuple[Globals, Array]:
+        """Globals and locals."""
+        if isinstance(position, Mapping):
+            return position, jnp.zeros(0)
+        size = self.program.globals.size
+        return position[:size], position[size:]
 
     def at_many(
         self,

@@ -1,6 +1,6 @@
 """A client's half of federated averaging: its loss, and how it goes down from the server's position."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -167,8 +167,11 @@ class Energy(NamedTuple):
     tilt: Array
     factor: Array | float = 1.0
 
-    def at(self, theta: Array, z: Array) -> tuple[Array, Array, Array]:
-        """``U``, its gradient, and the locals' mode, whose search starts at ``z``."""
+    def at(self, theta: Any, z: Array) -> tuple[Array, Any, Array]:
+        """``U``, its gradient, and the locals' mode, whose search starts at ``z``.
+
+        The globals are a vector; without locals and tilt they may be arrays by name, as the gradient then is.
+        """
         beside = beside_zero(theta)
         if self.client.num_locals == 0:
             value, slope = jax.value_and_grad(self.client.log_factor)(beside)
@@ -179,26 +182,29 @@ class Energy(NamedTuple):
             value, slope, z = profile_locals(self.client, beside, z)
         return *self._with_prior(theta, value, slope), z
 
-    def at_rows(self, theta: Array, rows: Array, scale: Array, real: Array) -> tuple[Array, Array]:
+    def at_rows(self, theta: Any, rows: Array, scale: Array, real: Array) -> tuple[Array, Any]:
         """Unbiased estimates of ``U`` and its gradient from a batch of rows."""
         factor = partial(self.client.log_factor_of_rows, rows=rows, scale=scale, real=real)
         return self._with_prior(theta, *jax.value_and_grad(factor)(beside_zero(theta)))
 
-    def _with_prior(self, theta: Array, value: Array, slope: Array) -> tuple[Array, Array]:
+    def _with_prior(self, theta: Any, value: Array, slope: Any) -> tuple[Array, Any]:
         prior, its_slope = jax.value_and_grad(self.beside_the_data)(theta)
-        return -value - prior, -slope - its_slope
+        return -value - prior, jax.tree.map(lambda a, b: -a - b, slope, its_slope)
 
-    def beside_the_data(self, theta: Array) -> Array:
+    def beside_the_data(self, theta: Any) -> Array:
         """The client's share of the log prior, and its tilt."""
         share = self.weight * self.prior.log_density(theta)
         return share + self.tilt @ theta if self.tilt.size else share
 
 
-def beside_zero(theta: Array) -> Array:
+def beside_zero(theta: Any) -> Any:
     """The same point to rounding, where no entry is exactly zero: there some log likelihoods have a kink.
 
-    The gradient of NumPyro's Bernoulli at a logit of zero is off by 1/2 a row.
+    The gradient of NumPyro's Bernoulli at a logit of zero is off by 1/2 a row. Named globals are so from the start on,
+    and steps lead them away from there.
     """
+    if isinstance(theta, Mapping):
+        return theta
     return jnp.where(theta == 0.0, _BESIDE * cold_start(theta.shape[0]), theta)
 
 
@@ -231,12 +237,29 @@ def _by_steps(
     """Steps with the gradient of all rows."""
     unit = energy.weight * roster.rows.sum()
 
-    def evaluate(i: Array, theta: Array, z: Array) -> tuple[Array, Array, Array]:
+    def evaluate(i: Array, theta: Any, z: Array) -> tuple[Array, Any, Array]:
         value, slope, z = energy.at(theta, z)
-        return value, energy.factor * slope / unit + config.proximal * (theta - start), z
+        return value, _of_loss(config, energy, unit, slope, theta, start), z
 
+    start, flat = _arranged(energy, start)
     done = descend(evaluate, start, z, optimizer=local_optimizer(config), num_steps=config.steps, scale=scale)
-    return done._replace(slope=unit * done.slope)
+    return done._replace(position=flat(done.position), slope=unit * flat(done.slope))
+
+
+def _arranged(energy: Energy, start: Array) -> tuple[Any, Callable[[Any], Array]]:
+    """What the steps move from ``start``, and how it becomes a vector again: of very many globals the sites' arrays."""
+    layout = energy.client.program.globals
+    if start.size <= DENSE_LIMIT or energy.client.num_locals or energy.tilt.size:
+        return start, lambda theta: theta
+    return layout.unravel(beside_zero(start)), layout.ravel
+
+
+def _of_loss(config: Options, energy: Energy, unit: Array, slope: Any, theta: Any, start: Any) -> Any:
+    """The proximal loss's gradient from the energy's."""
+    if config.proximal == 0.0:
+        return jax.tree.map(lambda slope: energy.factor * slope / unit, slope)
+    one = lambda slope, theta, start: energy.factor * slope / unit + config.proximal * (theta - start)  # noqa: E731
+    return jax.tree.map(one, slope, theta, start)
 
 
 def _by_batches(
@@ -249,14 +272,16 @@ def _by_batches(
     passes = config.epochs or -(-config.steps // fewest)
     batches = make_batches(energy.client.mask, key, size, passes)
 
-    def evaluate(i: Array, theta: Array, carry: tuple[()]) -> tuple[Array, Array, tuple[()]]:
+    def evaluate(i: Array, theta: Any, carry: tuple[()]) -> tuple[Array, Any, tuple[()]]:
         rows, real, scale = batches.at(i, size)
         value, slope = energy.at_rows(theta, rows, scale, real)
-        return value, energy.factor * slope / unit + config.proximal * (theta - start), ()
+        return value, _of_loss(config, energy, unit, slope, theta, start), ()
 
+    start, flat = _arranged(energy, start)
     steps = config.steps if config.epochs is None else config.epochs * batches.per_pass
     done = descend(evaluate, start, (), optimizer=local_optimizer(config), num_steps=steps, scale=scale)
-    return done._replace(carry=z, slope=jnp.full_like(start, jnp.nan), value=done.mean_value)
+    position = flat(done.position)
+    return Descended(position, z, jnp.full_like(position, jnp.nan), done.mean_value, done.mean_value)
 
 
 def _exactly(

@@ -29,7 +29,7 @@ class Prior:
     Attributes
     ----------
     log_density
-        ``(d,) -> ()``.
+        ``(d,) -> ()``; where it comes from a program also of arrays by name.
     size
         Dimension d.
     tolerance
@@ -41,7 +41,7 @@ class Prior:
         Finds :attr:`hierarchy`; of a prior that is known by its density alone, none.
     """
 
-    log_density: Callable[[Array], Array]
+    log_density: Callable[[Any], Array]
     size: int
     tolerance: float = 1e-9
     draw: Callable[[Array], Array] = _no_draw

@@ -30,6 +30,12 @@ from fedbayes.problem.program.row_process import OfRows
 
 Model = Callable[..., Any]
 Arrays = Mapping[str, Array] | Mapping[str, np.ndarray]
+Globals = Array | Mapping[str, Array]
+"""Unconstrained globals as one vector, or an array for each site.
+
+Of networks the arrays are millions of numbers long, and to take a vector apart and put it together in each step is half
+of the step's time.
+"""
 _LOG_DET = "_{}_log_det"
 
 
@@ -50,13 +56,19 @@ class Block:
         return sum(prod(shape) for _, shape in self.shapes)
 
     def unravel(self, flat: Any) -> dict[str, Any]:
-        """The named arrays in ``flat``, shape ``(size,)``."""
+        """The named arrays in ``flat``, shape ``(size,)``, or of what is named already."""
+        if isinstance(flat, Mapping):
+            return dict(flat)
         lengths = [prod(shape) for _, shape in self.shapes]
         if isinstance(flat, np.ndarray) or not lengths:
             parts: Any = np.split(flat, np.cumsum(lengths)[:-1])
         else:  # one primitive, whose derivative is one concatenation; of slices it would be a sum of padded vectors
             parts = jax.lax.split(flat, lengths)
         return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes, parts, strict=False)}
+
+    def ravel(self, named: Mapping[str, Array]) -> Array:
+        """The flat vector of the named arrays, shape ``(size,)``."""
+        return jnp.concatenate([jnp.ravel(named[name]) for name in self.names])
 
     def groups(self) -> np.ndarray:
         """Places in the flat vector by the latents' first axis, shape ``(groups, size)``.
@@ -223,13 +235,14 @@ class Program:
         cut = [place[:rows] if name in self.row_locals else place for name, place in places.items()]
         return np.concatenate([place.ravel() for place in cut]) if cut else np.arange(0)
 
-    def _params(self, theta: Array, z: Array) -> dict[str, Array]:
-        return self.globals.unravel(theta.astype(self.dtype)) | self.locals.unravel(z.astype(self.dtype))
+    def _params(self, theta: Globals, z: Array) -> dict[str, Array]:
+        theta, z = jax.tree.map(lambda leaf: leaf.astype(self.dtype), (theta, z))
+        return self.globals.unravel(theta) | self.locals.unravel(z)
 
-    def _substituted(self, theta: Array, z: Array) -> Model:
+    def _substituted(self, theta: Globals, z: Array) -> Model:
         return substitute(seed(self.model, 0), substitute_fn=unconstrained_substitute(self._params(theta, z)))
 
-    def site_log_probs(self, theta: Array, z: Array, data: Arrays, mask: Array | None = None) -> dict[str, Array]:
+    def site_log_probs(self, theta: Globals, z: Array, data: Arrays, mask: Array | None = None) -> dict[str, Array]:
         """Log-probability of every site, element by element, with the log Jacobians as sites of their own.
 
         ``mask`` leaves rows out of the processes, whose log-probability is one number.
@@ -241,8 +254,8 @@ class Program:
         with numpyro.validation_enabled(False):
             return compute_log_probs(model, (), arguments, {}, sum_log_prob=False)[0]
 
-    def log_prior(self, theta: Array, data: Arrays) -> Array:
-        """Log prior of the unconstrained globals, shape ``(d,)``, with the Jacobian.
+    def log_prior(self, theta: Globals, data: Arrays) -> Array:
+        """Log prior of the unconstrained globals, shape ``(d,)`` or by name, with the Jacobian.
 
         ``data`` only fixes the shapes: the checks before a fit refuse a prior that depends on it.
         """
@@ -271,14 +284,14 @@ class Program:
         return (*with_log_dets(self.globals), *self.prior_terms)
 
     def log_factor(
-        self, theta: Array, z: Array, data: Arrays, mask: Array | None = None, row_scale: Array | float | None = None
+        self, theta: Globals, z: Array, data: Arrays, mask: Array | None = None, row_scale: Array | float | None = None
     ) -> Array:
         """Log of the client's factor: local latents with their Jacobian, and observations; padded rows are masked out.
 
         Parameters
         ----------
         theta, z
-            Unconstrained globals ``(d,)`` and locals ``(m,)``.
+            Unconstrained globals, ``(d,)`` or arrays by name, and locals ``(m,)``.
         data
             The client's arrays.
         mask
@@ -294,7 +307,7 @@ class Program:
         """The log factor under ``jit``: the user's function runs once per shape, however many programs contain it."""
         return jax.jit(self._log_factor)
 
-    def _log_factor(self, theta: Array, z: Array, data: Arrays, mask: Array | None, row_scale: Array | None) -> Array:
+    def _log_factor(self, theta: Globals, z: Array, data: Arrays, mask: Array | None, row_scale: Array | None) -> Array:
         terms = self.site_log_probs(theta, z, data, mask)
         if self.enumerated:
             return self._log_joint_enumerated(theta, z, data) - self._prior_terms(terms)
@@ -318,7 +331,7 @@ class Program:
         masked = jnp.where(_along(mask, term, axis), term, 0.0)
         return masked if row_scale is None else row_scale * masked
 
-    def _log_joint_enumerated(self, theta: Array, z: Array, data: Arrays) -> Array:
+    def _log_joint_enumerated(self, theta: Globals, z: Array, data: Arrays) -> Array:
         from numpyro.contrib.funsor import config_enumerate, enum, log_density
 
         substituted = self._substituted(theta, z)

@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from fedbayes.contract.algorithm import Key, Personal, Private, Reply, Shared, State, Teams, Update, everybody, keep
+from fedbayes.numerics.batches import side_by_side
 from fedbayes.problem.client import Client, length
 from fedbayes.problem.data.padding import bucket_lengths
 from fedbayes.problem.problem import Problem
@@ -333,7 +334,15 @@ def batched_over(devices: Mesh | None, update: Update, *, teams: bool = False) -
 
     With teams ``shared`` has that axis too.
     """
-    batched: Callable = jax.vmap(update.run, in_axes=(0 if teams else None, 0, 0, 0, 0))
+
+    def batched(shared: Shared, personal: Personal, states: Private, clients: Client, inputs: Any) -> Any:
+        def one(each: tuple) -> Any:
+            told, *mine = each
+            return update.run(told if teams else shared, *mine)
+
+        each = (shared if teams else (), personal, states, clients, inputs)
+        return side_by_side(one, len(clients.index))(each)
+
     return batched if devices is None else _sharded(batched, devices, teams=teams)
 
 

@@ -441,6 +441,30 @@ def test_a_network_of_more_globals_than_matrices_allow(limit_dense, monkeypatch)
     assert fit.converged  # its objective has stopped falling
 
 
+def spread_out(x, y) -> None:
+    """Sites of several shapes, one of them with a transform, in no alphabetical order."""
+    slopes = numpyro.sample("slopes", dist.Normal(0.0, 2.0).expand([3, 2]).to_event(2))
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    numpyro.sample("y", dist.Normal(level + (x @ slopes).sum(axis=-1), sigma), obs=y)
+
+
+@pytest.mark.parametrize(
+    "options", [{"local_steps": 3}, {"epochs": 2, "batch_size": 4}, {"epochs": 2, "batch_size": 4, "proximal": 0.3}]
+)
+def test_steps_on_the_arrays_of_sites_are_those_on_a_vector(options, limit_dense, monkeypatch) -> None:
+    """What many globals are for the sake of speed changes nothing: optimisers, batches, or the proximal term."""
+    rng = np.random.default_rng(0)
+    clients = {f"c{n}": {"x": rng.normal(size=(n, 3)), "y": rng.normal(size=n)} for n in (9, 9, 6)}
+    method = fb.FedAvg(optimizer=optax.adam(0.05), laplace=False, **options)
+    vector = fitted(spread_out, clients, method, 3)
+    limit_dense(monkeypatch, 7)
+    named = fitted(spread_out, clients, method, 3)
+    assert named.rounds["gradient_norm"].isnull().all()  # of so many none is sent
+    assert vector.roster.size == 8
+    np.testing.assert_allclose(place(named), place(vector), rtol=1e-10)
+
+
 def fragile() -> optax.GradientTransformation:
     """An optimiser that breaks where a slope is huge."""
 
