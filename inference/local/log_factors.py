@@ -12,6 +12,7 @@ from jaxtyping import Float
 from fedbayes.contract.work import GIVEN, GRADIENT, Work
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import NEAR, Conditional, Line, find_conditional, of_globals
+from fedbayes.inference.local.density.skewed import find_axes
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.density.work import search_given
 from fedbayes.numerics.gaussian import LOG_2PI
@@ -26,6 +27,7 @@ _NEWTON = 4  # steps to the locals' mode given each draw of the globals
 _NOWHERE = 1e4  # stated noise where no mode of the locals was found
 _LARGE_GROUP = 64  # locals from which each draw's mode is sought for finer integrals alone
 _LARGEST_GROUP = 128  # locals from which it never is
+_FEW_LOCALS = 8  # of fewer the skewness does no harm, or all are asked for once more
 _FINER_IN_LARGE = 64  # draws at most with such a search, which costs as much as the others and gains more
 
 
@@ -60,7 +62,9 @@ def log_factors(
     asked for.
 
     All others are integrated out by importance sampling given each row, from their Laplace approximation and from one
-    that is wider, half of the draws each, for tails that are longer than a Gaussian's. Where the locals are Gaussian
+    that is wider, half of the draws each, for tails that are longer than a Gaussian's. Both are as skewed as the
+    locals are at the median of all rows (:mod:`~fedbayes.inference.local.density.skewed`), where there are eight or
+    more of them, or more than the usual number of draws is asked for. Where the locals are Gaussian
     given the globals the first half has equal weights: then it alone counts, and the result is exact. ``exp`` of the
     values is unbiased, with other random numbers in each row, as importance weights and Metropolis steps of the globals
     need it (Andrieu and Roberts 2009).
@@ -103,6 +107,8 @@ def work_of_log_factors(client: Client, num: int, num_local: int = NUM_LOCAL) ->
     if _one_by_one(client):
         each = search_given(client).and_then(Work(_nodes_for(num_local) * GIVEN * GRADIENT))
     else:
+        if _skewed(client, num_local):
+            centre = centre.and_then(Work(float(client.groups.shape[1]) * _NODES * GIVEN * GRADIENT))
         searched, drawn = _searched(client, num_local), Work(num_local * GIVEN)
         each = search_given(client, _NEWTON).and_then(drawn) if searched else drawn
     return centre.and_then(each.times(num, _at_once(client, num_local)))
@@ -161,6 +167,12 @@ def _searched(client: Client, num_local: int) -> bool:
     """Whether the locals' mode and curvature are sought at each draw of the globals."""
     size = client.groups.shape[1]
     return size < _LARGE_GROUP or (num_local > NUM_LOCAL and size < _LARGEST_GROUP)
+
+
+def _skewed(client: Client, num_local: int) -> bool:
+    """Whether the proposal is as skewed as the locals, for which all axes of a group are looked along once."""
+    many = client.num_locals >= _FEW_LOCALS or num_local > NUM_LOCAL
+    return many and client.groups.shape[1] < _LARGEST_GROUP
 
 
 def _at_once(client: Client, num_local: int) -> int:
@@ -246,6 +258,9 @@ def _shifts(shift: Float[Array, " m"], num: int) -> Float[Array, "{num} m"]:
 def _locals(client: Client, theta: Array, num: int) -> Callable[[Array, Array], _Weighted]:
     """``(theta, shift) -> draws`` of the locals given the globals."""
     groups, (there, line) = jnp.asarray(client.groups), _centre(client, theta)
+    axes = None
+    if _skewed(client, num):
+        axes = find_axes(client.given(line.theta), there, groups, _NODES)
     wide = 1.0 + client.num_locals**-0.5
     searched = _searched(client, num)
     num = min(num, _FINER_IN_LARGE) if searched and groups.shape[1] >= _LARGE_GROUP else num
@@ -262,8 +277,9 @@ def _locals(client: Client, theta: Array, num: int) -> Callable[[Array, Array], 
         found = given(one, at)
         noise = quasi_normal(shift, num)
         noise = noise * jnp.where(jnp.arange(num) < half, 1.0, wide)[:, None]
-        z = jax.vmap(lambda each: found.draw(each, groups))(noise)
-        logs = client.at_many(at, z)
+        whitened, stretched = (noise, 0.0) if axes is None else jax.vmap(axes.at)(noise)
+        z = jax.vmap(lambda each: found.draw(each, groups))(whitened)
+        logs = client.at_many(at, z) + stretched
         squares = 0.5 * jnp.sum(noise**2, axis=1)
         log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - client.num_locals * jnp.log(wide)) - jnp.log(2.0)
         return _Weighted(z, logs + squares, logs - log_mixture, found.log_spread() + 0.5 * client.num_locals * LOG_2PI)
