@@ -575,9 +575,11 @@ def nuts(repeats: int, data: Path) -> list[str]:
     wide = (2.0, 1.0, 0.5, 0.25, -0.25, -0.5, -1.0, -2.0) + (0.0,) * 30
     many, _ = penalised.simulate(jax.random.key(4), 30, 60, theta=wide, noise_sd=1.0)
     problems = [("10 clients, 8 predictors, lasso", "lasso", first, 2000, DEFAULT)]
-    file = next(name for name, subject in student.SUBJECTS.items() if subject == "Portuguese")
+    file = next(name for name, subject in student.SUBJECTS.items() if subject == "Mathematics")
     pupils = schools(student.read(data, file), None).train
-    problems += [(f"2 schools, 38 predictors, {name}", name, pupils, 2000, DEFAULT) for name in ("lasso", "ridge")]
+    problems += [
+        (f"2 schools, mathematics, 38 predictors, {name}", name, pupils, 2000, DEFAULT) for name in ("lasso", "ridge")
+    ]
     problems += [("30 clients, 38 predictors, lasso", "lasso", many, 1000, MANY)]
     found = [compared(*problem) for problem in problems]
     head = ["", "means: rms", "worst", "sds: mean ratio", "range", "log lam", "sd", "log sigma2", "sd"]
