@@ -577,9 +577,8 @@ def nuts(repeats: int, data: Path) -> list[str]:
     problems = [("10 clients, 8 predictors, lasso", "lasso", first, 2000, DEFAULT)]
     file = next(name for name, subject in student.SUBJECTS.items() if subject == "Mathematics")
     pupils = schools(student.read(data, file), None).train
-    problems += [
-        (f"2 schools, mathematics, 38 predictors, {name}", name, pupils, 2000, DEFAULT) for name in ("lasso", "ridge")
-    ]
+    named = "2 schools, mathematics, 38 predictors"
+    problems += [(f"{named}, {name}", name, pupils, 2000, DEFAULT) for name in ("lasso", "ridge")]
     problems += [("30 clients, 38 predictors, lasso", "lasso", many, 1000, MANY)]
     found = [compared(*problem) for problem in problems]
     head = ["", "means: rms", "worst", "sds: mean ratio", "range", "log lam", "sd", "log sigma2", "sd"]

@@ -80,7 +80,7 @@ def side_by_side(function: Callable[[Any], Any], size: int) -> Callable[[Any], A
     """The function of a batch, by ``vmap``; of a single entry as it is.
 
     A branch of a mapped function runs both sides, a loop of unequal length copies all that it carries, and an axis of
-    one takes a quarter of the time to trace.
+    one is a quarter of the time to trace.
     """
     if size != 1:
         return jax.vmap(function, axis_size=size)

@@ -200,8 +200,7 @@ class Energy(NamedTuple):
 def beside_zero(theta: Any) -> Any:
     """The same point to rounding, where no entry is exactly zero: there some log likelihoods have a kink.
 
-    The gradient of NumPyro's Bernoulli at a logit of zero is off by 1/2 a row. Named globals are so from the start on,
-    and steps lead them away from there.
+    The gradient of NumPyro's Bernoulli at a logit of zero is off by 1/2 a row. Named globals are so at the start alone.
     """
     if isinstance(theta, Mapping):
         return theta

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from fedbayes.contract.work import GIVEN, GRADIENT, Work
 from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import NEAR, Conditional, Line, find_conditional, of_globals
-from fedbayes.inference.local.density.skewed import find_axes
+from fedbayes.inference.local.density.skewed import find_axes, whitened_draws
 from fedbayes.inference.local.density.tilted import cold_start
 from fedbayes.inference.local.density.work import search_given
 from fedbayes.numerics.gaussian import LOG_2PI
@@ -27,7 +27,7 @@ _NEWTON = 4  # steps to the locals' mode given each draw of the globals
 _NOWHERE = 1e4  # stated noise where no mode of the locals was found
 _LARGE_GROUP = 64  # locals from which each draw's mode is sought for finer integrals alone
 _LARGEST_GROUP = 128  # locals from which it never is
-_FEW_LOCALS = 8  # of fewer the skewness does no harm, or all are asked for once more
+_FEW_LOCALS = 8  # of fewer only the finer exchange looks how skewed they are
 _FINER_IN_LARGE = 64  # draws at most with such a search, which costs as much as the others and gains more
 
 
@@ -64,10 +64,10 @@ def log_factors(
     All others are integrated out by importance sampling given each row, from their Laplace approximation and from one
     that is wider, half of the draws each, for tails that are longer than a Gaussian's. Both are as skewed as the
     locals are at the median of all rows (:mod:`~fedbayes.inference.local.density.skewed`), where there are eight or
-    more of them, or more than the usual number of draws is asked for. Where the locals are Gaussian
-    given the globals the first half has equal weights: then it alone counts, and the result is exact. ``exp`` of the
-    values is unbiased, with other random numbers in each row, as importance weights and Metropolis steps of the globals
-    need it (Andrieu and Roberts 2009).
+    more of them, or more than the usual number of draws is asked for, in groups of fewer than 128. Where the locals are
+    Gaussian given the globals the first half has equal weights: then it alone counts, and the result is exact. ``exp``
+    of the values is unbiased, with other random numbers in each row, as importance weights and Metropolis steps of the
+    globals need it (Andrieu and Roberts 2009).
 
     In groups of 64 locals and more, whose curvature at each row would cost too much, the Laplace approximation is the
     one at the median of all rows, moved along a line. Where more than the usual number of draws is asked for, groups of
@@ -172,7 +172,7 @@ def _searched(client: Client, num_local: int) -> bool:
 def _skewed(client: Client, num_local: int) -> bool:
     """Whether the proposal is as skewed as the locals, for which all axes of a group are looked along once."""
     many = client.num_locals >= _FEW_LOCALS or num_local > NUM_LOCAL
-    return many and client.groups.shape[1] < _LARGEST_GROUP
+    return many and client.groups.shape[1] < _LARGEST_GROUP and not client.program.rows_by_rows
 
 
 def _at_once(client: Client, num_local: int) -> int:
@@ -264,7 +264,6 @@ def _locals(client: Client, theta: Array, num: int) -> Callable[[Array, Array], 
     wide = 1.0 + client.num_locals**-0.5
     searched = _searched(client, num)
     num = min(num, _FINER_IN_LARGE) if searched and groups.shape[1] >= _LARGE_GROUP else num
-    half = num // 2
 
     def given(one: Array, at: Callable[[Array], Array]) -> Conditional:
         start = line.at(one)
@@ -275,14 +274,10 @@ def _locals(client: Client, theta: Array, num: int) -> Callable[[Array, Array], 
     def draw(one: Array, shift: Array) -> _Weighted:
         at = client.given(one)
         found = given(one, at)
-        noise = quasi_normal(shift, num)
-        noise = noise * jnp.where(jnp.arange(num) < half, 1.0, wide)[:, None]
-        whitened, stretched = (noise, 0.0) if axes is None else jax.vmap(axes.at)(noise)
-        z = jax.vmap(lambda each: found.draw(each, groups))(whitened)
-        logs = client.at_many(at, z) + stretched
-        squares = 0.5 * jnp.sum(noise**2, axis=1)
-        log_mixture = jnp.logaddexp(-squares, -squares / wide**2 - client.num_locals * jnp.log(wide)) - jnp.log(2.0)
-        return _Weighted(z, logs + squares, logs - log_mixture, found.log_spread() + 0.5 * client.num_locals * LOG_2PI)
+        drawn = whitened_draws(quasi_normal(shift, num), wide, axes)
+        z = jax.vmap(lambda each: found.draw(each, groups))(drawn.e)
+        logs, constant = client.at_many(at, z), found.log_spread() + 0.5 * client.num_locals * LOG_2PI
+        return _Weighted(z, logs - drawn.narrow, logs - drawn.mixture, constant)
 
     return draw
 

@@ -1,12 +1,13 @@
-"""A proposal for a client's locals that is as skewed, and as heavy in its tails, as their density.
+"""A proposal for a client's locals that is as skewed as their density.
 
 The Laplace approximation puts ``z = mode + W' e`` with ``e`` standard normal. Where the density is skewed, importance
 weights of such draws vary by some percent for each local, and by a factor of ten for thirty of them. Along each axis of
 ``e`` through the mode the density is a function of one number, of which quadrature's gradients at a handful of nodes
-tell all (:mod:`~fedbayes.inference.local.density.quadrature`). Its quantiles at the levels of ``x ~ N(0, 1)`` give a
-rising map ``e_i = T_i(x_i)``, linear between knots, by which the proposal's density is exactly
-``prod_i phi(x_i) / T_i'(x_i)``: whatever the map, weights of its draws are unbiased. Where locals depend on each other
-beyond their covariance it is no more than a better guess.
+tell all (:mod:`~fedbayes.inference.local.density.quadrature`). Its quantiles at the levels of ``x ~ N(0, 1)``, out to
+3.5 sds, give a rising map ``e_i = T_i(x_i)``, linear between knots and beyond them, by which the proposal's density is
+exactly ``prod_i phi(x_i) / T_i'(x_i)``: whatever the map, weights of its draws are unbiased. It is found at one point
+of the globals. At others, or where locals depend on each other beyond their covariance, it is a guess, and one of eight
+draws is not skewed: weights are no more than eight times what they would be without any map.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from fedbayes.inference.local.density import quadrature
 from fedbayes.inference.local.density.conditional import Conditional
 
 _END, _STEP = 3.5, 0.25  # of the knots
-_GAUSSIAN = 1e-6  # of an axis' slopes beside those of a Gaussian: up to here it is one, and its map the identity
+_GAUSSIAN = 1e-3  # of an axis' slopes beside those of a Gaussian: up to here it is one, and its map the identity
+_PLAIN = 8  # of so many draws one is not skewed
 
 
 class Axes(NamedTuple):
@@ -31,12 +33,60 @@ class Axes(NamedTuple):
 
     knots: Float[Array, "m knot"]
 
-    def at(self, x: Float[Array, " m"]) -> tuple[Float[Array, " m"], Float[Array, ""]]:
-        """``T(x)``, and the log of its determinant; beyond the outer knots it goes on as it ends."""
-        cell = jnp.clip(jnp.floor((x + _END) / _STEP).astype(int), 0, len(_places()) - 2)
+    def at(self, x: Float[Array, " m"]) -> Float[Array, " m"]:
+        """``T(x)``; beyond the outer knots it goes on as it ends."""
+        cell = jnp.clip(jnp.floor((x + _END) / _STEP), 0, len(_places()) - 2).astype(int)
+        left, slope = self._ends(cell)
+        return left + slope * (x - (cell * _STEP - _END))
+
+    def back(self, e: Float[Array, " m"]) -> tuple[Float[Array, " m"], Float[Array, ""]]:
+        """``x`` with ``T(x) = e``, and the log determinant of ``T`` there."""
+        cell = jnp.sum(e[:, None] >= self.knots[:, 1:-1], axis=1)
+        left, slope = self._ends(cell)
+        return (e - left) / slope + (cell * _STEP - _END), jnp.sum(jnp.log(slope))
+
+    def _ends(self, cell: Int[Array, " m"]) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
+        """Left end and slope of a cell of each map."""
         left, right = (jnp.take_along_axis(self.knots, cell[:, None] + i, 1)[:, 0] for i in (0, 1))
-        slope = (right - left) / _STEP
-        return left + slope * (x - (cell * _STEP - _END)), jnp.sum(jnp.log(slope))
+        return left, (right - left) / _STEP
+
+
+class Whitened(NamedTuple):
+    """Draws of whitened locals ``e``, and two log densities there, both times ``(2 pi)^(m / 2)``.
+
+    Attributes
+    ----------
+    e
+        The draws; the first half is from the narrow proposal.
+    narrow, mixture
+        Log densities of the narrow proposal alone, and of all draws together.
+    """
+
+    e: Float[Array, "draw m"]
+    narrow: Float[Array, " draw"]
+    mixture: Float[Array, " draw"]
+
+
+def whitened_draws(noise: Float[Array, "draw m"], wide: float, axes: Axes | None) -> Whitened:
+    """Half of the draws as narrow as the Laplace approximation, the others so many times as wide.
+
+    Where maps are given, all are skewed but a quarter of the wide ones.
+    """
+    num, size = noise.shape
+    x = noise * jnp.where(jnp.arange(num) < num // 2, 1.0, wide)[:, None]
+    if axes is None:
+        narrow = -0.5 * jnp.sum(x**2, axis=1)
+        mixture = jnp.logaddexp(narrow, narrow / wide**2 - size * jnp.log(wide)) - jnp.log(2.0)
+        return Whitened(x, narrow, mixture)
+    counts = np.array([num // 2, num - num // 2 - num // _PLAIN, num // _PLAIN])
+    last = jnp.arange(num) >= num - counts[2]
+    e = jnp.where(last[:, None], x, jax.vmap(axes.at)(x))
+    x, stretched = jax.vmap(axes.back)(e)
+    squares, widened = 0.5 * jnp.sum(x**2, axis=1), size * jnp.log(wide)
+    narrow = -squares - stretched
+    skewed, plain = -squares / wide**2 - widened - stretched, -0.5 * jnp.sum((e / wide) ** 2, axis=1) - widened
+    mixture = jax.nn.logsumexp(jnp.stack([narrow, skewed, plain]), axis=0, b=(counts / num)[:, None])
+    return Whitened(e, narrow, mixture)
 
 
 def find_axes(
@@ -61,7 +111,8 @@ def find_axes(
         """Residuals of one axis of each group."""
         axis = zero.at[places].set(1.0)
         whitened = lambda e: log_density(there.draw(e, groups))  # noqa: E731
-        return axis * quadrature.reference_at(whitened, zero, axis, nodes=nodes).residual
+        residual = quadrature.reference_at(whitened, zero, axis, nodes=nodes).residual
+        return jnp.where(axis > 0.0, residual, 0.0)  # another axis' may be NaN
 
     residual = jnp.sum(jax.lax.map(along, groups.T), axis=0)
     known = quadrature.Reference(zero, jnp.ones_like(zero), residual, jnp.array(True))
