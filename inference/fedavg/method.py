@@ -53,9 +53,10 @@ class FedAvg(Options, Method):
     Parameters
     ----------
     optimizer
-        An optax optimiser of the clients, which starts anew in each round; ``None``: plain gradient steps. It is given
-        one vector of all globals; of more than 512, without locals, a dictionary of the sites' arrays. A fit with an
-        optimiser or a schedule can't be saved by ``fit.save``, as these are functions.
+        An optax optimiser of the clients, which starts anew in each round; ``None``: plain gradient steps. It
+        receives all globals as one vector; where there are more than 512 of them and no locals, it receives a
+        dictionary with one array for each site. A fit with an optimiser or a schedule can't be saved by ``fit.save``,
+        as these are functions.
     step_size
         Of plain gradient steps, on the mean loss of a row; ``None``: half of the inverse of the clients' largest
         curvature at the start, asked for in one exchange, or less where a round shows a larger one. A step size of two

@@ -62,9 +62,9 @@ def log_factors(
     asked for.
 
     All others are integrated out by importance sampling given each row, from their Laplace approximation and from one
-    that is wider, half of the draws each, for tails that are longer than a Gaussian's. Both are as skewed as the
-    locals are at the median of all rows (:mod:`~fedbayes.inference.local.density.skewed`), where there are eight or
-    more of them, or more than the usual number of draws is asked for, in groups of fewer than 128. Where the locals are
+    that is wider, half of the draws each, for tails that are longer than a Gaussian's. For eight locals and more, or
+    where more than the usual number of draws is asked for, these draws are as skewed as the locals are at the median
+    of all rows (:mod:`~fedbayes.inference.local.density.skewed`), in groups of fewer than 128. Where the locals are
     Gaussian given the globals the first half has equal weights: then it alone counts, and the result is exact. ``exp``
     of the values is unbiased, with other random numbers in each row, as importance weights and Metropolis steps of the
     globals need it (Andrieu and Roberts 2009).
@@ -170,7 +170,7 @@ def _searched(client: Client, num_local: int) -> bool:
 
 
 def _skewed(client: Client, num_local: int) -> bool:
-    """Whether the proposal is as skewed as the locals, for which all axes of a group are looked along once."""
+    """Whether the proposal is as skewed as the locals, which takes gradients along each axis of a group, once."""
     many = client.num_locals >= _FEW_LOCALS or num_local > NUM_LOCAL
     return many and client.groups.shape[1] < _LARGEST_GROUP and not client.program.rows_by_rows
 

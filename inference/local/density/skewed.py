@@ -1,13 +1,16 @@
 """A proposal for a client's locals that is as skewed as their density.
 
-The Laplace approximation puts ``z = mode + W' e`` with ``e`` standard normal. Where the density is skewed, importance
-weights of such draws vary by some percent for each local, and by a factor of ten for thirty of them. Along each axis of
-``e`` through the mode the density is a function of one number, of which quadrature's gradients at a handful of nodes
-tell all (:mod:`~fedbayes.inference.local.density.quadrature`). Its quantiles at the levels of ``x ~ N(0, 1)``, out to
-3.5 sds, give a rising map ``e_i = T_i(x_i)``, linear between knots and beyond them, by which the proposal's density is
-exactly ``prod_i phi(x_i) / T_i'(x_i)``: whatever the map, weights of its draws are unbiased. It is found at one point
-of the globals. At others, or where locals depend on each other beyond their covariance, it is a guess, and one of eight
-draws is not skewed: weights are no more than eight times what they would be without any map.
+The Laplace approximation puts ``z = mode + W' e`` with ``e`` standard normal. Where the density is skewed, the
+importance weights of such draws vary, and their variances multiply: a relative variance of 7 percent for each of thirty
+locals is one of 6.6 for all. Along each axis of ``e`` through the mode the density is a function of one number, which
+follows from its gradients at the nodes of quadrature (:mod:`~fedbayes.inference.local.density.quadrature`). Its
+quantiles at the levels of ``x ~ N(0, 1)``, out to 3.5 sds, give an increasing map ``e_i = T_i(x_i)``, linear between
+knots and beyond them, so that the proposal's density is exactly ``prod_i phi(x_i) / T_i'(x_i)``. Importance weights are
+unbiased whatever the map is.
+
+The map is found at one point of the globals. At other points, or where locals depend on each other beyond their
+covariance, it is only a guess. Therefore one of eight draws is from the wide Gaussian without a map, and no weight is
+more than eight times what it would be if all draws were from that Gaussian.
 """
 
 from collections.abc import Callable
@@ -68,9 +71,9 @@ class Whitened(NamedTuple):
 
 
 def whitened_draws(noise: Float[Array, "draw m"], wide: float, axes: Axes | None) -> Whitened:
-    """Half of the draws as narrow as the Laplace approximation, the others so many times as wide.
+    """Half of the draws have the sds of the Laplace approximation, the others have sds ``wide`` times as large.
 
-    Where maps are given, all are skewed but a quarter of the wide ones.
+    Where maps are given, all draws are skewed by them, except a quarter of the wide ones.
     """
     num, size = noise.shape
     x = noise * jnp.where(jnp.arange(num) < num // 2, 1.0, wide)[:, None]

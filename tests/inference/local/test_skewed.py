@@ -17,6 +17,8 @@ from fedbayes.inference.local.log_factors import NUM_LOCAL, log_factors
 from fedbayes.problem.problem import make_problem
 
 SHAPES = np.array([0.7, 1.5, 4.0, 30.0])  # of gamma laws, whose logarithms are the less skewed the larger these are
+GROUP = np.arange(4)[None]
+STRAIGHT = np.arange(-3.5, 3.6, 0.25)  # the knots of an axis that is not skewed
 COUPLED = np.eye(8) + np.triu(0.5 * np.random.default_rng(0).normal(size=(8, 8)), 1)
 
 
@@ -35,7 +37,7 @@ def approximation(log_density, groups: np.ndarray):
     return find_conditional(log_density, jnp.log(SHAPES), jnp.asarray(groups), max_steps=40)
 
 
-@pytest.mark.parametrize("groups", [np.arange(4)[None], np.arange(4).reshape(2, 2)])
+@pytest.mark.parametrize("groups", [GROUP, GROUP.reshape(2, 2)])
 def test_axes_are_at_the_exact_quantiles(groups) -> None:
     """One group, and two groups whose axes are looked along side by side."""
     there = approximation(log_gammas, groups)
@@ -44,9 +46,6 @@ def test_axes_are_at_the_exact_quantiles(groups) -> None:
     exact = loggamma.ppf(ndtr(x)[:, None], SHAPES)
     np.testing.assert_allclose(found, (exact - np.log(SHAPES)) * np.sqrt(SHAPES), atol=0.02)
     assert np.max(np.abs(found - x[:, None])) > 2.0  # they are far from those of the Laplace approximation
-
-
-GROUP = np.arange(4)[None]
 
 
 def axes_of(log_density) -> Axes:
@@ -65,7 +64,7 @@ def test_the_way_back_and_its_determinant(x) -> None:
 def test_weights_are_bounded_by_those_of_draws_that_are_not_skewed() -> None:
     """Also where the maps are far from the density: one of eight draws is not mapped, and the mixture knows it."""
     noise, wide = np.random.default_rng(0).normal(size=(64, 4)), 1.5
-    maps = Axes(jnp.broadcast_to(0.05 * np.arange(-3.5, 3.6, 0.25), (4, 29)))  # twenty times too narrow
+    maps = Axes(jnp.broadcast_to(0.05 * STRAIGHT, (4, 29)))  # twenty times too narrow
     found = whitened_draws(jnp.asarray(noise), wide, maps)
     np.testing.assert_allclose(found.e[56:], wide * noise[56:])
     np.testing.assert_allclose(found.e[:32], 0.05 * noise[:32], rtol=1e-12)
@@ -77,7 +76,7 @@ def test_weights_are_bounded_by_those_of_draws_that_are_not_skewed() -> None:
 def test_an_axis_that_leaves_the_support_is_not_skewed_and_all_others_are() -> None:
     """Beyond it the gradient is not a number."""
     axes = axes_of(lambda z: log_gammas(z) + 1e-3 * jnp.sqrt(z[3] - 2.9))
-    straight = np.max(np.abs(axes.knots - np.arange(-3.5, 3.6, 0.25)), axis=1) == 0.0
+    straight = np.max(np.abs(axes.knots - STRAIGHT), axis=1) == 0.0
     np.testing.assert_array_equal(straight, [False, False, False, True])
 
 
@@ -113,6 +112,6 @@ def test_skewed_locals_are_integrated_with_little_noise(monkeypatch) -> None:
     error = np.sqrt(np.mean(found.noise) / len(theta))
     assert abs(ratio.mean() - 1.0) < 4.0 * error
     assert np.mean(found.noise) < 0.02
-    straight = lambda *_: Axes(jnp.broadcast_to(np.arange(-3.5, 3.6, 0.25), (8, 29)))  # noqa: E731
+    straight = lambda *_: Axes(jnp.broadcast_to(STRAIGHT, (8, 29)))  # noqa: E731
     monkeypatch.setattr(module, "find_axes", straight)
     assert np.mean(found_at(theta).noise) > 0.1
