@@ -3,6 +3,7 @@
     python benchmarks/correlated_clients.py --data PATH                       # writes CORRELATED_CLIENTS.md
     python benchmarks/correlated_clients.py --part simulation --case III      # resumes; two hours for all four cases
     python benchmarks/correlated_clients.py --part table                      # the simulation's table, of what is there
+    python benchmarks/correlated_clients.py --part sweeps                     # two minutes; against a NumPy loop
 
 PATH is the folder with ``student-mat.csv`` (Cortez and Silva 2008) and ``cmapss_train_FD001.txt`` (Saxena and Goebel
 2008), which are not part of fedbayes; what is not there is left out, and the page says so. A part that runs replaces
@@ -25,6 +26,8 @@ import numpyro
 import numpyro.distributions as dist
 import pages
 import typer
+from correlated_sweeps import compared as sweeps_compared
+from correlated_sweeps import simulated_sites
 from pages import wrapped
 
 import fedbayes as fb
@@ -37,6 +40,15 @@ SD, SIZE, NUM = 0.1, 8, 100
 NOMINAL = ("Mjob", "Fjob", "reason", "guardian")
 OURS = {"num_chains": 2, "solver": "laplace"}
 CASES = {"II": [40] * 30 + [275] * 70, "III": [20] * NUM, "IV": [200] * NUM}
+SWEEPS = [
+    (4, 5, 2, False),
+    (10, 8, 3, False),
+    (30, 20, 5, False),
+    (100, 8, 3, False),
+    (100, 8, 8, False),
+    (100, 8, 8, True),
+]
+OF_SWEEPS = 300, 2000  # warm-up, and those that count
 SOURCE = {"I": ("0.081", "0.094"), "II": ("0.050", "0.056"), "III": ("0.044", "0.072"), "IV": ("0.035", "0.035")}
 SOURCE_ENGINES = {2: (0.299, 0.270), 3: (0.223, 0.218), 7: (0.405, 0.369), 8: (0.307, 0.267)}
 
@@ -343,7 +355,31 @@ def engines(folder: Path) -> str:
     return table(header, rows)
 
 
-TITLES = {"schools": "Two schools", "engines": "Turbofan engines", "simulation": "Simulation E3.1"}
+def sweeps() -> str:
+    """The chain of the server against the same in NumPy."""
+    rows = []
+    for num, size, rank, common in SWEEPS:
+        found = sweeps_compared(simulated_sites(num, size, 60, common=common), rank, *OF_SWEEPS)
+        per_sweep = [f"{1e3 * seconds / sum(OF_SWEEPS):.2f}" for seconds in (found.by_numpy, found.ours)]
+        what = f"{num} clients, {size} coefficients, rank {rank}" + ", common mean" * common
+        rows.append([what, *per_sweep, f"{found.by_numpy / found.ours:.1f}", f"{found.apart:.3f}"])
+        print(rows[-1], flush=True)
+    note = (
+        f"One chain of {sum(OF_SWEEPS):,} sweeps by the server, compiled, and by NumPy with all clients at once "
+        "(`correlated_sweeps.py`), from the same sites and the same start; of three runs the quickest counts. *Apart* "
+        f"are the means over the last {OF_SWEEPS[1]:,} sweeps, root mean square over all coefficients; with a common "
+        "mean it is added to them, since the data tell the sum alone."
+    )
+    header = ["problem", "NumPy, ms a sweep", "ours, ms a sweep", "NumPy / ours", "apart, posterior sds"]
+    return table(header, rows) + f"\n\n{wrapped(note)}\n\n{pages.machine()}"
+
+
+TITLES = {
+    "schools": "Two schools",
+    "engines": "Turbofan engines",
+    "simulation": "Simulation E3.1",
+    "sweeps": "Sweeps of the chain",
+}
 HEAD = "# Correlated clients\n\n" + wrapped(
     "Made by `python benchmarks/correlated_clients.py`. Errors are A-RMSE: the root mean square error of a client's "
     "predictions, averaged over clients. In the simulation they are means over data sets with their standard errors; "
@@ -370,6 +406,7 @@ def main(
         "schools": lambda: schools(data),
         "engines": lambda: engines(data),
         "simulation": simulated,
+        "sweeps": sweeps,
         "table": simulation,
     }
     for name in part or TITLES:
