@@ -1,7 +1,7 @@
-"""20,000 clients, each with an intercept of its own: time, memory, and how far off the answer is.
+"""100,000 clients, each with an intercept of its own: time, memory, and how far off the answer is.
 
-    python benchmarks/many_clients.py               # what has no result yet; ten minutes on two cores
-    python benchmarks/many_clients.py --only all    # one part anew: all, some or nuts
+    python benchmarks/many_clients.py               # what has no result yet; half an hour on two cores
+    python benchmarks/many_clients.py --only all    # one part anew: some (1,000), many (20,000), all, or nuts
 
 The fit of all clients has no reference. Its draws are compared with the truth of the simulation, and the same fit of
 1,000 of the clients with NumPyro's NUTS on their pooled rows. Each runs in a fresh process, one after the other.
@@ -30,10 +30,11 @@ from fedbayes.questions.conflict.words import disagreeing
 
 SCRIPT = Path(__file__)
 STORED, PAGE = SCRIPT.with_suffix(".json"), SCRIPT.with_name("MANY_CLIENTS.md")
-ALL, SOME, ROWS, SLOPES = 20_000, 1_000, 10, 20
+SIZES = {"some": 1_000, "many": 20_000, "all": 100_000}  # clients
+ROWS, SLOPES = 10, 20
 LEVEL, BETWEEN = -0.5, 0.7
 LIMIT = 7200.0  # CPU seconds
-PARTS = ("all", "some", "nuts")
+PARTS = (*SIZES, "nuts")
 COLUMNS = (
     *("clients", "rows", "rounds", "seconds", "of the check", "CPU s", "peak, GiB", "data, GiB", "k-hat"),
     *("effective draws", "own error, sds", "against NUTS: mean, sds", "sd ratio", "verdict"),
@@ -46,9 +47,9 @@ def slopes() -> np.ndarray:
 
 
 def clients(number: int) -> Clients:
-    """The first so many of all clients."""
+    """So many of the model, the first of one set up to 20,000."""
     random, found = rng("many clients"), []
-    own, beta = LEVEL + BETWEEN * random.normal(size=ALL), slopes()
+    own, beta = LEVEL + BETWEEN * random.normal(size=max(number, SIZES["many"])), slopes()
     for k in range(number):
         x = random.normal(size=(ROWS, SLOPES))
         y = (random.logistic(size=ROWS) < own[k] + x @ beta).astype(np.int32)
@@ -56,7 +57,7 @@ def clients(number: int) -> Clients:
     return named(*found)
 
 
-EXAMPLE = Example("some", "", logistic, lambda: clients(SOME), pooled=gathered(logistic_together))
+EXAMPLE = Example("some", "", logistic, lambda: clients(SIZES["some"]), pooled=gathered(logistic_together))
 
 
 def measure(number: int) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def measure(number: int) -> dict[str, Any]:
         "z": float(np.sqrt(np.mean(z**2))),
         "named": len(disagreeing(fit.conflict())),
         "labels": list(fit.global_labels),
+        "machine": pages.machine(),
         **answered(fit),
     }
 
@@ -95,29 +97,33 @@ client. *Of the check*: all that is not of the rounds, the reading of the data a
 memory of the process, *data* what it was before the fit. *Own error*: the largest Monte Carlo error of
 the means that the weights give, by `fit.error`; draws that are taken by the weights add that of so many draws.
 Verdicts are those of [HIERARCHIES.md](HIERARCHIES.md).
-{results.get("machine", "")}"""
-    lines = [_line(name, results[name], results.get("nuts", {})) for name in ("some", "all") if name in results]
+{" ".join(dict.fromkeys(each["machine"] for each in results.values() if "machine" in each))}"""
+    there = [name for name in SIZES if name in results]
+    lines = [_line(name, results[name], results.get("nuts", {})) for name in there]
     text = [pages.wrapped(words), *pages.table(COLUMNS, lines)]
-    if "z" in results.get("all", {}):
+    for name in there[1:]:
+        if "z" not in results[name]:
+            continue
         text += [
             pages.wrapped(
                 f"The root mean square of the {SLOPES} slopes' distances from the truth, in posterior sds, is "
-                f"{results['all']['z']:.2f} for {ALL:,} clients; 0.69 to 1.31 would hold 95 percent of such data sets. "
-                f"All clients come from the model; `fit.conflict()` names {results['all']['named'] or 'none'} of them."
+                f"{results[name]['z']:.2f} for {SIZES[name]:,} clients; 0.69 to 1.31 would hold 95 percent of such "
+                f"data sets. All clients come from the model; `fit.conflict()` names {results[name]['named'] or 'none'}"
+                " of them."
             )
         ]
     if "cpu" in results.get("nuts", {}):
         reference = results["nuts"]
         text += [
             pages.wrapped(
-                f"NUTS takes {reference['wall']:.0f} s, {reference['cpu']:.0f} CPU seconds, for {SOME:,} clients."
+                f"NUTS takes {reference['wall']:.0f} s, {reference['cpu']:.0f} CPU seconds, for {SIZES['some']:,} clients."
             )
         ]
-    return "\n".join([f"# {ALL:,} clients\n", *text])
+    return "\n".join([f"# {SIZES[there[-1]]:,} clients\n", *text])
 
 
 def _line(name: str, found: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
-    number = f"{ALL if name == 'all' else SOME:,}"
+    number = f"{SIZES[name]:,}"
     if "own_mcse" not in found:
         return [
             number,
@@ -156,13 +162,12 @@ def main(
     if part:
         limit(seconds)
         jax.config.update("jax_enable_x64", True)
-        found = nuts(EXAMPLE, 1.0) if part == "nuts" else measure(ALL if part == "all" else SOME)
+        found = nuts(EXAMPLE, 1.0) if part == "nuts" else measure(SIZES[part])
         output.write_text(json.dumps(found))
         return
     results = json.loads(STORED.read_text()) if STORED.exists() else {}
     for each in [] if table else only or [part for part in PARTS if part not in results]:
         results[each] = fresh(SCRIPT, each, each, LIMIT, cold=True)
-        results["machine"] = pages.machine()
         STORED.write_text(json.dumps(results, indent=1) + "\n")
         print(each, str(results[each])[:200], flush=True)
     PAGE.write_text(markdown(results))
