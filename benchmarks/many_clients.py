@@ -116,7 +116,8 @@ Verdicts are those of [HIERARCHIES.md](HIERARCHIES.md).
         reference = results["nuts"]
         text += [
             pages.wrapped(
-                f"NUTS takes {reference['wall']:.0f} s, {reference['cpu']:.0f} CPU seconds, for {SIZES['some']:,} clients."
+                f"NUTS takes {reference['wall']:.0f} s, {reference['cpu']:.0f} CPU seconds, for "
+                f"{SIZES['some']:,} clients."
             )
         ]
     return "\n".join([f"# {SIZES[there[-1]]:,} clients\n", *text])

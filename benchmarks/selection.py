@@ -1,12 +1,13 @@
 """Variable selection by penalised regressions: simulated cases, two schools, and coefficients against NUTS.
 
     python benchmarks/selection.py cases                       # writes SELECTION.md, section by section
-    python benchmarks/selection.py students --data PATH        # PATH: the folder with UCI's files, as for student.py
+    python benchmarks/selection.py portuguese --data PATH      # PATH: the folder with UCI's files, as for student.py
+    python benchmarks/selection.py mathematics --data PATH
     python benchmarks/selection.py nuts --data PATH
 
 Without a name every part runs. A part that runs replaces its section of the page; the others stay. `--repeats` is the
-number of simulated data sets, or of splits of the pupils; 0 takes the part's own number. What was found of a simulated
-data set is stored in `selection.json` at once, so that `cases` goes on where it was stopped. Delete that file to begin
+number of simulated data sets, or of splits of the pupils; 0 takes the part's own number. What was found of a data set
+or a split is stored in `selection.json` at once, so that a part goes on where it was stopped. Delete that file to begin
 anew.
 """
 
@@ -142,16 +143,25 @@ def all_by_penalty(penalty: str, case: str, noise_sd: float, repeats: int) -> li
     scores, context = [], multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=TOGETHER) as fresh:
         for seed in range(repeats):
-            stored = json.loads(STORED.read_text()) if STORED.exists() else {}
-            name, begin = f"{penalty} {case} {noise_sd:g} {seed}", time.perf_counter()
-            if name not in stored:
-                stored[name] = fresh.submit(by_penalty, penalty, case, noise_sd, seed).result()._asdict()
-                written = STORED.with_suffix(".new")  # whole, or not at all
-                written.write_text(json.dumps(stored, indent=1) + "\n")
-                written.replace(STORED)
-                told(name, f"{time.perf_counter() - begin:.0f} s")
-            scores.append(Score(**stored[name]))
+            found = kept(
+                f"{penalty} {case} {noise_sd:g} {seed}",
+                lambda seed=seed: fresh.submit(by_penalty, penalty, case, noise_sd, seed).result(),
+            )
+            scores.append(Score(**found))
     return scores
+
+
+def kept(name: str, find: Callable[[], Any]) -> dict[str, Any]:
+    """What is stored under a name, as `find` gave it the first time."""
+    stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+    if name not in stored:
+        begin = time.perf_counter()
+        stored[name] = find()._asdict()
+        written = STORED.with_suffix(".new")  # whole, or not at all
+        written.write_text(json.dumps(stored, indent=1) + "\n")
+        written.replace(STORED)
+        told(name, f"{time.perf_counter() - begin:.0f} s")
+    return dict(stored[name])
 
 
 def by_least_squares(case: str, noise_sd: float, seed: int) -> Score:
@@ -358,18 +368,17 @@ WAYS: Mapping[str, tuple[Callable, Callable]] = {
     "lasso, pooled": (pooled, lasso),
     "ridge, pooled": (pooled, ridge),
 }
-SLOW = {"elastic net": 2, "horseshoe": 2, "ridge, common mean": 2}
-"""Ways that get fewer splits."""
 BRIEF = ("lasso", "lasso, own error", "ridge", "lasso, each school alone", "lasso, pooled", "ridge, pooled")
 """Ways for mathematics."""
 STUDENT_TEXT = """\
 Final grades G3 of two schools, Gabriel Pereira (GP) and Mousinho da Silveira (MS), by 38 predictors: all attributes but
-the school and the grades G1 and G2, with indicators that leave the first level out. 60 percent of each school's pupils
-are training rows. Columns are centred, and numeric ones and grades scaled, by the means and sds of both schools'
-training rows, numbers that the schools would have to share first. RMSE is that of the posterior mean on held-out
-pupils, in sds of the grade; A-RMSE is its mean over the two schools. Density is the log predictive density per
-held-out pupil, in nats. Included is the number of predictors whose 90 percent interval excludes zero. A common mean is
-`mean_sd=1`. Pooled means that all rows are those of one client, with one vector of coefficients.
+the school and the grades G1 and G2, with indicators that leave the first level out; fewer where this copy of the data
+has missing cells. 60 percent of each school's pupils are training rows. Columns are centred, and numeric ones and
+grades scaled, by the means and sds of both schools' training rows, numbers that the schools would have to share first.
+RMSE is that of the posterior mean on held-out pupils, in sds of the grade; A-RMSE is its mean over the two schools.
+Density is the log predictive density per held-out pupil, in nats. Included is the number of predictors whose 90 percent
+interval excludes zero. A common mean is `mean_sd=1`. Pooled means that all rows are those of one client, with one
+vector of coefficients.
 """
 STUDENT_SOURCE = """\
 The source's Table 3.3, without saying for which of the two subjects: lasso, A-RMSE 0.825, 21 and 23 predictors
@@ -422,23 +431,32 @@ def chosen(pupils: list[dict[str, str]]) -> list[str]:
     return table(["predictor", *student.SCHOOLS], rows)
 
 
-def students(repeats: int, data: Path) -> list[str]:
-    """Both subjects."""
-    repeats, lines = repeats or 4, [wrapped(STUDENT_TEXT)]
-    for file, subject in reversed(student.SUBJECTS.items()):
-        pupils = student.read(data, file)
-        splits, rows = [schools(pupils, seed) for seed in range(repeats)], []
-        for name, (fit_by, model) in WAYS.items():
-            if subject != "Portuguese" and name not in BRIEF:
-                continue
-            begin = time.perf_counter()
-            rows.append(way_row(name, [fit_by(model, each) for each in splits[: SLOW.get(name, repeats)]]))
-            told(subject, *rows[-1], f"{time.perf_counter() - begin:.0f} s")
-        by_school = [f"{what} {name}" for what in ("RMSE", "density", "included") for name in student.SCHOOLS]
-        lines += [f"### {subject}\n", "Means over splits, A-RMSE with its sd over them:\n"]
-        lines += table(["", "A-RMSE", *by_school, "splits", "converged"], rows)
-        lines += [wrapped(CHOSEN_TEXT), *chosen(pupils)]
-    return [*lines, wrapped(STUDENT_SOURCE)]
+def complete(pupils: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[str]]:
+    """The pupils without the attributes that some of them lack, and the names of these."""
+    gaps = student.gaps(pupils)
+    return [{name: value for name, value in pupil.items() if name not in gaps} for pupil in pupils], gaps
+
+
+def subject(title: str, before: str, after: str, repeats: int, data: Path) -> list[str]:
+    """The pupils of one subject."""
+    file = next(name for name, of in student.SUBJECTS.items() if of == title)
+    pupils, gaps = complete(student.pupils_of(data, file))
+    splits, rows = [schools(pupils, seed) for seed in range(repeats or 8)], []
+    for name, (fit_by, model) in WAYS.items():
+        if title == "Portuguese" or name in BRIEF:
+            without = f" without {', '.join(gaps)}" if gaps else ""
+            named = [f"{title}{without} {name} {seed}" for seed in range(len(splits))]
+            found = [kept(one, partial(fit_by, model, each)) for one, each in zip(named, splits, strict=True)]
+            rows.append(way_row(name, [Schools(**each) for each in found]))
+            told(*rows[-1])
+    by_school = [f"{what} {name}" for what in ("RMSE", "density", "included") for name in student.SCHOOLS]
+    lines = [wrapped(before)] if before else []
+    if gaps:
+        lines.append(wrapped(f"Left out, since cells are missing: {', '.join(f'`{gap}`' for gap in gaps)}."))
+    lines += ["Means over splits, A-RMSE with its sd over them:\n"]
+    lines += table(["", "A-RMSE", *by_school, "splits", "converged"], rows)
+    lines += [wrapped(CHOSEN_TEXT), *chosen(pupils)]
+    return [*lines, wrapped(after)] if after else lines
 
 
 # NUTS -----------------------------------------------------------------------------------------------------------------
@@ -595,7 +613,8 @@ def nuts(repeats: int, data: Path) -> list[str]:
 
 PARTS: Mapping[str, tuple[str, Callable[[int, Path], list[str]]]] = {
     "cases": ("Simulated cases", cases),
-    "students": ("Two schools", students),
+    "portuguese": ("Two schools: Portuguese", partial(subject, "Portuguese", STUDENT_TEXT, "")),
+    "mathematics": ("Two schools: mathematics", partial(subject, "Mathematics", "", STUDENT_SOURCE)),
     "nuts": ("Coefficients against NUTS", nuts),
 }
 HEAD = """\
@@ -603,7 +622,7 @@ HEAD = """\
 
 Written by `selection.py`, section by section. Each client has coefficients of its own under a penalty that all share
 (`fedbayes.models.penalised`); the source is Yue (2023), section 3.4.3. All fits are by expectation propagation with its
-defaults where nothing else is said, but with one replicate in the section of the two schools.
+defaults where nothing else is said, but with one replicate in the sections of the two schools.
 """
 NOTES: Mapping[str, str] = {
     "cases": """\
@@ -613,7 +632,7 @@ squares on the same ones has the larger error too. With more noise penalties dif
 predictors than least squares at no loss of relevant ones, and the horseshoe fewest, with the smallest error. The price
 is coverage of the relevant coefficients, which shrinkage pulls towards zero.
 """,
-    "students": """\
+    "mathematics": """\
 schools together, schools alone and pooled rows differ by about 0.02 in A-RMSE, as in the source; splits differ by more.
 The penalties hardly differ in what they predict, but in what they include: the horseshoe fewest, ridges most. In
 Portuguese pooled rows predict MS better and GP worse, and an error of its own raises both schools' densities. With two

@@ -50,8 +50,8 @@ def model(x: np.ndarray, y: np.ndarray | None = None) -> None:
     numpyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
 
 
-def read(folder: Path, name: str) -> list[dict[str, str]]:
-    """The pupils of a subject."""
+def pupils_of(folder: Path, name: str) -> list[dict[str, str]]:
+    """The pupils of a subject, with what is missing of them."""
     path = folder / name
     if not path.is_file():
         raise typer.BadParameter(
@@ -60,11 +60,21 @@ def read(folder: Path, name: str) -> list[dict[str, str]]:
             param_hint="--data",
         )
     with path.open(newline="") as file:
-        pupils = list(csv.DictReader(file, delimiter=";"))
-    gaps = sorted({column for pupil in pupils for column, value in pupil.items() if value in ("", "?", None)})
-    if gaps:
+        return list(csv.DictReader(file, delimiter=";"))
+
+
+def gaps(pupils: list[dict[str, str]]) -> list[str]:
+    """The attributes that some pupils lack."""
+    return sorted({column for pupil in pupils for column, value in pupil.items() if value in ("", "?", None)})
+
+
+def read(folder: Path, name: str) -> list[dict[str, str]]:
+    """The pupils of a subject, none of whose attributes is missing."""
+    pupils = pupils_of(folder, name)
+    if missing := gaps(pupils):
         raise typer.BadParameter(
-            f"'{path}' has missing values in {gaps}, and the original has none: take a fresh copy.", param_hint="--data"
+            f"'{folder / name}' has missing values in {missing}, and the original has none: take a fresh copy.",
+            param_hint="--data",
         )
     return pupils
 

@@ -1,5 +1,6 @@
 """The benchmark of variable selection: its rivals, its split of the pupils, and its page."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -31,6 +32,22 @@ def pupils():
 
 def test_predictors_have_names(script, pupils):
     assert script.names(pupils) == ["sex M", "age", "Mjob health", "Mjob other"]
+
+
+def test_attributes_with_missing_cells_are_left_out_and_named(script, pupils):
+    pupils[7]["age"] = ""
+    left, gaps = script.complete(pupils)
+    assert gaps == ["age"]
+    assert script.names(left) == ["sex M", "Mjob health", "Mjob other"]
+    assert script.complete(left) == (left, [])
+
+
+def test_a_result_is_found_once_and_stored(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "STORED", tmp_path / "stored.json")
+    one = script.Schools([0.5, 0.25], [-1.0, -2.0], [3, 4], 1.0)
+    assert script.Schools(**script.kept("lasso 0", lambda: one)) == one
+    assert script.Schools(**script.kept("lasso 0", lambda: pytest.fail("found anew"))) == one
+    assert json.loads(script.STORED.read_text()) == {"lasso 0": one._asdict()}
 
 
 def test_pupils_are_split_centred_and_scaled_by_the_training_rows(script, pupils):
