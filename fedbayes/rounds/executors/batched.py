@@ -131,6 +131,8 @@ class Batched(InProcess):
         program = self._program(order.phase, name)
         draw = self._programs.inputs(order.phase, name, bucket.clients.num_locals)
         size, after = self._chunk_size(whole, len(at)), []
+        if len(at) > size:  # else each chunk's call would send the states of all clients anew
+            states = jax.device_put(states) if self._devices is None else on_each_device(states, self._devices)
         for begin in range(0, len(at), size):
             part = at[begin : begin + size]
             padded = np.resize(part, size)  # repeat clients to fill the chunk; the copies count for nothing

@@ -1,10 +1,14 @@
 """What a round holds at once: few clients with many rows, and few calls under way."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+import fedbayes as fb
 from fedbayes.contract.algorithm import Reply
 from fedbayes.models import linear
 from fedbayes.problem.problem import make_problem
@@ -33,6 +37,34 @@ def test_clients_with_few_rows_share_a_call() -> None:
     executor._problem, executor._clients = problem, [bucket.clients for bucket in problem.buckets]
     assert len(problem.buckets) == 1
     assert executor._chunk_size(executor._whole(0), 3) == 3
+
+
+@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
+def test_the_clients_states_are_sent_to_the_device_once_a_round(monkeypatch) -> None:
+    """Not with each call: the time of a round would grow with the square of the number of clients."""
+    sent: list[list[Any]] = []
+    program = Batched._program
+
+    def recorded(self: Batched, phase: int | None, name: str) -> Callable:
+        call = program(self, phase, name)
+
+        def noted(shared: Any, personal: Any, states: Any, *others: Any) -> Any:
+            sent.append(jax.tree.leaves(states))
+            return call(shared, personal, states, *others)
+
+        return noted
+
+    monkeypatch.setattr(Batched, "_program", recorded)
+    monkeypatch.setattr(Batched, "compiles_ahead", False)
+    clients = {f"c{k}": {"x": np.arange(8.0).reshape(4, 2) + k, "y": np.arange(4.0)} for k in range(3)}
+    options = {"executor": Batched(chunk=1), "num_rounds": 3, "progress": False, "correct": False}
+    fb.fit_federated(linear.model, clients, key=jax.random.key(0), **options)
+    rounds = [sent[at : at + 3] for at in range(0, len(sent), 3)]
+    assert len(rounds) >= 2  # the first one begins with states that are on the device
+    for calls in rounds:
+        assert calls[0]
+        assert all(isinstance(leaf, jax.Array) for leaf in calls[0])
+        assert all(one is other for call in calls[1:] for one, other in zip(call, calls[0], strict=True))
 
 
 @pytest.mark.parametrize(("most", "waited_for"), [(1, [0, 1, 2, 3]), (2, [0, 1, 2]), (9, [])])
