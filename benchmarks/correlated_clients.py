@@ -367,11 +367,11 @@ def sweeps() -> str:
     note = (
         f"One chain of {sum(OF_SWEEPS):,} sweeps by the server, compiled, and by NumPy with all clients at once "
         "(`correlated_sweeps.py`), from the same sites and the same start; of three runs the quickest counts. *Apart* "
-        f"are the means over the last {OF_SWEEPS[1]:,} sweeps, root mean square over all coefficients; with a common "
-        "mean it is added to them, since the data tell the sum alone."
+        f"is how far the means over the last {OF_SWEEPS[1]:,} sweeps differ, root mean square over all coefficients. A "
+        "common mean is added to them, since the data tell the sum alone."
     )
     header = ["problem", "NumPy, ms a sweep", "ours, ms a sweep", "NumPy / ours", "apart, posterior sds"]
-    return table(header, rows) + f"\n\n{wrapped(note)}\n\n{pages.machine()}"
+    return table(header, rows) + f"\n\n{wrapped(note)}\n{pages.machine()}"
 
 
 TITLES = {

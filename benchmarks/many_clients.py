@@ -1,6 +1,6 @@
 """100,000 clients, each with an intercept of its own: time, memory, and how far off the answer is.
 
-    python benchmarks/many_clients.py               # what has no result yet; half an hour on two cores
+    python benchmarks/many_clients.py               # what has no result yet; an hour on two cores
     python benchmarks/many_clients.py --only all    # one part anew: some (1,000), many (20,000), all, or nuts
 
 The fit of all clients has no reference. Its draws are compared with the truth of the simulation, and the same fit of
@@ -47,7 +47,7 @@ def slopes() -> np.ndarray:
 
 
 def clients(number: int) -> Clients:
-    """So many of the model, the first of one set up to 20,000."""
+    """So many of the model; up to 20,000 they are the first of the same clients."""
     random, found = rng("many clients"), []
     own, beta = LEVEL + BETWEEN * random.normal(size=max(number, SIZES["many"])), slopes()
     for k in range(number):

@@ -39,7 +39,6 @@ def test_clients_with_few_rows_share_a_call() -> None:
     assert executor._chunk_size(executor._whole(0), 3) == 3
 
 
-@pytest.mark.filterwarnings("ignore::fedbayes.errors.NotConvergedWarning")
 def test_the_clients_states_are_sent_to_the_device_once_a_round(monkeypatch) -> None:
     """Not with each call: the time of a round would grow with the square of the number of clients."""
     sent: list[list[Any]] = []
